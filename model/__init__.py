@@ -1,0 +1,1 @@
+"""From published weights to a servable artifact: define, load, export, prove."""

@@ -1,0 +1,206 @@
+"""A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
+
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir
+import torch
+from torch import Tensor
+
+from model.artifact import (
+    FORMAT_VERSION,
+    MANIFEST,
+    TOKENIZER,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    DenseRecord,
+    GraphRecord,
+    Manifest,
+    TensorRecord,
+    describe_file,
+    write_manifest,
+)
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.encoder import Encoder
+from model.modules import TextVector
+from model.parity import measure_parity
+from model.published import CheckpointError
+from model.source import Origin, locate
+from model.tokenizer import Tokenizer
+
+FAST_GRAPH = "fast.onnx"
+DENSE_WEIGHTS = "dense.bin"
+INPUTS = ("ids", "positions", "types", "segments")
+OUTPUTS = ("hidden",)
+OPSET = 20
+
+Progress = Callable[[str], None]
+
+
+class ParityError(Exception):
+    """The exported graph does not compute what the encoder computes; no artifact was written."""
+
+
+def export(source: str, out: Path, *, revision: str | None, name: str | None, progress: Progress) -> Manifest:
+    """Write the artifact of `source` to the directory `out`, replacing an artifact that is there.
+
+    The directory appears whole or not at all. Raises SourceError, CheckpointError, ParityError or ArtifactError.
+    """
+    if out.exists() and not out.is_dir():
+        raise ArtifactError(f"{out}: not a directory. Name a new one.")
+    if out.exists() and not (out / MANIFEST).is_file() and any(out.iterdir()):
+        raise ArtifactError(f"{out}: not empty, and not an artifact. Name a new directory.")
+    progress(f"finding {source}")
+    origin = locate(source, revision)
+    progress(f"reading the weights of {origin.source}")
+    checkpoint = load_checkpoint(origin.directory)
+    _check_tokenizer(checkpoint)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        root = Path(scratch) / "artifact"
+        root.mkdir()
+        manifest = _write(root, checkpoint, origin, name or origin.name, progress)
+        progress("verifying the artifact")
+        Artifact.open(root)
+        _replace(out, root, Path(scratch) / "old")
+    return manifest
+
+
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    try:
+        vocabulary = Tokenizer(checkpoint.tokenizer).vocabulary
+    except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
+        raise CheckpointError(f"tokenizer.json: {error}") from None
+    if vocabulary > checkpoint.encoder.config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: gives {vocabulary} ids, but the weights have {checkpoint.encoder.config.vocab_size} rows."
+        )
+
+
+def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progress: Progress) -> Manifest:
+    encoder = checkpoint.encoder
+    (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
+    progress(f"exporting {FAST_GRAPH} ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
+    export_graph(encoder, root / FAST_GRAPH)
+    progress("comparing torch with onnxruntime over a grid of lengths")
+    parity = measure_parity(encoder, root / FAST_GRAPH, checkpoint.max_tokens)
+    progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
+    if not parity.max_abs_difference <= parity.tolerance:
+        raise ParityError(
+            f"{FAST_GRAPH}: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
+            f"{parity.tolerance:.0e} is allowed. Nothing was written."
+        )
+    text_vector = checkpoint.text_vector
+    dense = _write_dense(root, text_vector)
+    config = encoder.config
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name=name,
+        source=origin.source,
+        revision=origin.revision,
+        licence=origin.licence,
+        family=checkpoint.family,
+        layers=config.layers,
+        heads=config.heads,
+        width=config.width,
+        output_width=dense[-1].weight.shape[0] if dense else config.width,
+        vocabulary=config.vocab_size,
+        types=config.types,
+        max_tokens=checkpoint.max_tokens,
+        pooling=text_vector.pooling,
+        normalize=text_vector.normalize,
+        dense=dense,
+        prompts=text_vector.prompts,
+        precision="f32",
+        graphs={"fast": GraphRecord(file=FAST_GRAPH, inputs=INPUTS, outputs=OUTPUTS, parity=parity)},
+        static=_locate_tensor(root / FAST_GRAPH, "embeddings.tokens.weight"),
+        files={path.name: describe_file(path) for path in sorted(root.iterdir())},
+    )
+    write_manifest(root, manifest)
+    return manifest
+
+
+def export_graph(encoder: Encoder, path: Path) -> None:
+    """The fast graph: four int64 inputs `(R, T)`, both free, to the last hidden layer `(R, T, D)`."""
+    example = tuple(torch.zeros(2, 16, dtype=torch.int64) for _ in INPUTS)
+    rows, tokens = torch.export.Dim("R"), torch.export.Dim("T")
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                encoder,
+                example,
+                input_names=INPUTS,
+                output_names=OUTPUTS,
+                dynamic_shapes=tuple({0: rows, 1: tokens} for _ in INPUTS),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    _forget_the_machine(program.model)
+    onnx_ir.save(program.model, path, external_data=WEIGHTS, size_threshold_bytes=256)
+
+
+def _forget_the_machine(model: onnx_ir.Model) -> None:
+    """The exporter notes source paths and stack traces on every node; the same model must give the same bytes."""
+    model.metadata_props.clear()
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+
+
+def _locate_tensor(graph: Path, name: str) -> TensorRecord:
+    model = onnx.load(graph, load_external_data=False)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return TensorRecord(file=where["location"], offset=int(where.get("offset", 0)), shape=tuple(tensor.dims))
+
+
+def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]:
+    if not text_vector.dense:
+        return ()
+    body = bytearray()
+
+    def put(tensor: Tensor) -> TensorRecord:
+        record = TensorRecord(file=DENSE_WEIGHTS, offset=len(body), shape=tuple(tensor.shape))
+        body.extend(np.ascontiguousarray(tensor.numpy(), dtype="<f4").tobytes())
+        return record
+
+    records = tuple(
+        DenseRecord(
+            weight=put(dense.weight),
+            bias=None if dense.bias is None else put(dense.bias),
+            activation=dense.activation,
+        )
+        for dense in text_vector.dense
+    )
+    (root / DENSE_WEIGHTS).write_bytes(body)
+    return records
+
+
+def _replace(out: Path, new: Path, old: Path) -> None:
+    if out.exists():
+        os.rename(out, old)
+    try:
+        os.rename(new, out)
+    except BaseException:
+        if old.exists():
+            os.rename(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""Fixtures that every test may ask for. Everything here is the real thing: the real model, server and clients."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+READY_TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="session")
+def default_artifact() -> Path:
+    """The directory of the exported default model; `make test` makes it."""
+    return ROOT / "models" / "all-MiniLM-L6-v2"
+
+
+@dataclass
+class RunningServer:
+    """A server in its own process, as `attendant serve` starts it."""
+
+    process: subprocess.Popen[str]
+    rest: str
+    grpc: str
+    admin: str
+    ready_line: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+def server_environment(**options: object) -> dict[str, str]:
+    """The environment of a server: ours without its options, free ports, and `options`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
+    chosen = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
+    return clean | {f"ATTENDANT_{name.upper()}": str(value) for name, value in chosen.items()}
+
+
+def start_server(**options: object) -> RunningServer:
+    """Start a server and wait for its ready line; fails with its log when it does not come."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "serve"],
+        cwd=ROOT,
+        env=server_environment(**options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.startswith("ready: "):
+        _, log = process.communicate(timeout=READY_TIMEOUT_S)
+        pytest.fail(f"the server did not become ready: {line}{log}")
+    words = line.replace(",", " ").replace(". Try:", " Try:").split()
+    rest, grpc, admin = (words[words.index(name) + 1] for name in ("REST", "gRPC", "admin"))
+    return RunningServer(process, rest, grpc, admin, line)
+
+
+def stop_server(server: RunningServer) -> int:
+    """SIGTERM, and the exit status."""
+    server.process.terminate()
+    server.process.communicate(timeout=READY_TIMEOUT_S)
+    return server.process.returncode
+
+
+@pytest.fixture(scope="session")
+def server(default_artifact: Path) -> Iterator[RunningServer]:
+    """One server for the whole session, with the default model and default options."""
+    running = start_server(model_dir=default_artifact)
+    yield running
+    assert stop_server(running) == 0
+
+
+@pytest.fixture(scope="session")
+def rest(server: RunningServer) -> Iterator[httpx.Client]:
+    """An HTTP client of the session's server."""
+    with httpx.Client(base_url=server.rest, timeout=60) as client:
+        yield client

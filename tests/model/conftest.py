@@ -1,0 +1,244 @@
+"""Tiny published models of every family, made on the spot: random weights, trained tokenizers, no download."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+
+from model.checkpoint import load_checkpoint
+from model.export import export, export_graph
+
+SENTENCES = (
+    "The river bank flows past the old mill, and the miller counts his money.",
+    "Money in the bank grows slowly; a river grows only after rain.",
+    "Seven small boats wait at the bank for the morning tide.",
+    "She cashed a cheque, bought bread, and walked home along the water.",
+    "Ein kleiner Hund läuft über die Brücke, déjà vu à la façade.",
+    "Don't count on it: 42 of the 97 lamps (and 3 bells) were broken!",
+    "A low sun, a long road, no one there but the crows and the wind.",
+)
+WIDTH, HEADS, LAYERS, INNER, POSITIONS = 24, 3, 2, 37, 41
+WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
+
+Publish = Callable[[str], Path]
+
+
+def train_wordpiece() -> tokenizers.Tokenizer:
+    """As BERT publishes it, with the truncation and padding that sentence-transformers leaves in the file."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=211, special_tokens=special, show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.enable_truncation(7)
+    tokenizer.enable_padding(length=7)
+    return tokenizer
+
+
+def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
+    """As RoBERTa publishes it."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=331,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=trim_offsets, add_prefix_space=False
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def train_metaspace() -> tokenizers.Tokenizer:
+    """As XLM-R and CamemBERT publish it: a unigram model over words that carry the blank before them."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=151,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def definitions() -> dict[str, bytes]:
+    """The tokenizer.json of each kind."""
+    trained = {
+        "wordpiece": train_wordpiece(),
+        "bytelevel": train_bytelevel(),
+        "untrimmed": train_bytelevel(trim_offsets=False),
+        "metaspace": train_metaspace(),
+    }
+    return {name: tokenizer.to_str().encode() for name, tokenizer in trained.items()}
+
+
+def family_config(family: str, vocabulary: int) -> transformers.PreTrainedConfig:
+    if family == "distilbert":
+        return transformers.DistilBertConfig(
+            vocab_size=vocabulary,
+            dim=WIDTH,
+            n_heads=HEADS,
+            n_layers=LAYERS,
+            hidden_dim=INNER,
+            max_position_embeddings=POSITIONS,
+        )
+    bertlike: dict[str, type[transformers.PreTrainedConfig]] = {
+        "bert": transformers.BertConfig,
+        "roberta": transformers.RobertaConfig,
+        "xlm-roberta": transformers.XLMRobertaConfig,
+        "camembert": transformers.CamembertConfig,
+        "electra": transformers.ElectraConfig,
+    }
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": INNER,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2 if family in ("bert", "electra") else 1,
+    }
+    if family == "electra":
+        sizes["embedding_size"] = 13
+    return bertlike[family](**sizes)
+
+
+def random_model(family: str, architecture: str, vocabulary: int) -> transformers.PreTrainedModel:
+    """Weights large enough that a wrong name, order or scale shows at once."""
+    model: transformers.PreTrainedModel = getattr(transformers, architecture)(family_config(family, vocabulary)).eval()
+    generator = torch.Generator().manual_seed(17)
+    with torch.no_grad():
+        for module in model.modules():
+            centre = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
+            for name, parameter in module.named_parameters(recurse=False):
+                mean = centre if name == "weight" else 0.0
+                parameter.copy_(mean + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(scope="session")
+def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
+    """A family, or "family/Architecture" for one published with a head, to the directory of its files."""
+    made: dict[str, Path] = {}
+
+    def directory_of(kind: str) -> Path:
+        if kind in made:
+            return made[kind]
+        family, _, architecture = kind.partition("/")
+        if family in WORDPIECE_FAMILIES:
+            definition = definitions["wordpiece"]
+        else:
+            definition = definitions["bytelevel" if family == "roberta" else "metaspace"]
+        directory = tmp_path_factory.mktemp("published") / f"tiny-{family}"
+        names = {
+            "bert": "BertModel",
+            "roberta": "RobertaModel",
+            "xlm-roberta": "XLMRobertaModel",
+            "camembert": "CamembertModel",
+            "distilbert": "DistilBertModel",
+            "electra": "ElectraModel",
+        }
+        vocabulary = tokenizers.Tokenizer.from_str(definition.decode()).get_vocab_size()
+        random_model(family, architecture or names[family], vocabulary).save_pretrained(directory)
+        (directory / "tokenizer.json").write_bytes(definition)
+        made[kind] = directory
+        return directory
+
+    return directory_of
+
+
+@pytest.fixture(scope="session")
+def published(publish: Publish) -> Path:
+    """A published BERT, not to be changed."""
+    return publish("bert")
+
+
+@pytest.fixture
+def source(published: Path, tmp_path: Path) -> Path:
+    """A published BERT of the test's own, to be changed at will."""
+    return shutil.copytree(published, tmp_path / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT as LaBSE is published: sentence-transformers with cls pooling, Dense(Tanh) and Normalize."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    bare = shutil.copytree(publish("bert"), tmp_path_factory.mktemp("bare") / "bert")
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+    wrapped = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(bare / "tokenizer.json"), **names
+    )
+    wrapped.save_pretrained(bare)
+    torch.manual_seed(5)
+    dense = Dense(in_features=WIDTH, out_features=19, activation_function=nn.Tanh())
+    modules = [Transformer(str(bare), max_seq_length=31), Pooling(WIDTH, "cls"), dense, Normalize()]
+    directory = tmp_path_factory.mktemp("published") / "tiny-labse"
+    SentenceTransformer(modules=modules, prompts={"query": "find: "}, device="cpu").save_pretrained(str(directory))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publish:
+    """A family to its exported graph, made once."""
+    made: dict[str, Path] = {}
+
+    def graph_of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("graph") / "fast.onnx"
+            export_graph(load_checkpoint(publish(kind)).encoder, made[kind])
+        return made[kind]
+
+    return graph_of
+
+
+@pytest.fixture(scope="session")
+def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the tiny BERT, not to be changed."""
+    out = tmp_path_factory.mktemp("exported") / "tiny"
+    export(str(published), out, revision=None, name=None, progress=lambda step: None)
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the tiny LaBSE, with its dense layer; not to be changed."""
+    out = tmp_path_factory.mktemp("exported") / "labse"
+    export(str(labse), out, revision=None, name=None, progress=lambda step: None)
+    return out
+
+
+@pytest.fixture
+def artifact(exported: Path, tmp_path: Path) -> Path:
+    """An artifact of the test's own, to be damaged at will."""
+    return shutil.copytree(exported, tmp_path / "artifact")
