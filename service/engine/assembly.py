@@ -1,0 +1,135 @@
+"""From tokens and vectors to what was asked: laid out and measured before the model runs, filled in after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Manifest
+from model.tokenizer import Tokenizer, Tokens
+from service.engine.pooling import Floats, Head, mean_ranges, narrow, normalize
+from service.engine.requests import (
+    DTYPES,
+    Array,
+    DType,
+    EncodeRequest,
+    EncodeResult,
+    Input,
+    TextVectors,
+    Token,
+    Wire,
+    Word,
+)
+from service.engine.words import describe_tokens, is_cut_off, overlapping_tokens, words_of
+from service.errors import Invalid
+
+# Upper bounds of what one thing takes in an answer, in bytes. JSON spells a character in at most 12 (two \uXXXX).
+JSON_VALUE_BYTES: dict[DType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
+JSON_CHARACTER_BYTES = 12
+TOKEN_BYTES = 128
+RESULT_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """One input's answer without its vectors."""
+
+    tokens: Tokens
+    described: list[Token] | None
+    words: list[Word] | None
+    ranges: NDArray[np.intp] | None
+    """Tokens of each word, then of each span, `(W + S, 2)`."""
+    span_count: int
+
+
+def outline(item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Tokenizer, where: str) -> Outline:
+    """Find the words and spans of an input; raise `Invalid` for a span that nothing is left of."""
+    outputs = request.outputs
+    listed = "tokens" in outputs or "static" in outputs
+    words = words_of(tokens) if listed or "words" in outputs else []
+    described = describe_tokens(tokens, tokenizer.surfaces(tokens), words) if listed else None
+    if "words" not in outputs and "spans" not in outputs:
+        return Outline(tokens, described, None, None, 0)
+    for number, span in enumerate(item.spans):
+        if is_cut_off(tokens, 0, span):
+            raise Invalid(f"{where}.spans[{number}] was wholly cut off by truncation.", reason="span_cut_off")
+    asked = words if "words" in outputs else []
+    ranges = overlapping_tokens(
+        tokens, [(word.segment, (word.start, word.end)) for word in asked] + [(0, span) for span in item.spans]
+    )
+    for number, (first, last) in enumerate(ranges[len(asked) :]):
+        if first == last:
+            raise Invalid(f"{where}.spans[{number}] covers no token, only blanks.", reason="span_empty")
+    return Outline(tokens, described, words if "words" in outputs else None, ranges, len(item.spans))
+
+
+def response_bytes(outlines: Sequence[Outline], request: EncodeRequest, manifest: Manifest) -> int:
+    """How large the answer will be: exact for the arrays in binary and base64, an upper bound in JSON."""
+    outputs, width = request.outputs, manifest.width
+    pooled_width = request.dimensions or manifest.output_width
+    total = 0
+    for item in outlines:
+        count = len(item.tokens)
+        values = pooled_width if "pooled" in outputs else 0
+        values += count * width if "tokens" in outputs else 0
+        values += len(item.ranges) * width if item.ranges is not None else 0
+        values += count * manifest.static.shape[1] if "static" in outputs else 0
+        total += RESULT_BYTES + _array_bytes(values, request.dtype, request.wire)
+        for part in (*(item.described or ()), *(item.words or ())):
+            total += TOKEN_BYTES + len(part.text) * (4 if request.wire == "binary" else JSON_CHARACTER_BYTES)
+    return total
+
+
+def _array_bytes(values: int, dtype: DType, wire: Wire) -> int:
+    if wire == "json":
+        return values * JSON_VALUE_BYTES[dtype]
+    size = -(-values // 8) if dtype == "ubinary" else values * DTYPES[dtype].itemsize
+    return size if wire == "binary" else -(-size // 3) * 4
+
+
+def assemble(
+    outlines: Sequence[Outline],
+    vectors: Sequence[TextVectors],
+    request: EncodeRequest,
+    manifest: Manifest,
+    head: Head,
+    static: Floats,
+) -> list[EncodeResult]:
+    """Fill the outlines with vectors; `vectors` is empty when only static ones are asked."""
+    outputs = request.outputs
+    results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in outlines]
+    if "pooled" in outputs:
+        pooled = finish_pooled(np.stack([_present(found.pooled) for found in vectors]), request, manifest, head)
+        for result, row in zip(results, pooled, strict=True):
+            result.pooled = _array(row, request)
+    for number, (item, result) in enumerate(zip(outlines, results, strict=True)):
+        result.tokens, result.words = item.described, item.words
+        if "static" in outputs:
+            result.static_vectors = Array(narrow(static[item.tokens.ids], request.dtype), request.dtype)
+        if "tokens" in outputs:
+            result.token_vectors = _array(narrow(_present(vectors[number].hidden), request.dtype), request)
+        if item.ranges is not None:
+            means = narrow(mean_ranges(_present(vectors[number].hidden), item.ranges), request.dtype)
+            word_count = len(means) - item.span_count
+            result.word_vectors = _array(means[:word_count], request) if "words" in outputs else None
+            result.span_vectors = _array(means[word_count:], request) if "spans" in outputs else None
+    return results
+
+
+def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: Head) -> NDArray[np.generic]:
+    """Pooled vectors `(N, D)` through the model's own head, then cut, normalised and narrowed as asked."""
+    pooled = head(pooled)[:, : request.dimensions]
+    own = manifest.normalize if request.normalize is None else request.normalize
+    if own or request.dtype in ("int8", "ubinary"):
+        pooled = normalize(pooled)
+    return np.ascontiguousarray(narrow(pooled, request.dtype))
+
+
+def _array(values: NDArray[np.generic], request: EncodeRequest) -> Array:
+    return Array(values[None] if request.layer_reduce == "stack" else values, request.dtype)
+
+
+def _present(vectors: Floats | None) -> Floats:
+    assert vectors is not None
+    return vectors

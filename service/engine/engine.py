@@ -1,0 +1,271 @@
+"""The one door inward: validate, admit, tokenise, batch, assemble."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from model.artifact import TOKENIZER, Artifact
+from model.tokenizer import Source, Tokenizer, Tokens
+from service import __version__
+from service.config import Settings
+from service.engine.assembly import Outline, assemble, outline, response_bytes
+from service.engine.batcher import Batcher, Plan
+from service.engine.checks import check_encode, check_inputs
+from service.engine.packing import choose
+from service.engine.pooling import Floats, Head
+from service.engine.providers import choose_provider
+from service.engine.requests import (
+    EncodeRequest,
+    EncodeResponse,
+    EncodeResult,
+    Input,
+    Limits,
+    ModelFacts,
+    Text,
+    TextVectors,
+    Timing,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizeResult,
+)
+from service.engine.runtime import NotFinite, Runtime
+from service.engine.words import describe_tokens, words_of
+from service.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    InputTooLong,
+    Internal,
+    NonFiniteOutput,
+    NotFound,
+    ResponseTooLarge,
+    ServiceError,
+)
+from service.metrics import Metrics
+
+FAST_LANE = "fast"
+INLINE_CHARACTERS = 8192
+"""Texts of so many characters together are tokenised on the event loop (about 2 ms); more go to a thread."""
+CHARACTERS_PER_TOKEN = 4
+"""Only for the estimate that holds room in the queue until the tokens are counted."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An artifact, opened: everything that takes time to make."""
+
+    artifact: Artifact
+    tokenizer: Tokenizer
+    runtime: Runtime
+    head: Head
+    static: Floats
+    """The embedding table, `(V, E)`, on disk until its pages are touched."""
+
+    @classmethod
+    def load(cls, settings: Settings) -> "LoadedModel":
+        """Verify, open and warm up; blocks for seconds. Raises `ArtifactError` or `ConfigError`."""
+        provider = choose_provider(settings.provider, settings.precision, settings.threads, settings.row_tokens)
+        artifact = Artifact.open(settings.model_dir, settings.model_sha256)
+        runtime = Runtime(artifact, provider)
+        runtime.warm_up()
+        tokenizer = Tokenizer(artifact.read(TOKENIZER))
+        return cls(artifact, tokenizer, runtime, Head(artifact), np.asarray(artifact.map(artifact.manifest.static)))
+
+
+class Engine:
+    """Built and started on the event loop that its callers run on."""
+
+    def __init__(self, model: LoadedModel, settings: Settings, metrics: Metrics) -> None:
+        self._model = model
+        self._manifest = model.artifact.manifest
+        self._tokenizer = model.tokenizer
+        self._metrics = metrics
+        self._limits = _limits(settings, self._manifest.max_tokens)
+        self.facts = _facts(model, self._limits, settings)
+        runtime = model.runtime
+        self._fast: Batcher[Text, TextVectors] = Batcher(
+            Plan(
+                lane=FAST_LANE,
+                run=runtime.run,
+                choose=partial(choose, shared=runtime.row_lengths.shared),
+                row_length=runtime.row_length,
+                workers=runtime.provider.workers,
+                max_queue_tokens=settings.max_queue_tokens,
+            ),
+            metrics,
+        )
+        self._observe_tokenize = metrics.stage_seconds.labels("tokenize", FAST_LANE).observe
+        self._observe_postprocess = metrics.stage_seconds.labels("postprocess", FAST_LANE).observe
+
+    async def drain(self) -> None:
+        """Return when everything that was taken has been answered."""
+        await self._fast.drain()
+
+    async def close(self) -> None:
+        await self._fast.close()
+
+    async def encode(self, request: EncodeRequest) -> EncodeResponse:
+        """Vectors of the inputs. Cancelling drops what has not run; raises a `ServiceError` for everything else."""
+        self._check_model(request.model)
+        max_inputs = request.max_inputs or self._limits.max_inputs
+        check_inputs(request.inputs, request.field, max_inputs, self._limits, self._manifest.vocabulary)
+        check_encode(request, self._manifest)
+        deadline = self._deadline(request.deadline)
+        started = time.perf_counter()
+        with self._fast.reserve(_estimate_tokens(request.inputs)):
+            plain = request.outputs == ("pooled",) and request.truncation == "error"
+            tokens = self._fit(await self._tokenize(request.inputs, offsets=not plain), request)
+            outlines = [
+                outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
+                for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
+            ]
+            self._check_response(outlines, request)
+            tokenized = time.perf_counter()
+            self._observe_tokenize(tokenized - started)
+            vectors = self._submit(tokens, request, deadline)
+        found_vectors = await self._answer(vectors, deadline) if vectors is not None else []
+        ran = time.perf_counter()
+        results = assemble(outlines, found_vectors, request, self._manifest, self._model.head, self._model.static)
+        finished = time.perf_counter()
+        self._observe_postprocess(finished - ran)
+        return self._respond(tokens, results, Timing(tokenized - started, ran - tokenized, finished - ran))
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        """Tokens and words of the inputs, whole; nothing runs."""
+        self._check_model(request.model)
+        check_inputs(request.inputs, request.field, self._limits.max_inputs, self._limits, self._manifest.vocabulary)
+        results = []
+        for tokens in await self._tokenize(request.inputs, offsets=True):
+            words = words_of(tokens)
+            described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
+            results.append(TokenizeResult(len(tokens), described, words))
+        return TokenizeResponse(self._manifest.name, results)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._manifest.name and name not in self.facts.aliases:
+            raise NotFound(f"model: not served here. The model is {self._manifest.name}.", reason="model_not_found")
+
+    def _deadline(self, asked: float | None) -> float:
+        now = time.monotonic()
+        latest = now + self._limits.max_deadline_ms / 1000
+        if asked is not None and asked <= now:
+            raise DeadlineExceeded("The deadline had passed when the request arrived.")
+        return latest if asked is None else min(asked, latest)
+
+    async def _tokenize(self, inputs: Sequence[Input], *, offsets: bool) -> list[Tokens]:
+        sources = [item.source for item in inputs]
+        encode = partial(self._tokenizer.encode, sources, offsets=offsets)
+        if sum(map(_characters, sources)) <= INLINE_CHARACTERS:
+            return encode()
+        return await asyncio.to_thread(encode)
+
+    def _fit(self, tokens: list[Tokens], request: EncodeRequest) -> list[Tokens]:
+        """Cut, or refuse, what is longer than the model takes; refuse what has no content."""
+        limit = self._manifest.max_tokens
+        for index, found in enumerate(tokens):
+            if not found.has_content:
+                raise EmptyInput(f"{request.field}[{index}] has nothing that the tokenizer keeps; send some text.")
+            if len(found) > limit:
+                if request.truncation == "error":
+                    raise InputTooLong(
+                        f"{request.field}[{index}] has {len(found)} tokens; the limit is {limit}. "
+                        'Send truncation: "right" to cut it.'
+                    )
+                tokens[index] = found.truncate(limit, request.truncation)
+        return tokens
+
+    def _check_response(self, outlines: Sequence[Outline], request: EncodeRequest) -> None:
+        size = response_bytes(outlines, request, self._manifest)
+        if size > self._limits.max_response_bytes:
+            raise ResponseTooLarge(
+                f"The answer could take {size} bytes; the limit is {self._limits.max_response_bytes}. "
+                'Send fewer inputs or outputs, encoding: "base64", or dtype: "float16".'
+            )
+
+    def _submit(
+        self, tokens: Sequence[Tokens], request: EncodeRequest, deadline: float
+    ) -> "asyncio.Future[list[TextVectors]] | None":
+        hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
+        pooling = (request.pooling or self._manifest.pooling) if "pooled" in request.outputs else None
+        if not hidden and pooling is None:
+            return None
+        texts = [Text(found, pooling, hidden) for found in tokens]
+        return self._fast.submit(texts, [len(found) for found in tokens], deadline)
+
+    async def _answer(self, vectors: "asyncio.Future[list[TextVectors]]", deadline: float) -> list[TextVectors]:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await vectors
+        except TimeoutError:
+            raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.") from None
+        except NotFinite as error:
+            self._metrics.nonfinite_outputs.labels(FAST_LANE).inc()
+            raise NonFiniteOutput from error
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise Internal from error
+
+    def _respond(self, tokens: Sequence[Tokens], results: list[EncodeResult], timing: Timing) -> EncodeResponse:
+        count = sum(map(len, tokens))
+        cut = sum(found.truncated for found in tokens)
+        self._metrics.request_inputs.observe(len(tokens))
+        self._metrics.request_tokens.observe(count)
+        if cut:
+            self._metrics.truncated_inputs.inc(cut)
+        return EncodeResponse(self._manifest.name, self.facts.precision, results, count, cut, timing)
+
+
+def _characters(source: Source) -> int:
+    return len(source.text) + len(source.pair or "")
+
+
+def _estimate_tokens(inputs: Sequence[Input]) -> int:
+    return sum(
+        len(item.source.token_ids) if item.source.token_ids is not None
+        else 2 + _characters(item.source) // CHARACTERS_PER_TOKEN
+        for item in inputs
+    )  # fmt: skip
+
+
+def _limits(settings: Settings, max_tokens: int) -> Limits:
+    return Limits(
+        max_inputs=settings.max_inputs,
+        max_input_characters=settings.max_characters_per_token * max_tokens,
+        max_request_bytes=settings.max_request_bytes,
+        max_response_bytes=settings.max_response_bytes,
+        max_queue_tokens=settings.max_queue_tokens,
+        max_deadline_ms=settings.max_deadline_ms,
+    )
+
+
+def _facts(model: LoadedModel, limits: Limits, settings: Settings) -> ModelFacts:
+    manifest, runtime = model.artifact.manifest, model.runtime
+    return ModelFacts(
+        name=manifest.name,
+        aliases=list(settings.model_aliases),
+        digest=f"sha256:{model.artifact.digest}",
+        source=manifest.source,
+        revision=manifest.revision,
+        licence=manifest.licence,
+        family=manifest.family,
+        layer_count=manifest.layers,
+        head_count=manifest.heads,
+        width=manifest.width,
+        output_width=manifest.output_width,
+        vocabulary_size=manifest.vocabulary,
+        max_tokens=manifest.max_tokens,
+        pooling=manifest.pooling,
+        normalize=manifest.normalize,
+        prompts=manifest.prompts,
+        precision=runtime.provider.precision,
+        provider=runtime.provider.name,
+        row_lengths=list(runtime.row_lengths.lengths),
+        layers=[manifest.layers],
+        attention_kinds=[],
+        limits=limits,
+        version=__version__,
+    )

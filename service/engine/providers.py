@@ -1,0 +1,107 @@
+"""Where the model runs: the OpenVINO plugin where it can be had, else onnxruntime's own CPU provider.
+
+The plugin computes in bf16 on CPUs that have the unit, which makes it several times faster; it is a separate
+package that exists for x86-64 Linux and takes Intel processors only.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import onnxruntime
+
+from model.artifact import WEIGHTS, Artifact, GraphRecord
+from service.config import ConfigError
+
+OPENVINO = "OpenVINOExecutionProvider"
+CPU = "CPUExecutionProvider"
+PLUGIN_LIBRARY = "attendant_openvino"
+
+Precision = Literal["bf16", "f32"]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A chosen provider, its precision, how many rows it runs at once, and the longest row worth sharing."""
+
+    name: str
+    precision: Precision
+    workers: int
+    shared_row_tokens: int
+
+    def open(self, artifact: Artifact, graph: GraphRecord) -> onnxruntime.InferenceSession:
+        """A session over the very bytes that were verified."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        weights = artifact.read(WEIGHTS)
+        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
+        if self.name == CPU:
+            return onnxruntime.InferenceSession(artifact.read(graph.file), options, providers=[CPU])
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        device = _openvino_cpu()
+        assert device is not None
+        plugin = {
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "INFERENCE_NUM_THREADS": str(self.workers),
+            "NUM_STREAMS": str(self.workers),
+        }
+        options.add_provider_for_devices([device], {"load_config": json.dumps({"CPU": plugin})})
+        return onnxruntime.InferenceSession(artifact.read(graph.file), options)
+
+
+def choose_provider(
+    provider: Literal["auto", "openvino", "cpu"],
+    precision: Literal["auto", "bf16", "f32"],
+    threads: int = 0,
+    row_tokens: int = 0,
+) -> Provider:
+    """Decide where to run; raise `ConfigError` when what was asked for cannot be had here."""
+    workers = threads or available_cpus()
+    device = None if provider == "cpu" else _openvino_cpu()
+    if device is None:
+        if provider == "openvino":
+            raise ConfigError(
+                "ATTENDANT_PROVIDER: openvino cannot be had here: it needs the package onnxruntime-ep-openvino "
+                "and an Intel CPU. Leave it at auto."
+            )
+        if precision == "bf16":
+            raise ConfigError(
+                "ATTENDANT_PRECISION: bf16 needs the OpenVINO plugin on an Intel CPU; this is not one. Use auto or f32."
+            )
+        return Provider(CPU, "f32", workers, row_tokens or 128)
+    has_bf16 = "BF16" in device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split()
+    if precision == "bf16" and not has_bf16:
+        raise ConfigError("ATTENDANT_PRECISION: this CPU has no bf16 unit. Use auto or f32.")
+    chosen: Precision = "bf16" if precision != "f32" and has_bf16 else "f32"
+    return Provider(OPENVINO, chosen, workers, row_tokens or 256)
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: its affinity, and no more than its cgroup's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+
+
+@cache
+def _openvino_cpu() -> onnxruntime.OrtEpDevice | None:
+    """The plugin's CPU device; None where the package is not installed or does not take this processor."""
+    try:
+        import onnxruntime_ep_openvino
+    except ModuleNotFoundError:
+        return None
+    onnxruntime.register_execution_provider_library(PLUGIN_LIBRARY, onnxruntime_ep_openvino.get_library_path())
+    for device in onnxruntime.get_ep_devices():
+        if device.ep_name == OPENVINO and device.ep_metadata.get("ov_device") == "CPU":
+            return device
+    return None

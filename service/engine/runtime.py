@@ -1,0 +1,61 @@
+"""One graph, opened: texts in, their vectors out. The only place that runs a session."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from model.artifact import Artifact, Pooling
+from service.engine.packing import Row, RowLengths, lay_out
+from service.engine.pooling import pool_row
+from service.engine.providers import Provider
+from service.engine.requests import Text, TextVectors
+
+
+class NotFinite(Exception):
+    """The model gave NaN or infinity for a row."""
+
+
+class Runtime:
+    """The fast graph. `run` may be called from as many threads as the provider has workers."""
+
+    def __init__(self, artifact: Artifact, provider: Provider) -> None:
+        self.provider = provider
+        self.row_lengths = RowLengths.up_to(artifact.manifest.max_tokens, provider.shared_row_tokens)
+        self._types = artifact.manifest.types
+        self._session = provider.open(artifact, artifact.manifest.graphs["fast"])
+
+    def warm_up(self) -> None:
+        """Run every row length once, so that no caller pays for a shape's first time."""
+        for length in self.row_lengths.lengths:
+            self._hidden(lay_out([([0] * length, None)], length))
+
+    def row_length(self, texts: Sequence[Text]) -> int:
+        return self.row_lengths.fit(sum(len(text.tokens) for text in texts))
+
+    def run(self, texts: Sequence[Text]) -> list[TextVectors]:
+        """Pack the texts into one row and run it; one result a text. Raises `NotFinite`, or what onnxruntime raises."""
+        row = lay_out([(text.tokens.ids, self._model_types(text)) for text in texts], self.row_length(texts))
+        hidden = self._hidden(row)[0]
+        # One sum tells: a NaN or infinity anywhere stays in it.
+        if not np.isfinite(hidden[: row.tokens].sum()):
+            raise NotFinite
+        wanted: set[Pooling] = {text.pooling for text in texts if text.pooling is not None}
+        pooled = {pooling: pool_row(hidden, row.starts, row.sizes, pooling) for pooling in wanted}
+        return [
+            TextVectors(
+                hidden=hidden[start : start + size] if text.hidden else None,
+                pooled=None if text.pooling is None else pooled[text.pooling][index],
+            )
+            for index, (text, start, size) in enumerate(zip(texts, row.starts, row.sizes, strict=True))
+        ]
+
+    def _hidden(self, row: Row) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
+        (hidden,) = self._session.run(None, row.inputs)
+        return hidden  # type: ignore[no-any-return]
+
+    def _model_types(self, text: Text) -> list[int] | None:
+        """None when all are 0: of a single text in most families, and always in a family that has one type."""
+        if self._types == 1:
+            return None
+        types = text.tokens.types
+        return types if any(types) else None

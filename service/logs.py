@@ -1,0 +1,47 @@
+"""Logs: readable on a terminal, JSON elsewhere. Never the text of a request, nor a key."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+import orjson
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := getattr(record, "request_id", None):
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """For people: the time of day, the level, the message, and the request it belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s%(request)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        request_id = getattr(record, "request_id", None)
+        record.request = f" (request {request_id})" if request_id else ""
+        return super().format(record)
+
+
+def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
+    """Send the logs of the whole process to stderr."""
+    text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)

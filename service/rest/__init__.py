@@ -1,0 +1,1 @@
+"""HTTP: one file a door. Doors translate; they know no numpy, queue or session."""

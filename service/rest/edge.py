@@ -1,0 +1,166 @@
+"""Round every REST route: a request id, the key, the metrics, and errors as their door spells them."""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import __version__
+from service.config import Settings
+from service.engine.host import Host
+from service.errors import Internal, MethodNotAllowed, NotFound, ServiceError
+from service.keys import Keys
+from service.metrics import Metrics
+from service.rest import health, native, openai
+from service.rest.wire import JSON, native_error
+
+OTHER = "_OTHER"
+DOCS_PATHS = ("/docs", "/openapi.json")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = logging.getLogger("attendant.rest")
+
+
+@dataclass
+class Exchange:
+    """One request on its way through the edge."""
+
+    request_id: str
+    door: str
+    error: ServiceError | None = None
+
+
+class Edge:
+    """ASGI middleware, outermost."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, keys: Keys | None, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._keys = keys
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        exchange = Exchange(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8), door_of(scope["path"]))
+        scope["exchange"] = exchange
+        status, size = 0, 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            if self._keys is not None and scope["path"] not in self._open_paths:
+                self._keys.check(headers.get(b"authorization"))
+            await self._app(scope, receive, send_marked)
+        except ServiceError as error:
+            await error_response(exchange, error)(scope, receive, send_marked)
+        except Exception:
+            # Starlette has answered 500 through handle_unforeseen, and hands the error on for the log.
+            log.exception("unforeseen error", extra={"request_id": exchange.request_id})
+        finally:
+            self._metrics.in_flight.dec()
+            self._count(scope, exchange, status or 499, size, started)
+
+    def _count(self, scope: Scope, exchange: Exchange, status: int, size: int, started: float) -> None:
+        error = exchange.error
+        if error is not None and error.label:
+            self._metrics.rejected.labels(error.label).inc()
+        if error is not None and error.http_status == 499:
+            status = 499
+        route = getattr(scope.get("route"), "path", OTHER)
+        self._metrics.observe_request(exchange.door, route, str(status), status, started)
+        self._metrics.response_bytes.labels(exchange.door).observe(size)
+
+
+def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None) -> ASGIApp:
+    """Everything on the REST port."""
+    app = FastAPI(
+        title="Attendant",
+        version=__version__,
+        description="Contextual embeddings: a vector for every word in its context, and for the text.",
+        docs_url="/docs" if settings.docs else None,
+        openapi_url="/openapi.json" if settings.docs else None,
+        redoc_url=None,
+    )
+    for router in (native.make_router(host, settings), openai.make_router(host, settings), health.make_router(host)):
+        app.include_router(router)
+    install_error_handlers(app)
+    for route in app.routes:
+        path = getattr(route, "path", OTHER)
+        metrics.create_requests(door_of(path), [path])
+    return Edge(app, metrics, keys, frozenset((*health.PATHS, *DOCS_PATHS)))
+
+
+def make_admin_app(host: Host, metrics: Metrics) -> ASGIApp:
+    """The admin port: probes and metrics, no client data, no key."""
+    app = FastAPI(openapi_url=None)
+    app.include_router(health.make_router(host))
+    app.include_router(health.make_metrics_router(metrics))
+    return app
+
+
+def door_of(path: str) -> str:
+    if path.startswith(openai.PATHS):
+        return openai.NAME
+    return health.NAME if path in health.PATHS else native.NAME
+
+
+def error_response(exchange: Exchange, error: ServiceError) -> Response:
+    """The error as its door spells it."""
+    exchange.error = error
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.http_status in (408, 413):
+        headers["connection"] = "close"
+    if isinstance(error, Internal) and error.__cause__ is not None:
+        log.error("request failed", exc_info=error.__cause__, extra={"request_id": exchange.request_id})
+    if exchange.door == openai.NAME:
+        return Response(openai.render_error(error, exchange.request_id), openai.http_status(error), headers, JSON)
+    return Response(native_error(error, exchange.request_id), error.http_status, headers, JSON)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every error that a route can end in becomes one of ours."""
+
+    async def handle_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        return error_response(request.scope["exchange"], error)
+
+    async def handle_routing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        ours: Mapping[int, ServiceError] = {
+            404: NotFound("There is nothing at this path. See /docs.", reason="no_such_route"),
+            405: MethodNotAllowed("This path does not take that method. See /docs."),
+        }
+        response = error_response(request.scope["exchange"], ours.get(error.status_code, Internal()))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def handle_unforeseen(request: Request, error: Exception) -> Response:
+        return error_response(request.scope["exchange"], Internal())
+
+    app.add_exception_handler(ServiceError, handle_ours)
+    app.add_exception_handler(HTTPException, handle_routing)
+    app.add_exception_handler(Exception, handle_unforeseen)

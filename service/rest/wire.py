@@ -1,0 +1,162 @@
+"""What every REST door does alike: read a body within limits, parse it strictly, answer, and render an error."""
+
+import asyncio
+import gzip
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from service.config import Settings
+from service.errors import Cancelled, Invalid, ServiceError, SlowClient, TooLarge, Unreadable, UnsupportedMedia
+
+JSON = "application/json"
+GZIP_FROM_BYTES = 1024
+DEADLINE_HEADER = "x-request-timeout-ms"
+DISCONNECT_CHECK_S = 0.25
+
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+TEXT_BRANCH, OBJECT_BRANCH = "<text>", "<object>"
+"""Names of a union's branches; pydantic puts them into paths, where callers, who never wrote them, need not see."""
+_UNION_BRANCH = re.compile(r"<|[a-z]+\[|(str|int)$")
+
+Parsed = TypeVar("Parsed")
+Answer = TypeVar("Answer")
+
+
+class StrictModel(BaseModel):
+    """JSON that is taken only as written in the contract: no coercion, no unknown field, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+async def read_json(request: Request, adapter: TypeAdapter[Parsed], settings: Settings) -> Parsed:
+    """The body as the adapter's type; raises UnsupportedMedia, TooLarge, SlowClient, Unreadable or Invalid."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != JSON or ("charset" in parameters.lower() and "utf-8" not in parameters.lower()):
+        raise UnsupportedMedia(f"Send the body as {JSON} in UTF-8.")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedMedia("Send the body without content-encoding.")
+    return parse_json(await _read(request, settings), adapter)
+
+
+def parse_json(body: bytes, adapter: TypeAdapter[Parsed]) -> Parsed:
+    """Strictly: duplicate keys keep the last, everything else that JSON is loose about is refused."""
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _explain(problems, body) from None
+
+
+def deadline_of(request: Request) -> float | None:
+    """The time.monotonic() reading that X-Request-Timeout-Ms asks for."""
+    asked = request.headers.get(DEADLINE_HEADER)
+    if asked is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,12}", asked):
+        raise Invalid(f"{DEADLINE_HEADER} must be a whole number of milliseconds.", reason="bad_header")
+    return time.monotonic() + int(asked) / 1000
+
+
+async def while_connected(request: Request, work: "asyncio.Future[Answer]") -> Answer:
+    """Await `work`, and cancel it when the caller goes away; the server itself would let it run to the end."""
+    try:
+        while True:
+            done, _ = await asyncio.wait({work}, timeout=DISCONNECT_CHECK_S)
+            if done:
+                return work.result()
+            if await request.is_disconnected():
+                raise Cancelled("The caller left.")
+    finally:
+        work.cancel()
+
+
+async def answer(request: Request, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer, gzipped when the caller takes that and it is worth it."""
+    headers = headers or {}
+    if len(body) > GZIP_FROM_BYTES and _accepts_gzip(request.headers.get("accept-encoding", "")):
+        # Level 1: digits of floats hardly shrink further, and this is the dearest step of the answer.
+        body = await asyncio.to_thread(gzip.compress, body, 1, mtime=0)
+        headers = {**headers, "content-encoding": "gzip"}
+    return Response(body, media_type=JSON, headers={**headers, "vary": "accept-encoding"})
+
+
+def native_error(error: ServiceError, request_id: str) -> bytes:
+    """The error body of API.md section 4."""
+    return orjson.dumps(
+        {"error": {"code": error.code, "reason": error.reason, "message": error.message, "request_id": request_id}}
+    )
+
+
+ErrorRenderer = Callable[[ServiceError, str], bytes]
+
+
+async def _read(request: Request, settings: Settings) -> bytes:
+    limit = settings.max_request_bytes
+    too_large = TooLarge(
+        f"The body is over the limit of {limit} bytes. Send several requests.", reason="body_too_large"
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_timeout_ms / 1000):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise SlowClient(f"The body did not arrive within {settings.body_timeout_ms} ms.") from None
+    except ClientDisconnect:
+        raise Cancelled("The caller left.") from None
+    return bytes(body)
+
+
+def _accepts_gzip(header: str) -> bool:
+    for part in header.split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip().lower() == "gzip":
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _explain(problems: Sequence[Any], body: bytes) -> ServiceError:
+    """Pydantic's problems as one sentence without anything of the input in it: the deepest one counts."""
+    if problems[0]["type"] == "json_invalid":
+        fault = problems[0]["msg"].removeprefix("Invalid JSON: ")  # a position, and nothing of the input
+        return Unreadable(f"The body is not JSON: {fault}.")
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # Pydantic reads NaN and Infinity, which are not JSON; no field takes them, so they only show here.
+        return Unreadable("The body is not JSON: it has NaN, Infinity or a number that is out of range.")
+    depth = max(len(problem["loc"]) for problem in problems)
+    deepest = [problem for problem in problems if len(problem["loc"]) == depth]
+    location = deepest[0]["loc"]
+    steps = [step for step in location if isinstance(step, int) or not _UNION_BRANCH.match(step)]
+    if deepest[0]["type"] == "extra_forbidden":
+        name = location[-1] if _FIELD_NAME.fullmatch(str(location[-1])) else "with that name"
+        where = f" in {_path(steps[:-1])}" if len(steps) > 1 else ""
+        return Invalid(f"There is no field {name}{where}.", reason="unknown_field")
+    if location[-1:] == (OBJECT_BRANCH,) and deepest[0]["type"] == "model_type":
+        expected = "must be a string or an object"
+    else:
+        expected = " or ".join(dict.fromkeys(problem["msg"] for problem in deepest))
+        expected = expected.replace("Input should be", "must be").replace("Field required", "is required")
+        expected = expected.replace(" or must be", " or")
+    return Invalid(f"{_path(steps)} {expected[0].lower()}{expected[1:]}.", reason="invalid_field")
+
+
+def _path(steps: Sequence[int | str]) -> str:
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path or "The body"

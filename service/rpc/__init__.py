@@ -1,0 +1,1 @@
+"""gRPC: one file a service. Doors translate; they know no numpy, queue or session."""

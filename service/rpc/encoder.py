@@ -1,0 +1,241 @@
+"""attendant.v1.EncoderService, as proto/attendant/v1/encoder.proto."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, get_args
+
+import grpc
+
+from model.artifact import POOLINGS
+from model.tokenizer import Source
+from service.config import Settings
+from service.engine.host import Host
+from service.engine.requests import (
+    Array,
+    DType,
+    EncodeRequest,
+    EncodeResponse,
+    Input,
+    LayerReduce,
+    Output,
+    Token,
+    TokenizeRequest,
+    Truncation,
+    Word,
+)
+from service.errors import Internal, Invalid, ServiceError
+from service.pb import encoder_pb2 as pb
+from service.pb import encoder_pb2_grpc
+from service.rpc.interceptor import Malformed, refuse_malformed
+
+SERVICE = "attendant.v1.EncoderService"
+STREAM_WINDOW = 16
+"""Requests of one stream that may be worked on at a time."""
+
+OUTPUTS: Sequence[Any] = (None, *get_args(Output))
+LAYER_REDUCES: Sequence[Any] = ("concat", *get_args(LayerReduce))
+POOLING_MODES: Sequence[Any] = (None, *POOLINGS)
+TRUNCATIONS: Sequence[Any] = ("error", *get_args(Truncation))
+DTYPES: Sequence[Any] = ("float32", *get_args(DType))
+"""What each enum number means; the first is the default. The proto lists them in the order of the Literals."""
+
+DTYPE_NUMBERS = {name: number for number, name in enumerate(get_args(DType), start=1)}
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Translate, await, translate."""
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self._host = host
+        self._settings = settings
+
+    async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
+        engine = self._host.engine
+        found = await engine.encode(_encode_request(request, _deadline(context)))
+        timing = found.timing
+        context.set_trailing_metadata(
+            (
+                *context.trailing_metadata(),
+                ("x-attendant-model", f"{found.model}@{engine.facts.digest}"),
+                (
+                    "server-timing",
+                    f"tokenize;dur={timing.tokenize * 1e3:.2f}, run;dur={timing.run * 1e3:.2f}, "
+                    f"postprocess;dur={timing.postprocess * 1e3:.2f}",
+                ),
+            )
+        )
+        return _encode_response(found)
+
+    async def EncodeStream(
+        self, request_iterator: AsyncIterator[pb.EncodeRequest | Malformed], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.EncodeStreamResponse]:
+        window: asyncio.Queue[asyncio.Task[pb.EncodeStreamResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+
+        async def read() -> None:
+            async for request in request_iterator:
+                await window.put(asyncio.create_task(self._reply(request, _deadline(context))))
+            await window.put(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (task := await window.get()) is not None:
+                yield await task
+            await reader
+        finally:
+            reader.cancel()
+            while not window.empty():
+                if (left := window.get_nowait()) is not None:
+                    left.cancel()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
+        found = await self._host.engine.tokenize(TokenizeRequest(_inputs(request.inputs), request.model or None))
+        return pb.TokenizeResponse(
+            model=found.model,
+            results=[
+                pb.TokenizeResult(
+                    token_count=result.token_count, tokens=_tokens(result.tokens), words=_words(result.words)
+                )
+                for result in found.results
+            ],
+        )
+
+    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
+        facts = self._host.engine.facts
+        limits = facts.limits
+        return pb.GetModelResponse(
+            name=facts.name,
+            aliases=facts.aliases,
+            digest=facts.digest,
+            source=facts.source,
+            revision=facts.revision or "",
+            licence=facts.licence or "",
+            family=facts.family,
+            layer_count=facts.layer_count,
+            head_count=facts.head_count,
+            width=facts.width,
+            output_width=facts.output_width,
+            vocabulary_size=facts.vocabulary_size,
+            max_tokens=facts.max_tokens,
+            pooling=POOLING_MODES.index(facts.pooling),  # type: ignore[arg-type]  # the number is right
+            normalize=facts.normalize,
+            prompts=facts.prompts,
+            precision=facts.precision,
+            provider=facts.provider,
+            row_lengths=facts.row_lengths,
+            layers=facts.layers,
+            attention_kinds=facts.attention_kinds,
+            limits=pb.Limits(
+                max_inputs=limits.max_inputs,
+                max_input_characters=limits.max_input_characters,
+                max_request_bytes=limits.max_request_bytes,
+                max_response_bytes=limits.max_response_bytes,
+                max_queue_tokens=limits.max_queue_tokens,
+                max_deadline_ms=limits.max_deadline_ms,
+            ),
+            version=facts.version,
+        )
+
+    async def _reply(self, request: pb.EncodeRequest | Malformed, deadline: float | None) -> pb.EncodeStreamResponse:
+        try:
+            refuse_malformed(request)
+            assert isinstance(request, pb.EncodeRequest)
+            found = await self._host.engine.encode(_encode_request(request, deadline))
+        except ServiceError as error:
+            return pb.EncodeStreamResponse(error=_error(error))
+        except Exception as unforeseen:
+            raise Internal from unforeseen
+        return pb.EncodeStreamResponse(response=_encode_response(found))
+
+
+def _deadline(context: grpc.aio.ServicerContext) -> float | None:
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
+
+
+def _encode_request(request: pb.EncodeRequest, deadline: float | None) -> EncodeRequest:
+    return EncodeRequest(
+        inputs=_inputs(request.inputs),
+        model=request.model or None,
+        outputs=tuple(_meaning(OUTPUTS, number, "outputs") or "pooled" for number in request.outputs) or ("pooled",),
+        layers=tuple(request.layers) or (-1,),
+        layer_reduce=_meaning(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
+        pooling=_meaning(POOLING_MODES, request.pooling, "pooling"),
+        normalize=request.normalize if request.HasField("normalize") else None,
+        dimensions=request.dimensions if request.HasField("dimensions") else None,
+        truncation=_meaning(TRUNCATIONS, request.truncation, "truncation"),
+        dtype=_meaning(DTYPES, request.dtype, "dtype"),
+        wire="binary",
+        deadline=deadline,
+    )
+
+
+def _meaning(meanings: Sequence[Any], number: int, field: str) -> Any:
+    if not 0 <= number < len(meanings):
+        raise Invalid(f"{field} has a value this version does not know.", reason="invalid_field")
+    return meanings[number]
+
+
+def _inputs(inputs: Sequence[pb.Input]) -> tuple[Input, ...]:
+    return tuple(_input(item, index) for index, item in enumerate(inputs))
+
+
+def _input(item: pb.Input, index: int) -> Input:
+    if not item.token_ids:
+        pair = item.pair if item.HasField("pair") else None
+        return Input(Source(item.text, pair), tuple((span.start, span.end) for span in item.spans))
+    if item.text or item.HasField("pair"):
+        raise Invalid(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
+    return Input(Source(token_ids=tuple(item.token_ids)), tuple((span.start, span.end) for span in item.spans))
+
+
+def _encode_response(found: EncodeResponse) -> pb.EncodeResponse:
+    return pb.EncodeResponse(
+        model=found.model,
+        precision=found.precision,
+        results=[
+            pb.EncodeResult(
+                token_count=result.token_count,
+                truncated=result.truncated,
+                tokens=_tokens(result.tokens or ()),
+                words=_words(result.words or ()),
+                pooled=_tensor(result.pooled),
+                token_vectors=_tensor(result.token_vectors),
+                word_vectors=_tensor(result.word_vectors),
+                span_vectors=_tensor(result.span_vectors),
+                static_vectors=_tensor(result.static_vectors),
+            )
+            for result in found.results
+        ],
+        usage=pb.Usage(tokens=found.token_count, truncated_inputs=found.truncated_inputs),
+    )
+
+
+def _tensor(array: Array | None) -> pb.Tensor | None:
+    if array is None:
+        return None
+    return pb.Tensor(shape=array.shape, dtype=DTYPE_NUMBERS[array.dtype], data=array.to_bytes())  # type: ignore[arg-type]
+
+
+def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:
+    return [
+        pb.Token(
+            id=token.id,
+            text=token.text,
+            start=token.start,
+            end=token.end,
+            word=token.word,
+            segment=token.segment,
+            special=token.special,
+        )
+        for token in tokens
+    ]
+
+
+def _words(words: Sequence[Word]) -> list[pb.Word]:
+    return [pb.Word(text=word.text, start=word.start, end=word.end, segment=word.segment) for word in words]
+
+
+def _error(error: ServiceError) -> pb.Error:
+    number: int = grpc.StatusCode[error.code].value[0]
+    return pb.Error(code=number, reason=error.reason, message=error.message)

@@ -1,0 +1,169 @@
+"""Round every RPC: the key, the metrics, a request id, and errors as canonical codes with their details."""
+
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from service.errors import DOMAIN, Cancelled, Internal, QueueFull, ServiceError, TooLarge, Unreadable
+from service.keys import Keys
+from service.metrics import Metrics
+
+DOOR = "grpc"
+OTHER = "_OTHER"
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+REQUEST_ID = "x-request-id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+Context = Any
+Handler = Any
+"""grpc.aio.ServicerContext and grpc.RpcMethodHandler; the package declares no types."""
+
+log = logging.getLogger("attendant.rpc")
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """What the deserialiser returns for bytes that are not the message, so that the caller gets a clear code."""
+
+
+class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
+    """Wraps unary-unary, unary-stream and bidi handlers alike."""
+
+    def __init__(self, metrics: Metrics, keys: Keys | None, methods: frozenset[str]) -> None:
+        self._metrics = metrics
+        self._keys = keys
+        self._methods = methods
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(OPEN_SERVICES):
+            return handler
+        name = method if method in self._methods else OTHER
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._wrap_stream(handler.stream_stream, name),
+                lenient(handler.request_deserializer),
+                handler.response_serializer,
+            )
+        if handler.response_streaming:
+            return handler
+        return grpc.unary_unary_rpc_method_handler(
+            self._wrap_unary(handler.unary_unary, name),
+            lenient(handler.request_deserializer),
+            handler.response_serializer,
+        )
+
+    def _wrap_unary(
+        self, behaviour: Callable[[Any, Context], Awaitable[Message]], method: str
+    ) -> Callable[[Any, Context], Awaitable[Message]]:
+        async def call(request: Any, context: Context) -> Message:
+            async with self._observe(context, method):
+                refuse_malformed(request)
+                reply = await behaviour(request, context)
+                self._metrics.response_bytes.labels(DOOR).observe(reply.ByteSize())
+                return reply
+
+        return call
+
+    def _wrap_stream(
+        self, behaviour: Callable[[Any, Context], AsyncIterator[Message]], method: str
+    ) -> Callable[[Any, Context], AsyncIterator[Message]]:
+        async def call(requests: Any, context: Context) -> AsyncIterator[Message]:
+            async with self._observe(context, method):
+                async for reply in behaviour(requests, context):
+                    self._metrics.response_bytes.labels(DOOR).observe(reply.ByteSize())
+                    yield reply
+
+        return call
+
+    @contextlib.asynccontextmanager
+    async def _observe(self, context: Context, method: str) -> AsyncIterator[None]:
+        started = time.perf_counter()
+        metadata = dict(context.invocation_metadata() or ())
+        request_id = _request_id(metadata)
+        self._metrics.in_flight.inc()
+        error: ServiceError | None = Cancelled("The caller left.")
+        try:
+            if self._keys is not None:
+                self._keys.check(metadata.get("authorization"))
+            context.set_trailing_metadata(((REQUEST_ID, request_id),))
+            yield
+            error = None
+        except ServiceError as raised:
+            error = raised
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            log.exception("unforeseen error", extra={"request_id": request_id})
+            error = Internal()
+        finally:
+            self._metrics.in_flight.dec()
+            self._count(method, error, started)
+        if error is not None:
+            if isinstance(error, Internal) and error.__cause__ is not None:
+                log.error("request failed", exc_info=error.__cause__, extra={"request_id": request_id})
+            await abort(context, error, request_id)
+
+    def _count(self, method: str, error: ServiceError | None, started: float) -> None:
+        code, status = ("OK", 200) if error is None else (error.code, error.http_status)
+        if error is not None and error.label:
+            self._metrics.rejected.labels(error.label).inc()
+        self._metrics.observe_request(DOOR, method, code, status, started)
+
+
+def lenient(deserializer: Callable[[bytes], Message]) -> Callable[[bytes], Message | Malformed]:
+    """Grpc answers UNKNOWN with library text when a deserialiser raises; so ours never does."""
+
+    def deserialize(data: bytes) -> Message | Malformed:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return Malformed()
+
+    return deserialize
+
+
+def refuse_malformed(request: object) -> None:
+    """Raise `Unreadable` for what `lenient` could not read."""
+    if isinstance(request, Malformed):
+        raise Unreadable("The message is not valid protobuf of this type.")
+
+
+async def abort(context: Context, error: ServiceError, request_id: str) -> NoReturn:
+    """End the call with the error's code and message, an ErrorInfo, and when to try again."""
+    code = grpc.StatusCode[error.code]
+    details = AnyMessage()
+    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": request_id}))
+    number: int = code.value[0]
+    status = Status(code=number, message=error.message, details=[details])
+    trailing: list[tuple[str, str | bytes]] = [
+        (REQUEST_ID, request_id),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    ]
+    if isinstance(error, QueueFull):
+        trailing.append(("grpc-retry-pushback-ms", str(max(1, round((error.retry_after_s or 1) * 1000)))))
+    elif isinstance(error, TooLarge):
+        trailing.append(("grpc-retry-pushback-ms", "-1"))  # the same request would be as large the next time
+    await context.abort(code, error.message, tuple(trailing))
+    raise AssertionError("abort raises")
+
+
+def _request_id(metadata: dict[str, str | bytes]) -> str:
+    sent = metadata.get(REQUEST_ID, "")
+    return sent if isinstance(sent, str) and _REQUEST_ID.fullmatch(sent) else secrets.token_hex(8)
