@@ -1,7 +1,7 @@
 """Liveness, readiness and, on the admin port alone, metrics."""
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from service.engine.host import Host
@@ -20,12 +20,12 @@ def make_router(host: Host) -> APIRouter:
 
     @router.get("/livez")
     @router.get("/healthz", include_in_schema=False)
-    async def livez() -> Response:
+    async def livez(request: Request) -> Response:
         """200 as long as the process works, loading and draining included."""
         return Response(body(), media_type="application/json", status_code=200 if host.alive else 503)
 
     @router.get("/readyz")
-    async def readyz() -> Response:
+    async def readyz(request: Request) -> Response:
         """200 while requests are taken, else 503."""
         return Response(body(), media_type="application/json", status_code=200 if host.ready else 503)
 

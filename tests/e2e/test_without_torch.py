@@ -1,0 +1,66 @@
+"""The server starts and answers in an environment that has neither torch nor transformers."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, server_environment
+
+ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "safetensors")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment with what serving needs, from the same constraints."""
+    home = tmp_path_factory.mktemp("serving")
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    interpreter = home / "bin" / "python"
+    subprocess.run(
+        [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+         "--constraint", "constraints.txt", ".[cpu]"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return interpreter
+
+
+@pytest.fixture
+def address(python: Path, default_artifact: Path, tmp_path: Path) -> Iterator[str]:
+    """A server run by that environment, away from the checkout."""
+    process = subprocess.Popen(
+        [str(python.with_name("attendant")), "serve"],
+        cwd=tmp_path,
+        env=server_environment(model_dir=default_artifact),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready: REST ")
+    yield line.split()[2].rstrip(",")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_the_environment_lacks(python: Path, name: str) -> None:
+    """What the server must do without is really not there."""
+    found = subprocess.run([str(python), "-c", f"import {name}"], capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError" in found.stderr
+
+
+def test_the_server_answers(address: str) -> None:
+    """A vector comes back."""
+    request = urllib.request.Request(
+        f"{address}/v1/encode", b'{"inputs": "money bank grows"}', {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        assert len(json.load(reply)["results"][0]["pooled"]) == 384
