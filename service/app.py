@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -25,6 +26,7 @@ from service.rpc.server import RpcServer
 
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
+LAST_WORDS_S = 2
 
 Made = TypeVar("Made")
 
@@ -43,10 +45,9 @@ class App:
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__).set(1)
         self._host = Host(self.metrics)
-        drain_s = settings.drain_timeout_ms / 1000
         header_s = settings.header_timeout_ms / 1000
-        self._rest = Server(make_app(self._host, settings, self.metrics, self._keys), header_s, drain_s)
-        self._admin = Server(make_admin_app(self._host, self.metrics), header_s, drain_s)
+        self._rest = Server(make_app(self._host, settings, self.metrics, self._keys), header_s, LAST_WORDS_S)
+        self._admin = Server(make_admin_app(self._host, self.metrics), header_s, LAST_WORDS_S)
         self._rpc = RpcServer(self._host, settings, self.metrics, self._keys)
 
     async def run(self) -> int:
@@ -99,7 +100,7 @@ class App:
         return EX_OK
 
     async def _drain(self, rest: "asyncio.Task[None]") -> None:
-        """Not ready, wait, refuse new, drain, close: all within one timeout."""
+        """Not ready, wait, refuse new, drain, close; the timeout is for the first four together."""
         deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000
         self._host.start_draining()
         await self._rpc.say_stopping()
@@ -108,13 +109,13 @@ class App:
             await asyncio.sleep(self._settings.drain_delay_ms / 1000)
         self._host.refuse()
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                await asyncio.gather(
-                    self._rpc.stop(max(0.1, deadline - time.monotonic())), stop_server(self._rest, rest)
-                )
-                await self._host.close()
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._host.drain()
         except TimeoutError:
-            log.warning("stopped with work unfinished after %d ms", self._settings.drain_timeout_ms)
+            log.warning("stopping with work unfinished after %d ms", self._settings.drain_timeout_ms)
+        # What is left are answers on their way, idle connections, and bodies that never came.
+        await asyncio.gather(self._rpc.stop(LAST_WORDS_S), stop_server(self._rest, rest))
+        await self._host.close()
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
         host, admin_host = self._settings.host, self._settings.admin_host
@@ -132,7 +133,7 @@ class App:
         def on_signal() -> None:
             if self._stop.is_set():
                 log.warning("told twice: stopping at once")
-                signal.raise_signal(signal.SIGKILL)
+                os._exit(EX_SOFTWARE)
             self._stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):

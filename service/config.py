@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+from dotenv import dotenv_values
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -25,7 +26,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_file=".env",
-        extra="forbid",
+        extra="ignore",  # a .env file may hold other programs' lines; load_settings refuses wrong ones of ours
         frozen=True,
         cli_kebab_case=True,
         cli_avoid_json=True,
@@ -35,7 +36,7 @@ class Settings(BaseSettings):
 
     model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="The artifact to serve.")
     model_sha256: str | None = Field(None, description="Refuse any artifact but the one with this digest.")
-    model_aliases: list[str] = Field([], description="Other names that requests may call the model.")
+    model_aliases: str = Field("", description="Other names that requests may call the model, with commas between.")
 
     host: str = Field("127.0.0.1", description="Address that REST and gRPC listen on.")
     rest_port: Port = Field(8080, description="REST; 0 picks a free port.")
@@ -80,7 +81,7 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
     `arguments` are command-line flags (`--rest-port 9000`); None leaves the command line out.
     """
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in os.environ if environ is None else environ:
+    for name in (*(os.environ if environ is None else environ), *dotenv_values(".env")):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise ConfigError(f"{name}: no such option. See: attendant serve --help")
     try:
@@ -104,7 +105,7 @@ def describe_options() -> str:
     ]
     for name, field in Settings.model_fields.items():
         default = field.get_default()
-        shown = "" if default in (None, []) else f"`{json.dumps(default, default=str).strip(chr(34))}`"
+        shown = "" if default in (None, "") else f"`{json.dumps(default, default=str).strip(chr(34))}`"
         flag = "--" + name.replace("_", "-")
         lines.append(f"| `{PREFIX}{name.upper()}` | `{flag}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

@@ -118,6 +118,7 @@ class Batcher(Generic[Item, Result]):
         finally:
             with self._filled:
                 self._reserved_tokens -= tokens
+                self._tell_idle()
 
     def submit(self, items: Sequence[Item], sizes: Sequence[int], deadline: float) -> "asyncio.Future[list[Result]]":
         """Queue one request's items; the future has their results in order, or the first error.
@@ -135,7 +136,7 @@ class Batcher(Generic[Item, Result]):
         return job.future
 
     async def drain(self) -> None:
-        """Return when nothing waits and nothing runs."""
+        """Return when nothing is being made ready, nothing waits and nothing runs."""
         await asyncio.to_thread(self._wait_until_idle)
 
     async def close(self) -> None:
@@ -145,6 +146,7 @@ class Batcher(Generic[Item, Result]):
             left, self._queue = self._queue, deque()
             self._queued_tokens = 0
             self._filled.notify_all()
+            self._tell_idle()
         for entry in left:
             self._fail(entry.job, Unavailable("The server stopped before this ran.", reason="draining"))
         for thread in self._threads:
@@ -152,7 +154,14 @@ class Batcher(Generic[Item, Result]):
 
     def _wait_until_idle(self) -> None:
         with self._filled:
-            self._idle.wait_for(lambda: not self._queue and not self._running)
+            self._idle.wait_for(self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._running or self._reserved_tokens)
+
+    def _tell_idle(self) -> None:
+        if self._is_idle():
+            self._idle.notify_all()
 
     def _seconds_to_drain(self) -> float:
         return self.waiting_tokens / self._tokens_per_second if self._tokens_per_second else 1.0
@@ -171,8 +180,7 @@ class Batcher(Generic[Item, Result]):
                 if tokens:
                     rate = tokens / seconds * self._plan.workers
                     self._tokens_per_second += (rate - self._tokens_per_second) * 0.1
-                if not self._queue and not self._running:
-                    self._idle.notify_all()
+                self._tell_idle()
 
     def _take(self) -> list[_Entry[Item, Result]] | None:
         """Wait for items and take the next row: None when closing, empty when all that waited were dropped."""

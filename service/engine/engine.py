@@ -246,7 +246,7 @@ def _facts(model: LoadedModel, limits: Limits, settings: Settings) -> ModelFacts
     manifest, runtime = model.artifact.manifest, model.runtime
     return ModelFacts(
         name=manifest.name,
-        aliases=list(settings.model_aliases),
+        aliases=[name.strip() for name in settings.model_aliases.split(",") if name.strip()],
         digest=f"sha256:{model.artifact.digest}",
         source=manifest.source,
         revision=manifest.revision,

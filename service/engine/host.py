@@ -58,10 +58,13 @@ class Host:
         """From here on requests are refused; those that were taken go on."""
         self.refusing = True
 
-    async def close(self) -> None:
-        """Answer what was taken, then end the engine."""
+    async def drain(self) -> None:
+        """Return when what was taken has been answered."""
         if self._engine is not None:
             await self._engine.drain()
+
+    async def close(self) -> None:
+        if self._engine is not None:
             await self._engine.close()
 
     def _enter(self, status: Status) -> None:

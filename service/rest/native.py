@@ -94,8 +94,8 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     @router.post("/v1/encode", openapi_extra=body_schema(EncodeBody))
     async def encode(request: Request) -> Response:
         """Vectors of the inputs: pooled, of tokens, words or spans, static."""
-        engine = host.engine
         body = await read_json(request, ENCODE, settings)
+        engine = host.engine
         asked = _encode_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
         return await answer(request, _render(found, body.encoding), _headers(found, engine.facts.digest))
@@ -103,9 +103,8 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     @router.post("/v1/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The tokens and words of each input, whole."""
-        engine = host.engine
         body = await read_json(request, TOKENIZE, settings)
-        found = await engine.tokenize(TokenizeRequest(_inputs(body.inputs), body.model))
+        found = await host.engine.tokenize(TokenizeRequest(_inputs(body.inputs), body.model))
         return await answer(request, orjson.dumps(found))
 
     @router.get("/v1/model")

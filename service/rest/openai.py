@@ -42,8 +42,8 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     @router.post("/v1/embeddings", openapi_extra={"requestBody": schema})
     async def embeddings(request: Request) -> Response:
         """One vector for each input."""
-        engine = host.engine
         body = await read_json(request, EMBEDDINGS, settings)
+        engine = host.engine
         asked = EncodeRequest(
             inputs=_inputs(body.input),
             model=body.model,

@@ -16,7 +16,7 @@ KEEP_ALIVE_S = 75
 class Server(uvicorn.Server):
     """One listening socket and the app behind it; `started_event` is set once it accepts."""
 
-    def __init__(self, app: ASGIApp, header_timeout_s: float, drain_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, header_timeout_s: float, last_words_s: int) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=round(drain_timeout_s) or 1,
+                timeout_graceful_shutdown=last_words_s,
             )
         )
         self.started_event = asyncio.Event()
