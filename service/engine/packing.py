@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-SHARED_ROW_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 LONG_ROW_STEP = 128
 
 
@@ -24,12 +23,12 @@ class RowLengths:
     shared: int
 
     @classmethod
-    def up_to(cls, max_tokens: int, shared: int) -> "RowLengths":
-        """Lengths that hold any text of the model and any shared row."""
-        longest = max(max_tokens, min(shared, SHARED_ROW_LENGTHS[-1]))
-        lengths = [length for length in SHARED_ROW_LENGTHS if length < longest]
-        lengths += range(SHARED_ROW_LENGTHS[-1] + LONG_ROW_STEP, longest, LONG_ROW_STEP)
-        return cls((*lengths, longest), min(shared, longest))
+    def up_to(cls, max_tokens: int, shared: int, short: Sequence[int]) -> "RowLengths":
+        """Lengths that hold any text of the model: those of `short` that it needs, and wider steps beyond them."""
+        shared = min(shared, max_tokens)
+        lengths = [length for length in short if length < max_tokens]
+        lengths += range(short[-1] + LONG_ROW_STEP, max_tokens, LONG_ROW_STEP)
+        return cls((*lengths, max_tokens), shared)
 
     def fit(self, tokens: int) -> int:
         """The shortest row that holds so many tokens."""

@@ -21,17 +21,23 @@ OPENVINO = "OpenVINOExecutionProvider"
 CPU = "CPUExecutionProvider"
 PLUGIN_LIBRARY = "attendant_openvino"
 
+FEW_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
+"""For the plugin, which compiles for each new shape (3 to 25 ms) and keeps what it compiled."""
+MANY_LENGTHS = tuple(range(8, 257, 8))
+"""For onnxruntime itself, to which a new shape is nothing, and padding is all it could save."""
+
 Precision = Literal["bf16", "f32"]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A chosen provider, its precision, how many rows it runs at once, and the longest row worth sharing."""
+    """A chosen provider: its precision, how many rows it runs at once, and what rows suit it."""
 
     name: str
     precision: Precision
     workers: int
     shared_row_tokens: int
+    row_lengths: tuple[int, ...]
 
     def open(self, artifact: Artifact, graph: GraphRecord) -> onnxruntime.InferenceSession:
         """A session over the very bytes that were verified."""
@@ -75,12 +81,12 @@ def choose_provider(
             raise ConfigError(
                 "ATTENDANT_PRECISION: bf16 needs the OpenVINO plugin on an Intel CPU; this is not one. Use auto or f32."
             )
-        return Provider(CPU, "f32", workers, row_tokens or 128)
+        return Provider(CPU, "f32", workers, row_tokens or 128, MANY_LENGTHS)
     has_bf16 = "BF16" in device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split()
     if precision == "bf16" and not has_bf16:
         raise ConfigError("ATTENDANT_PRECISION: this CPU has no bf16 unit. Use auto or f32.")
     chosen: Precision = "bf16" if precision != "f32" and has_bf16 else "f32"
-    return Provider(OPENVINO, chosen, workers, row_tokens or 256)
+    return Provider(OPENVINO, chosen, workers, row_tokens or 256, FEW_LENGTHS)
 
 
 def available_cpus() -> int:

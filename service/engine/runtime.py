@@ -20,7 +20,9 @@ class Runtime:
 
     def __init__(self, artifact: Artifact, provider: Provider) -> None:
         self.provider = provider
-        self.row_lengths = RowLengths.up_to(artifact.manifest.max_tokens, provider.shared_row_tokens)
+        self.row_lengths = RowLengths.up_to(
+            artifact.manifest.max_tokens, provider.shared_row_tokens, provider.row_lengths
+        )
         self._types = artifact.manifest.types
         self._session = provider.open(artifact, artifact.manifest.graphs["fast"])
 

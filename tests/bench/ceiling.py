@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model.artifact import Artifact
 from model.tokenizer import Source, Tokenizer
 from service.engine.packing import lay_out
-from service.engine.providers import CPU, Provider
+from service.engine.providers import Provider, choose_provider
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
 
@@ -26,7 +26,7 @@ class Bare:
         graph = artifact.manifest.graphs["fast"]
         self._vocabulary = artifact.manifest.vocabulary
         self._session = provider.open(artifact, graph)
-        self._reference = Provider(CPU, "f32", provider.workers, 128).open(artifact, graph)
+        self._reference = choose_provider("cpu", "f32").open(artifact, graph)
         self._tokenizer = Tokenizer(artifact.read("tokenizer.json"))
 
     def tokens_per_second(self, seconds: float) -> float:
