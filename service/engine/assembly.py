@@ -76,9 +76,14 @@ def response_bytes(outlines: Sequence[Outline], request: EncodeRequest, manifest
         values += len(item.ranges) * width if item.ranges is not None else 0
         values += count * manifest.static.shape[1] if "static" in outputs else 0
         total += RESULT_BYTES + _array_bytes(values, request.dtype, request.wire)
-        for part in (*(item.described or ()), *(item.words or ())):
-            total += TOKEN_BYTES + len(part.text) * (4 if request.wire == "binary" else JSON_CHARACTER_BYTES)
+        total += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
     return total
+
+
+def listed_bytes(parts: Sequence[Token | Word], wire: Wire) -> int:
+    """An upper bound of what tokens and words take in an answer."""
+    character = 4 if wire == "binary" else JSON_CHARACTER_BYTES
+    return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
 
 
 def _array_bytes(values: int, dtype: DType, wire: Wire) -> int:

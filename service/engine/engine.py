@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from model.artifact import TOKENIZER, Artifact
-from model.tokenizer import Source, Tokenizer, Tokens
+from model.tokenizer import Tokenizer, Tokens
 from service import __version__
 from service.config import Settings
-from service.engine.assembly import Outline, assemble, outline, response_bytes
+from service.engine.assembly import Outline, assemble, listed_bytes, outline, response_bytes
 from service.engine.batcher import Batcher, Plan
 from service.engine.checks import check_encode, check_inputs
 from service.engine.packing import choose
@@ -48,9 +49,11 @@ from service.metrics import Metrics
 
 FAST_LANE = "fast"
 INLINE_CHARACTERS = 8192
-"""Texts of so many characters together are tokenised on the event loop (about 2 ms); more go to a thread."""
+"""Requests of so many characters are handled on the event loop (tokenising takes about 2 ms); larger ones aside."""
 CHARACTERS_PER_TOKEN = 4
 """Only for the estimate that holds room in the queue until the tokens are counted."""
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -116,19 +119,16 @@ class Engine:
         deadline = self._deadline(request.deadline)
         started = time.perf_counter()
         with self._fast.reserve(_estimate_tokens(request.inputs)):
-            plain = request.outputs == ("pooled",) and request.truncation == "error"
-            tokens = self._fit(await self._tokenize(request.inputs, offsets=not plain), request)
-            outlines = [
-                outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
-                for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
-            ]
-            self._check_response(outlines, request)
+            outlines = await _aside(_characters(request.inputs), partial(self._prepare, request))
+            tokens = [found.tokens for found in outlines]
             tokenized = time.perf_counter()
             self._observe_tokenize(tokenized - started)
             vectors = self._submit(tokens, request, deadline)
         found_vectors = await self._answer(vectors, deadline) if vectors is not None else []
         ran = time.perf_counter()
-        results = assemble(outlines, found_vectors, request, self._manifest, self._model.head, self._model.static)
+        model = self._model
+        assembling = partial(assemble, outlines, found_vectors, request, self._manifest, model.head, model.static)
+        results = await _aside(_characters(request.inputs), assembling)
         finished = time.perf_counter()
         self._observe_postprocess(finished - ran)
         return self._respond(tokens, results, Timing(tokenized - started, ran - tokenized, finished - ran))
@@ -137,12 +137,19 @@ class Engine:
         """Tokens and words of the inputs, whole; nothing runs."""
         self._check_model(request.model)
         check_inputs(request.inputs, request.field, self._limits.max_inputs, self._limits, self._manifest.vocabulary)
-        results = []
-        for tokens in await self._tokenize(request.inputs, offsets=True):
+        with self._fast.reserve(_estimate_tokens(request.inputs)):
+            results = await _aside(_characters(request.inputs), partial(self._describe, request))
+        return TokenizeResponse(self._manifest.name, results)
+
+    def _describe(self, request: TokenizeRequest) -> list[TokenizeResult]:
+        results, size = [], 0
+        for tokens in self._tokenizer.encode([item.source for item in request.inputs]):
             words = words_of(tokens)
             described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
+            size += listed_bytes((*described, *words), request.wire)
+            self._check_size(size)
             results.append(TokenizeResult(len(tokens), described, words))
-        return TokenizeResponse(self._manifest.name, results)
+        return results
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._manifest.name and name not in self.facts.aliases:
@@ -155,12 +162,16 @@ class Engine:
             raise DeadlineExceeded("The deadline had passed when the request arrived.")
         return latest if asked is None else min(asked, latest)
 
-    async def _tokenize(self, inputs: Sequence[Input], *, offsets: bool) -> list[Tokens]:
-        sources = [item.source for item in inputs]
-        encode = partial(self._tokenizer.encode, sources, offsets=offsets)
-        if sum(map(_characters, sources)) <= INLINE_CHARACTERS:
-            return encode()
-        return await asyncio.to_thread(encode)
+    def _prepare(self, request: EncodeRequest) -> list[Outline]:
+        """Tokenise, cut, find words and spans, and refuse what would be too large."""
+        plain = request.outputs == ("pooled",) and request.truncation == "error"
+        tokens = self._fit(self._tokenizer.encode([item.source for item in request.inputs], offsets=not plain), request)
+        outlines = [
+            outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
+            for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
+        ]
+        self._check_size(response_bytes(outlines, request, self._manifest))
+        return outlines
 
     def _fit(self, tokens: list[Tokens], request: EncodeRequest) -> list[Tokens]:
         """Cut, or refuse, what is longer than the model takes; refuse what has no content."""
@@ -177,8 +188,7 @@ class Engine:
                 tokens[index] = found.truncate(limit, request.truncation)
         return tokens
 
-    def _check_response(self, outlines: Sequence[Outline], request: EncodeRequest) -> None:
-        size = response_bytes(outlines, request, self._manifest)
+    def _check_size(self, size: int) -> None:
         if size > self._limits.max_response_bytes:
             raise ResponseTooLarge(
                 f"The answer could take {size} bytes; the limit is {self._limits.max_response_bytes}. "
@@ -219,16 +229,21 @@ class Engine:
         return EncodeResponse(self._manifest.name, self.facts.precision, results, count, cut, timing)
 
 
-def _characters(source: Source) -> int:
-    return len(source.text) + len(source.pair or "")
+async def _aside(characters: int, work: Callable[[], Made]) -> Made:
+    """Do the work of a large request in a thread, so that the loop turns meanwhile; of a small one at once."""
+    return work() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def _characters(inputs: Sequence[Input]) -> int:
+    """How much there is to do; an id counts as the characters of a usual token."""
+    return sum(
+        len(item.source.text) + len(item.source.pair or "") + CHARACTERS_PER_TOKEN * len(item.source.token_ids or ())
+        for item in inputs
+    )
 
 
 def _estimate_tokens(inputs: Sequence[Input]) -> int:
-    return sum(
-        len(item.source.token_ids) if item.source.token_ids is not None
-        else 2 + _characters(item.source) // CHARACTERS_PER_TOKEN
-        for item in inputs
-    )  # fmt: skip
+    return 2 * len(inputs) + _characters(inputs) // CHARACTERS_PER_TOKEN
 
 
 def _limits(settings: Settings, max_tokens: int) -> Limits:

@@ -60,6 +60,7 @@ class EncodeRequest:
 class TokenizeRequest:
     inputs: tuple[Input, ...]
     model: str | None = None
+    wire: Wire = "json"
     field: str = "inputs"
 
 

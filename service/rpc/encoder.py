@@ -89,7 +89,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     left.cancel()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
-        found = await self._host.engine.tokenize(TokenizeRequest(_inputs(request.inputs), request.model or None))
+        asked = TokenizeRequest(_inputs(request.inputs), request.model or None, wire="binary")
+        found = await self._host.engine.tokenize(asked)
         return pb.TokenizeResponse(
             model=found.model,
             results=[
