@@ -165,6 +165,17 @@ class Encoder(nn.Module):
         return Encoded(hidden, probs)
 
 
+class EveryLayer(nn.Module):
+    """The encoder, giving what every layer gave: `(L+1, R, T, D)`, the embeddings first."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, segments: Tensor) -> Tensor:
+        return torch.stack(self.encoder.encode(ids, positions, types, segments).hidden)
+
+
 def own_segment_mask(segments: Tensor) -> Tensor:
     """`(R, T)` segment numbers to an additive mask `(R, 1, T, T)`: 0 within a segment, the lowest float elsewhere.
 

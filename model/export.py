@@ -1,5 +1,6 @@
 """A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
 
+import hashlib
 import logging
 import os
 import shutil
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.artifact import (
     FORMAT_VERSION,
@@ -21,6 +22,7 @@ from model.artifact import (
     WEIGHTS,
     Artifact,
     ArtifactError,
+    BlockRecord,
     DenseRecord,
     GraphRecord,
     Manifest,
@@ -29,14 +31,13 @@ from model.artifact import (
     write_manifest,
 )
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.encoder import Encoder
+from model.encoder import Block, EveryLayer
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
 from model.source import Origin, locate
 from model.tokenizer import Tokenizer
 
-FAST_GRAPH = "fast.onnx"
 DENSE_WEIGHTS = "dense.bin"
 INPUTS = ("ids", "positions", "types", "segments")
 OUTPUTS = ("hidden",)
@@ -86,21 +87,25 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progress: Progress) -> Manifest:
-    encoder = checkpoint.encoder
+    encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
-    progress(f"exporting {FAST_GRAPH} ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
-    export_graph(encoder, root / FAST_GRAPH)
-    progress("comparing torch with onnxruntime over a grid of lengths")
-    parity = measure_parity(encoder, root / FAST_GRAPH, checkpoint.max_tokens)
-    progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
-    if not parity.max_abs_difference <= parity.tolerance:
-        raise ParityError(
-            f"{FAST_GRAPH}: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
-            f"{parity.tolerance:.0e} is allowed. Nothing was written."
-        )
+    modules: dict[str, nn.Module] = {"fast": encoder, "explain": EveryLayer(encoder)}
+    graphs = {}
+    for graph, module in modules.items():
+        progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
+        export_graph(module, root / f"{graph}.onnx")
+        progress("comparing torch with onnxruntime over a grid of lengths")
+        parity = measure_parity(module, config, root / f"{graph}.onnx", checkpoint.max_tokens)
+        progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
+        if not parity.max_abs_difference <= parity.tolerance:
+            raise ParityError(
+                f"{graph}.onnx: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
+                f"{parity.tolerance:.0e} is allowed. Nothing was written."
+            )
+        graphs[graph] = GraphRecord(file=f"{graph}.onnx", inputs=INPUTS, outputs=OUTPUTS, parity=parity)
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
-    config = encoder.config
+    find = _tensor_finder(root / graphs["explain"].file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -120,16 +125,21 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         dense=dense,
         prompts=text_vector.prompts,
         precision="f32",
-        graphs={"fast": GraphRecord(file=FAST_GRAPH, inputs=INPUTS, outputs=OUTPUTS, parity=parity)},
-        static=_locate_tensor(root / FAST_GRAPH, "embeddings.tokens.weight"),
+        graphs=graphs,
+        static=find(encoder.embeddings.tokens.weight),
+        blocks=tuple(_block_record(block, find) for block in encoder.blocks),
+        layer_norm_eps=config.layer_norm_eps,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
     return manifest
 
 
-def export_graph(encoder: Encoder, path: Path) -> None:
-    """The fast graph: four int64 inputs `(R, T)`, both free, to the last hidden layer `(R, T, D)`."""
+def export_graph(module: nn.Module, path: Path) -> None:
+    """A graph from four int64 inputs `(R, T)`, both free, to what the module gives, with its weights in WEIGHTS.
+
+    All graphs of an artifact share that file: raises `ArtifactError` when the weights beside `path` are not the same.
+    """
     example = tuple(torch.zeros(2, 16, dtype=torch.int64) for _ in INPUTS)
     rows, tokens = torch.export.Dim("R"), torch.export.Dim("T")
     exporter_log = logging.getLogger("torch.onnx")
@@ -139,7 +149,7 @@ def export_graph(encoder: Encoder, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                encoder,
+                module,
                 example,
                 input_names=INPUTS,
                 output_names=OUTPUTS,
@@ -152,7 +162,13 @@ def export_graph(encoder: Encoder, path: Path) -> None:
         exporter_log.setLevel(level)
     assert program is not None
     _forget_the_machine(program.model)
-    onnx_ir.save(program.model, path, external_data=WEIGHTS, size_threshold_bytes=256)
+    with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
+        onnx_ir.save(program.model, Path(scratch) / path.name, external_data=WEIGHTS, size_threshold_bytes=256)
+        weights, shared = Path(scratch) / WEIGHTS, path.parent / WEIGHTS
+        if shared.exists() and describe_file(weights) != describe_file(shared):
+            raise ArtifactError(f"{path.name}: its weights differ from those of the graphs before it; this is a bug.")
+        os.replace(weights, shared)
+        os.replace(Path(scratch) / path.name, path)
 
 
 def _forget_the_machine(model: onnx_ir.Model) -> None:
@@ -165,11 +181,39 @@ def _forget_the_machine(model: onnx_ir.Model) -> None:
             node.doc_string = None
 
 
-def _locate_tensor(graph: Path, name: str) -> TensorRecord:
+def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:
+    """Where the exporter put a tensor, found by its bytes: it renames linear weights, and shares equal ones."""
     model = onnx.load(graph, load_external_data=False)
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    return TensorRecord(file=where["location"], offset=int(where.get("offset", 0)), shape=tuple(tensor.dims))
+    weights = (graph.parent / WEIGHTS).read_bytes()
+    found: dict[bytes, TensorRecord] = {}
+    for tensor in model.graph.initializer:
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        if where:
+            offset, length = int(where.get("offset", 0)), int(where["length"])
+            record = TensorRecord(file=where["location"], offset=offset, shape=tuple(tensor.dims))
+            found[hashlib.sha256(weights[offset : offset + length]).digest()] = record
+
+    def find(tensor: Tensor) -> TensorRecord:
+        return found[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
+
+    return find
+
+
+def _block_record(block: nn.Module, find: Callable[[Tensor], TensorRecord]) -> BlockRecord:
+    assert isinstance(block, Block)
+    attention = block.attention
+    linear = {
+        "query": attention.query,
+        "key": attention.key,
+        "value": attention.value,
+        "output": attention.output,
+    }
+    return BlockRecord(
+        **{name: find(part.weight.T) for name, part in linear.items()},
+        **{f"{name}_bias": find(part.bias) for name, part in linear.items()},
+        norm=find(block.attention_norm.weight),
+        norm_bias=find(block.attention_norm.bias),
+    )
 
 
 def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]:

@@ -11,9 +11,10 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from model.artifact import ParityRecord
-from model.encoder import Encoder
+from model.encoder import EncoderConfig
 
 GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
 """Lengths of the texts in each row that is tried; the model's longest text is added."""
@@ -24,17 +25,17 @@ TOLERANCE = 1e-4
 Row = dict[str, NDArray[np.int64]]
 
 
-def measure_parity(encoder: Encoder, graph: Path, max_tokens: int, seed: int = 0) -> ParityRecord:
-    """Run the grid through both; the tolerance in the record is absolute."""
+def measure_parity(module: nn.Module, config: EncoderConfig, graph: Path, max_tokens: int) -> ParityRecord:
+    """Run the grid through the exported module and its graph; the tolerance in the record is absolute."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     lengths = [row for row in (*GRID, (max_tokens,)) if max(row) <= max_tokens]
     worst, largest = 0.0, 1.0
     for row_lengths in lengths:
-        texts = [_random_text(encoder, length, rng) for length in row_lengths]
-        reference = np.concatenate([_torch_alone(encoder, text) for text in texts], axis=1)
+        texts = [_random_text(config, length, rng) for length in row_lengths]
+        reference = np.concatenate([_torch_alone(module, text) for text in texts], axis=-2)
         (packed,) = session.run(None, pack(texts))
         if not np.isfinite(reference).all():
             return ParityRecord(rows=len(lengths), max_abs_difference=float("nan"), tolerance=TOLERANCE)
@@ -50,16 +51,16 @@ def pack(texts: Sequence[Row]) -> Row:
     return row
 
 
-def _random_text(encoder: Encoder, length: int, rng: np.random.Generator) -> Row:
+def _random_text(config: EncoderConfig, length: int, rng: np.random.Generator) -> Row:
     return {
-        "ids": rng.integers(0, encoder.config.vocab_size, (1, length)),
+        "ids": rng.integers(0, config.vocab_size, (1, length)),
         "positions": np.arange(length)[None],
-        "types": rng.integers(0, encoder.config.types, (1, length)),
+        "types": rng.integers(0, config.types, (1, length)),
         "segments": np.ones((1, length), dtype=np.int64),
     }
 
 
-def _torch_alone(encoder: Encoder, text: Row) -> NDArray[np.float32]:
+def _torch_alone(module: nn.Module, text: Row) -> NDArray[np.float32]:
     with torch.inference_mode():
-        hidden: torch.Tensor = encoder(**{name: torch.from_numpy(values) for name, values in text.items()})
+        hidden: torch.Tensor = module(**{name: torch.from_numpy(values) for name, values in text.items()})
     return hidden.numpy()

@@ -13,7 +13,8 @@ from model.artifact import ArtifactError
 from model.tokenizer import Source
 from service.app import EX_CONFIG, EX_OK, App
 from service.config import ConfigError, Settings, describe_options, load_settings
-from service.engine.engine import Engine, LoadedModel
+from service.engine.engine import Engine
+from service.engine.loaded import LoadedModel
 from service.engine.requests import EncodeRequest, Input
 from service.errors import ServiceError
 from service.logs import set_up_logging

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from model.artifact import ArtifactError
 from service import __version__
 from service.config import ConfigError, Settings
-from service.engine.engine import Engine, LoadedModel
+from service.engine.engine import Engine
 from service.engine.host import Host
+from service.engine.loaded import LoadedModel
 from service.keys import Keys
 from service.metrics import Metrics
 from service.rest.edge import make_admin_app, make_app

@@ -65,6 +65,9 @@ class Settings(BaseSettings):
     max_request_bytes: Positive = Field(8 * 2**20, description="Bytes of a request body or gRPC message.")
     max_response_bytes: Positive = Field(64 * 2**20, description="Bytes of a reply; a larger one is refused unrun.")
     max_queue_tokens: Positive = Field(65536, description="Tokens that may wait; beyond it requests are refused.")
+    max_explain_queue_tokens: Positive = Field(
+        16384, description="Tokens that may wait for layers other than the last, which run one text at a time."
+    )
     max_deadline_ms: Positive = Field(60_000, description="The longest a request may take.")
     header_timeout_ms: Positive = Field(10_000, description="How long a client may take to send its headers.")
     body_timeout_ms: Positive = Field(15_000, description="How long a client may take to send its body.")

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Manifest
 from model.tokenizer import Tokenizer, Tokens
-from service.engine.pooling import Floats, Head, mean_ranges, narrow, normalize
+from service.engine.checks import is_last_alone, pooled_size
+from service.engine.pooling import Floats, Head, mean_ranges, narrow, normalize, reduce_layers
 from service.engine.requests import (
     DTYPES,
     Array,
@@ -66,8 +68,12 @@ def outline(item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Toke
 
 def response_bytes(outlines: Sequence[Outline], request: EncodeRequest, manifest: Manifest) -> int:
     """How large the answer will be: exact for the arrays in binary and base64, an upper bound in JSON."""
-    outputs, width = request.outputs, manifest.width
-    pooled_width = request.dimensions or manifest.output_width
+    outputs = request.outputs
+    copies = 1 if request.layer_reduce == "mean" else len(request.layers)
+    width = manifest.width * copies
+    pooled_width = request.dimensions or pooled_size(request, manifest)
+    if request.layer_reduce == "stack":
+        pooled_width *= copies
     total = 0
     for item in outlines:
         count = len(item.tokens)
@@ -105,34 +111,44 @@ def assemble(
     outputs = request.outputs
     results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in outlines]
     if "pooled" in outputs:
-        pooled = finish_pooled(np.stack([_present(found.pooled) for found in vectors]), request, manifest, head)
-        for result, row in zip(results, pooled, strict=True):
-            result.pooled = _array(row, request)
+        pooled = np.stack([_present(found.pooled) for found in vectors], axis=1)  # (layers, N, D)
+        finished = finish_pooled(pooled, request, manifest, head)
+        for result, vector in zip(results, finished, strict=True):
+            result.pooled = Array(vector, request.dtype)
     for number, (item, result) in enumerate(zip(outlines, results, strict=True)):
         result.tokens, result.words = item.described, item.words
         if "static" in outputs:
             result.static_vectors = Array(narrow(static[item.tokens.ids], request.dtype), request.dtype)
         if "tokens" in outputs:
-            result.token_vectors = _array(narrow(_present(vectors[number].hidden), request.dtype), request)
+            result.token_vectors = _reduced(_present(vectors[number].hidden), request)
         if item.ranges is not None:
-            means = narrow(mean_ranges(_present(vectors[number].hidden), item.ranges), request.dtype)
-            word_count = len(means) - item.span_count
-            result.word_vectors = _array(means[:word_count], request) if "words" in outputs else None
-            result.span_vectors = _array(means[word_count:], request) if "spans" in outputs else None
+            means = np.stack([mean_ranges(layer, item.ranges) for layer in _present(vectors[number].hidden)])
+            word_count = len(item.ranges) - item.span_count
+            result.word_vectors = _reduced(means[:, :word_count], request) if "words" in outputs else None
+            result.span_vectors = _reduced(means[:, word_count:], request) if "spans" in outputs else None
     return results
 
 
-def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: Head) -> NDArray[np.generic]:
-    """Pooled vectors `(N, D)` through the model's own head, then cut, normalised and narrowed as asked."""
-    pooled = head(pooled)[:, : request.dimensions]
+def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: Head) -> NDArray[Any]:
+    """Pooled vectors `(layers, N, D)` to one array a text, `(N, ...)`.
+
+    The model's own trained layers follow where it was trained with them, on the last layer alone. Then layers are
+    put together, and the vectors cut, normalised and narrowed as asked.
+    """
+    if is_last_alone(request, manifest):
+        pooled = head(pooled[0])[None]
+    whole = reduce_layers(pooled, request.layer_reduce)[..., : request.dimensions]
     own = manifest.normalize if request.normalize is None else request.normalize
     if own or request.dtype in ("int8", "ubinary"):
-        pooled = normalize(pooled)
-    return np.ascontiguousarray(narrow(pooled, request.dtype))
+        whole = normalize(whole)
+    narrowed = np.ascontiguousarray(narrow(whole, request.dtype))
+    return narrowed.swapaxes(0, 1) if request.layer_reduce == "stack" else narrowed
 
 
-def _array(values: NDArray[np.generic], request: EncodeRequest) -> Array:
-    return Array(values[None] if request.layer_reduce == "stack" else values, request.dtype)
+def _reduced(vectors: Floats, request: EncodeRequest) -> Array:
+    return Array(
+        np.ascontiguousarray(narrow(reduce_layers(vectors, request.layer_reduce), request.dtype)), request.dtype
+    )
 
 
 def _present(vectors: Floats | None) -> Floats:

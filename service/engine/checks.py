@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from model.artifact import Manifest
 from service.engine.requests import EncodeRequest, Input, Limits, Output
-from service.errors import EmptyInput, Invalid, NotOffered, TooLarge
+from service.errors import EmptyInput, Invalid, TooLarge
 
 
 def check_inputs(inputs: Sequence[Input], field: str, max_inputs: int, limits: Limits, vocabulary: int) -> None:
@@ -84,17 +84,15 @@ def _check_layers(request: EncodeRequest, manifest: Manifest) -> None:
     for index, layer in enumerate(request.layers):
         if not -last - 1 <= layer <= last:
             raise Invalid(f"layers[{index}] must be 0..{last}, or negative from the end.", reason="layer_out_of_range")
-    if any(layer not in (-1, last) for layer in request.layers):
-        raise NotOffered("layers: only the last layer is offered so far. Leave layers out.")
-    if len(request.layers) > 1:
+    if len({layer % (last + 1) for layer in request.layers}) < len(request.layers):
         raise Invalid("layers names the same layer twice.")
 
 
 def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
     dimensions = request.dimensions
     if dimensions is not None:
-        if not 1 <= dimensions <= manifest.output_width:
-            raise Invalid(f"dimensions must be 1..{manifest.output_width}, the width of this model.")
+        if not 1 <= dimensions <= pooled_size(request, manifest):
+            raise Invalid(f"dimensions must be 1..{pooled_size(request, manifest)}, the width of the pooled vector.")
         if "pooled" not in outputs:
             raise Invalid("dimensions is for pooled vectors only, and outputs does not ask for them.")
     if request.dtype in ("int8", "ubinary"):
@@ -102,5 +100,17 @@ def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Outpu
             raise Invalid(f"dtype {request.dtype} is for pooled vectors only. Ask for nothing else in outputs.")
         if request.normalize is False:
             raise Invalid(f"dtype {request.dtype} is made of normalised vectors. Leave normalize out.")
-        if request.dtype == "ubinary" and (dimensions or manifest.output_width) % 8:
+        if request.dtype == "ubinary" and (dimensions or pooled_size(request, manifest)) % 8:
             raise Invalid("dtype ubinary needs dimensions that are a multiple of 8.")
+
+
+def is_last_alone(request: EncodeRequest, manifest: Manifest) -> bool:
+    """Whether the request asks for nothing but the last layer, which is the fast lane's."""
+    return set(request.layers) <= {-1, manifest.layers}
+
+
+def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
+    """How many components a pooled vector has before any are cut."""
+    if is_last_alone(request, manifest):
+        return manifest.output_width
+    return manifest.width * (len(request.layers) if request.layer_reduce == "concat" else 1)

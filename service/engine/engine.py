@@ -3,22 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
-from model.artifact import TOKENIZER, Artifact
-from model.tokenizer import Tokenizer, Tokens
+from model.tokenizer import Tokens
 from service import __version__
 from service.config import Settings
 from service.engine.assembly import Outline, assemble, listed_bytes, outline, response_bytes
-from service.engine.batcher import Batcher, Plan
-from service.engine.checks import check_encode, check_inputs
+from service.engine.checks import check_encode, check_inputs, is_last_alone
+from service.engine.lane import Lane, one_alone
+from service.engine.loaded import LoadedModel
 from service.engine.packing import choose
-from service.engine.pooling import Floats, Head
-from service.engine.providers import choose_provider
 from service.engine.requests import (
     EncodeRequest,
     EncodeResponse,
@@ -33,7 +28,7 @@ from service.engine.requests import (
     TokenizeResponse,
     TokenizeResult,
 )
-from service.engine.runtime import NotFinite, Runtime
+from service.engine.runtime import NotFinite
 from service.engine.words import describe_tokens, words_of
 from service.errors import (
     DeadlineExceeded,
@@ -47,35 +42,12 @@ from service.errors import (
 )
 from service.metrics import Metrics
 
-FAST_LANE = "fast"
 INLINE_CHARACTERS = 8192
 """Requests of so many characters are handled on the event loop (tokenising takes about 2 ms); larger ones aside."""
 CHARACTERS_PER_TOKEN = 4
 """Only for the estimate that holds room in the queue until the tokens are counted."""
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """An artifact, opened: everything that takes time to make."""
-
-    artifact: Artifact
-    tokenizer: Tokenizer
-    runtime: Runtime
-    head: Head
-    static: Floats
-    """The embedding table, `(V, E)`, on disk until its pages are touched."""
-
-    @classmethod
-    def load(cls, settings: Settings) -> "LoadedModel":
-        """Verify, open and warm up; blocks for seconds. Raises `ArtifactError` or `ConfigError`."""
-        provider = choose_provider(settings.provider, settings.precision, settings.threads, settings.row_tokens)
-        artifact = Artifact.open(settings.model_dir, settings.model_sha256)
-        runtime = Runtime(artifact, provider)
-        runtime.warm_up()
-        tokenizer = Tokenizer(artifact.read(TOKENIZER))
-        return cls(artifact, tokenizer, runtime, Head(artifact), np.asarray(artifact.map(artifact.manifest.static)))
 
 
 class Engine:
@@ -88,27 +60,17 @@ class Engine:
         self._metrics = metrics
         self._limits = _limits(settings, self._manifest.max_tokens)
         self.facts = _facts(model, self._limits, settings)
-        runtime = model.runtime
-        self._fast: Batcher[Text, TextVectors] = Batcher(
-            Plan(
-                lane=FAST_LANE,
-                run=runtime.run,
-                choose=partial(choose, shared=runtime.row_lengths.shared),
-                row_length=runtime.row_length,
-                workers=runtime.provider.workers,
-                max_queue_tokens=settings.max_queue_tokens,
-            ),
-            metrics,
-        )
-        self._observe_tokenize = metrics.stage_seconds.labels("tokenize", FAST_LANE).observe
-        self._observe_postprocess = metrics.stage_seconds.labels("postprocess", FAST_LANE).observe
+        fast, explain = model.runtime, model.explain
+        share = partial(choose, shared=fast.row_lengths.shared)
+        self._fast = Lane("fast", fast, share, settings.max_queue_tokens, metrics)
+        self._explain = Lane("explain", explain, one_alone, settings.max_explain_queue_tokens, metrics)
 
     async def drain(self) -> None:
         """Return when everything that was taken has been answered."""
-        await self._fast.drain()
+        await asyncio.gather(self._fast.batcher.drain(), self._explain.batcher.drain())
 
     async def close(self) -> None:
-        await self._fast.close()
+        await asyncio.gather(self._fast.batcher.close(), self._explain.batcher.close())
 
     async def encode(self, request: EncodeRequest) -> EncodeResponse:
         """Vectors of the inputs. Cancelling drops what has not run; raises a `ServiceError` for everything else."""
@@ -117,27 +79,28 @@ class Engine:
         check_inputs(request.inputs, request.field, max_inputs, self._limits, self._manifest.vocabulary)
         check_encode(request, self._manifest)
         deadline = self._deadline(request.deadline)
+        lane = self._fast if is_last_alone(request, self._manifest) else self._explain
         started = time.perf_counter()
-        with self._fast.reserve(_estimate_tokens(request.inputs)):
+        with lane.batcher.reserve(_estimate_tokens(request.inputs)):
             outlines = await _aside(_characters(request.inputs), partial(self._prepare, request))
             tokens = [found.tokens for found in outlines]
             tokenized = time.perf_counter()
-            self._observe_tokenize(tokenized - started)
-            vectors = self._submit(tokens, request, deadline)
-        found_vectors = await self._answer(vectors, deadline) if vectors is not None else []
+            lane.observe_tokenize(tokenized - started)
+            vectors = self._submit(lane, tokens, request, deadline)
+        found_vectors = await self._answer(lane, vectors, deadline) if vectors is not None else []
         ran = time.perf_counter()
         model = self._model
         assembling = partial(assemble, outlines, found_vectors, request, self._manifest, model.head, model.static)
         results = await _aside(_characters(request.inputs), assembling)
         finished = time.perf_counter()
-        self._observe_postprocess(finished - ran)
-        return self._respond(tokens, results, Timing(tokenized - started, ran - tokenized, finished - ran))
+        lane.observe_postprocess(finished - ran)
+        return self._respond(lane, tokens, results, Timing(tokenized - started, ran - tokenized, finished - ran))
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Tokens and words of the inputs, whole; nothing runs."""
         self._check_model(request.model)
         check_inputs(request.inputs, request.field, self._limits.max_inputs, self._limits, self._manifest.vocabulary)
-        with self._fast.reserve(_estimate_tokens(request.inputs)):
+        with self._fast.batcher.reserve(_estimate_tokens(request.inputs)):
             results = await _aside(_characters(request.inputs), partial(self._describe, request))
         return TokenizeResponse(self._manifest.name, results)
 
@@ -196,37 +159,42 @@ class Engine:
             )
 
     def _submit(
-        self, tokens: Sequence[Tokens], request: EncodeRequest, deadline: float
+        self, lane: Lane, tokens: Sequence[Tokens], request: EncodeRequest, deadline: float
     ) -> "asyncio.Future[list[TextVectors]] | None":
         hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
         pooling = (request.pooling or self._manifest.pooling) if "pooled" in request.outputs else None
         if not hidden and pooling is None:
             return None
-        texts = [Text(found, pooling, hidden) for found in tokens]
-        return self._fast.submit(texts, [len(found) for found in tokens], deadline)
+        layers = tuple(layer % (self._manifest.layers + 1) for layer in request.layers)
+        texts = [Text(found, pooling, hidden, layers) for found in tokens]
+        return lane.batcher.submit(texts, [len(found) for found in tokens], deadline)
 
-    async def _answer(self, vectors: "asyncio.Future[list[TextVectors]]", deadline: float) -> list[TextVectors]:
+    async def _answer(
+        self, lane: Lane, vectors: "asyncio.Future[list[TextVectors]]", deadline: float
+    ) -> list[TextVectors]:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await vectors
         except TimeoutError:
             raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.") from None
         except NotFinite as error:
-            self._metrics.nonfinite_outputs.labels(FAST_LANE).inc()
+            self._metrics.nonfinite_outputs.labels(lane.name).inc()
             raise NonFiniteOutput from error
         except ServiceError:
             raise
         except Exception as error:
             raise Internal from error
 
-    def _respond(self, tokens: Sequence[Tokens], results: list[EncodeResult], timing: Timing) -> EncodeResponse:
+    def _respond(
+        self, lane: Lane, tokens: Sequence[Tokens], results: list[EncodeResult], timing: Timing
+    ) -> EncodeResponse:
         count = sum(map(len, tokens))
         cut = sum(found.truncated for found in tokens)
         self._metrics.request_inputs.observe(len(tokens))
         self._metrics.request_tokens.observe(count)
         if cut:
             self._metrics.truncated_inputs.inc(cut)
-        return EncodeResponse(self._manifest.name, self.facts.precision, results, count, cut, timing)
+        return EncodeResponse(self._manifest.name, lane.precision, results, count, cut, timing)
 
 
 async def _aside(characters: int, work: Callable[[], Made]) -> Made:
@@ -279,7 +247,7 @@ def _facts(model: LoadedModel, limits: Limits, settings: Settings) -> ModelFacts
         precision=runtime.provider.precision,
         provider=runtime.provider.name,
         row_lengths=list(runtime.row_lengths.lengths),
-        layers=[manifest.layers],
+        layers=list(range(manifest.layers + 1)),
         attention_kinds=[],
         limits=limits,
         version=__version__,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
-from service.engine.requests import DTYPES, DType
+from service.engine.requests import DTYPES, DType, LayerReduce
 
 Floats = NDArray[Any]
 """float32, whatever numpy's own types make of arithmetic on it."""
@@ -35,6 +35,16 @@ def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
     counts = np.maximum(ranges[:, 1] - ranges[:, 0], 1)[:, None]
     means: Floats = ((sums[ranges[:, 1]] - sums[ranges[:, 0]]) / counts).astype(np.float32)
     return means
+
+
+def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
+    """Vectors of N layers `(N, ..., D)` as one: end to end `(..., N * D)`, their mean `(..., D)`, or as they are."""
+    if reduce == "stack":
+        return vectors
+    if reduce == "mean":
+        mean: NDArray[Any] = vectors.mean(axis=0)
+        return mean
+    return vectors[0] if len(vectors) == 1 else np.concatenate(list(vectors), axis=-1)
 
 
 def normalize(vectors: Floats) -> Floats:

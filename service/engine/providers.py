@@ -38,12 +38,13 @@ class Provider:
     workers: int
     shared_row_tokens: int
     row_lengths: tuple[int, ...]
+    threads_per_run: int = 1
 
     def open(self, artifact: Artifact, graph: GraphRecord) -> onnxruntime.InferenceSession:
         """A session over the very bytes that were verified."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = self.threads_per_run
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         weights = artifact.read(WEIGHTS)
@@ -87,6 +88,11 @@ def choose_provider(
         raise ConfigError("ATTENDANT_PRECISION: this CPU has no bf16 unit. Use auto or f32.")
     chosen: Precision = "bf16" if precision != "f32" and has_bf16 else "f32"
     return Provider(OPENVINO, chosen, workers, row_tokens or 256, FEW_LENGTHS)
+
+
+def explain_provider(threads: int = 0) -> Provider:
+    """Where maps and layers are computed: float32, one text at a time with all threads on it."""
+    return Provider(CPU, "f32", 1, 1, MANY_LENGTHS, threads_per_run=threads or available_cpus())
 
 
 def available_cpus() -> int:

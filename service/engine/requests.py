@@ -151,17 +151,18 @@ class Text:
     """One tokenised text as the batcher and the runtime see it.
 
     `pooling` is wanted of the runtime, which pools a whole row at once; `hidden` says whether the vectors of the
-    tokens are wanted too.
+    tokens are wanted too. `layers` are 0..L; the fast lane knows the last alone.
     """
 
     tokens: Tokens
     pooling: Pooling | None
     hidden: bool
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """What the model gave for one text: `hidden` `(T, D)` and `pooled` `(D,)`, float32, where they were wanted."""
+    """What the model gave for one text, where wanted: `hidden` `(N, T, D)` and `pooled` `(N, D)`, float32, of N layers."""
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None

@@ -1,8 +1,10 @@
 """One graph, opened: texts in, their vectors out. The only place that runs a session."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
+import onnxruntime
 
 from model.artifact import Artifact, Pooling
 from service.engine.packing import Row, RowLengths, lay_out
@@ -36,7 +38,7 @@ class Runtime:
 
     def run(self, texts: Sequence[Text]) -> list[TextVectors]:
         """Pack the texts into one row and run it; one result a text. Raises `NotFinite`, or what onnxruntime raises."""
-        row = lay_out([(text.tokens.ids, self._model_types(text)) for text in texts], self.row_length(texts))
+        row = lay_out([(text.tokens.ids, model_types(text, self._types)) for text in texts], self.row_length(texts))
         hidden = self._hidden(row)[0]
         # One sum tells: a NaN or infinity anywhere stays in it.
         if not np.isfinite(hidden[: row.tokens].sum()):
@@ -45,8 +47,8 @@ class Runtime:
         pooled = {pooling: pool_row(hidden, row.starts, row.sizes, pooling) for pooling in wanted}
         return [
             TextVectors(
-                hidden=hidden[start : start + size] if text.hidden else None,
-                pooled=None if text.pooling is None else pooled[text.pooling][index],
+                hidden=hidden[None, start : start + size] if text.hidden else None,
+                pooled=None if text.pooling is None else pooled[text.pooling][None, index],
             )
             for index, (text, start, size) in enumerate(zip(texts, row.starts, row.sizes, strict=True))
         ]
@@ -55,9 +57,45 @@ class Runtime:
         (hidden,) = self._session.run(None, row.inputs)
         return hidden  # type: ignore[no-any-return]
 
-    def _model_types(self, text: Text) -> list[int] | None:
-        """None when all are 0: of a single text in most families, and always in a family that has one type."""
-        if self._types == 1:
-            return None
-        types = text.tokens.types
-        return types if any(types) else None
+
+class ExplainRuntime:
+    """The explain graph: what every layer gave, in float32 on onnxruntime's own provider, one text a row."""
+
+    def __init__(self, artifact: Artifact, provider: Provider) -> None:
+        self.provider = provider
+        self._artifact = artifact
+        self._types = artifact.manifest.types
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        """Opened by the lane's one worker when it is first needed; many servers never need it."""
+        return self.provider.open(self._artifact, self._artifact.manifest.graphs["explain"])
+
+    def run(self, texts: Sequence[Text]) -> list[TextVectors]:
+        """One result a text. Raises `NotFinite`, or what onnxruntime raises."""
+        return [self._run(text) for text in texts]
+
+    def row_length(self, texts: Sequence[Text]) -> int:
+        return sum(len(text.tokens) for text in texts)
+
+    def _run(self, text: Text) -> TextVectors:
+        row = lay_out([(text.tokens.ids, model_types(text, self._types))], len(text.tokens))
+        (every,) = self._session.run(None, row.inputs)
+        hidden = every[list(text.layers), 0]  # (N, T, D)
+        if not np.isfinite(hidden.sum()):
+            raise NotFinite
+        pooling = text.pooling
+        return TextVectors(
+            hidden=hidden if text.hidden else None,
+            pooled=None
+            if pooling is None
+            else np.concatenate([pool_row(layer, row.starts, row.sizes, pooling) for layer in hidden]),
+        )
+
+
+def model_types(text: Text, types: int) -> list[int] | None:
+    """None when all are 0: of a single text in most families, and always in a family that has one type."""
+    if types == 1:
+        return None
+    given = text.tokens.types
+    return given if any(given) else None
