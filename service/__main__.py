@@ -1,7 +1,10 @@
 """`attendant serve | embed | options`."""
 
 import asyncio
+import logging
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -11,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import ArtifactError
 from model.tokenizer import Source
-from service.app import EX_CONFIG, EX_OK, App
+from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.engine.engine import Engine, LoadedModel
 from service.engine.requests import EncodeRequest, Input
@@ -53,7 +56,13 @@ def _serve(settings: Settings) -> int:
     async def run() -> int:
         return await App(settings).run()
 
-    return uvloop.run(run())
+    status = uvloop.run(run())
+    if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
+        # Told to stop while the runtime was loading: it cannot be interrupted, and must not meet a dying interpreter.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 async def _embed(settings: Settings, texts: Iterable[str]) -> int:

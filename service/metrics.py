@@ -47,7 +47,10 @@ class Metrics:
         )
         self.rejected = Counter("attendant_rejected", "Requests refused, by reason.", ["reason"], registry=registry)
         self.cancelled = Counter(
-            "attendant_cancelled", "Texts dropped because their caller left, by place.", ["where"], registry=registry
+            "attendant_cancelled",
+            "Texts dropped because nobody waited for them any more.",
+            ["where"],
+            registry=registry,
         )
         self.stage_seconds = Histogram(
             "attendant_stage_duration_seconds",

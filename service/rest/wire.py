@@ -30,6 +30,12 @@ Parsed = TypeVar("Parsed")
 Answer = TypeVar("Answer")
 
 
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI of a route that reads its body itself; `make_app` adds the schemas that it refers to."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
 class StrictModel(BaseModel):
     """JSON that is taken only as written in the contract: no coercion, no unknown field, no NaN."""
 
