@@ -157,6 +157,10 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+    except socket.gaierror:
+        bound.close()
+        option = "ATTENDANT_ADMIN_HOST" if what == "admin" else "ATTENDANT_HOST"
+        raise ConfigError(f"{option}: {host} is not an address of this machine.") from None
     except OSError:
         bound.close()
         raise port_error(what, host, port) from None

@@ -37,7 +37,8 @@ class EncodeRequest:
     """As API.md, encode. `wire` is how the door will spell the arrays, which decides how large the answer is.
 
     `deadline` is a time.monotonic() reading; None means the longest that is allowed. `field` names the inputs
-    in error messages, as the caller wrote them; `max_inputs` is the door's own limit.
+    in error messages, as the caller wrote them; `max_inputs` is the door's own limit,
+    and `too_long_hint` says what a caller of that door can do about a text that is too long.
     """
 
     inputs: tuple[Input, ...]
@@ -54,6 +55,7 @@ class EncodeRequest:
     deadline: float | None = None
     field: str = "inputs"
     max_inputs: int | None = None
+    too_long_hint: str = 'Send truncation: "right" to cut it.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,13 @@ class Timing:
     tokenize: float
     run: float
     postprocess: float
+
+    def describe(self) -> str:
+        """As the header server-timing, in milliseconds."""
+        return (
+            f"tokenize;dur={self.tokenize * 1e3:.2f}, run;dur={self.run * 1e3:.2f}, "
+            f"postprocess;dur={self.postprocess * 1e3:.2f}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from service.rest.wire import (
     answer,
     body_of,
     deadline_of,
+    marks,
     read_json,
     while_connected,
 )
@@ -95,7 +96,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
         engine = host.engine
         asked = _encode_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        return await answer(request, _render(found, body.encoding), _headers(found, engine.facts.digest))
+        return await answer(request, _render(found, body.encoding), marks(found, engine.facts.digest))
 
     @router.post("/v1/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -183,12 +184,3 @@ def _result(result: EncodeResult, encoding: Literal["float", "base64"]) -> dict[
 
 def _tensor(array: Array) -> dict[str, Any]:
     return {"shape": array.shape, "dtype": array.dtype, "data": array.to_base64()}
-
-
-def _headers(found: EncodeResponse, digest: str) -> dict[str, str]:
-    timing = found.timing
-    return {
-        "x-attendant-model": f"{found.model}@{digest}",
-        "server-timing": f"tokenize;dur={timing.tokenize * 1e3:.2f}, run;dur={timing.run * 1e3:.2f}, "
-        f"postprocess;dur={timing.postprocess * 1e3:.2f}",
-    }

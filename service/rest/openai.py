@@ -12,7 +12,7 @@ from service.config import Settings
 from service.engine.host import Host
 from service.engine.requests import Array, EncodeRequest, EncodeResponse, Input
 from service.errors import Invalid, NotFound, ServiceError, Unauthenticated, Unreadable
-from service.rest.wire import StrictModel, answer, body_of, deadline_of, read_json, while_connected
+from service.rest.wire import StrictModel, answer, body_of, deadline_of, marks, read_json, while_connected
 
 NAME = "openai"
 PATHS = ("/v1/embeddings", "/v1/models")
@@ -52,9 +52,10 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
             deadline=deadline_of(request),
             field="input",
             max_inputs=MAX_INPUTS,
+            too_long_hint="Split it, or use /v1/encode, which can cut it.",
         )
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        headers = {"x-attendant-model": f"{found.model}@{engine.facts.digest}"}
+        headers = marks(found, engine.facts.digest)
         return await answer(request, _render(found, body.encoding_format), headers)
 
     @router.get("/v1/models")

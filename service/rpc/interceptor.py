@@ -52,10 +52,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     ) -> Handler:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if method.startswith(OPEN_SERVICES) or (handler is None and self._keys is None):
+        if method.startswith(OPEN_SERVICES) and handler is not None:
             return handler
         if handler is None:
-            # Without a key nobody learns which methods there are.
+            # Answered here and not by gRPC itself, so that without a key nobody learns which methods there are.
             return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER))
         name = method if method in self._methods else OTHER
         if handler.request_streaming:

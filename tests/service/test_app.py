@@ -56,6 +56,12 @@ def test_a_port_in_use_is_one_clear_line(default_artifact: Path, door: str) -> N
     )  # fmt: skip
 
 
+def test_a_host_that_is_none_is_named(default_artifact: Path) -> None:
+    """The option at fault is the host, not the port."""
+    expected = "attendant: ATTENDANT_HOST: no-host.invalid is not an address of this machine.\n"
+    assert refusal(model_dir=default_artifact, host="no-host.invalid") == (78, expected)
+
+
 @pytest.mark.parametrize("name", ["fast.onnx", "tokenizer.json", "manifest.json"])
 def test_a_damaged_artifact_is_named(default_artifact: Path, tmp_path: Path, name: str) -> None:
     """78 and the file."""

@@ -46,11 +46,37 @@ def test_embed_reads_lines(default_artifact: Path) -> None:
     assert (found.returncode, len(found.stdout.splitlines())) == (0, 70)
 
 
-def test_embed_names_what_is_wrong(default_artifact: Path) -> None:
-    """In one line, and ends with 1."""
-    found = run("-m", "service", "embed", "a", "", model_dir=default_artifact)
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr == "attendant: inputs[1] is empty or blank; send some text.\n"
+def test_embed_names_the_line_that_is_wrong(default_artifact: Path) -> None:
+    """Of the file, not of a batch; the batches before it are printed, and it ends with 1."""
+    found = run("-m", "service", "embed", stdin="a word\n" * 40 + "\nlast\n", model_dir=default_artifact)
+    assert (found.returncode, len(found.stdout.splitlines())) == (1, 32)
+    assert found.stderr == "attendant: line 41 is empty or blank; send some text.\n"
+
+
+def test_embed_cuts_what_is_too_long_and_says_so(default_artifact: Path) -> None:
+    """As the library of the model does, but not in silence."""
+    found = run("-m", "service", "embed", "word " * 300, "short", model_dir=default_artifact)
+    assert (found.returncode, len(found.stdout.splitlines())) == (0, 2)
+    assert found.stderr == "attendant: cut 1 of the texts to the 256 tokens of the model\n"
+
+
+def test_embed_of_bytes_that_are_no_text(default_artifact: Path) -> None:
+    """One line, no trace."""
+    found = subprocess.run(
+        [sys.executable, "-m", "service", "embed"], cwd=ROOT, env=server_environment(model_dir=default_artifact),
+        input=b"hello\n\xff\n", capture_output=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (1, b"attendant: the input is not UTF-8\n")
+
+
+def test_embed_into_a_closed_pipe(default_artifact: Path) -> None:
+    """It ends in silence when nobody reads on."""
+    pipeline = f"yes hello | head -2000 | {sys.executable} -m service embed | head -1"
+    found = subprocess.run(
+        ["bash", "-c", pipeline], cwd=ROOT, env=server_environment(model_dir=default_artifact),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
 
 def test_options_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:

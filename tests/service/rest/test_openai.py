@@ -115,3 +115,21 @@ def test_2048_inputs_and_not_one_more(client: openai.OpenAI) -> None:
     assert len(client.embeddings.create(model=MODEL, input=["a"] * 2048).data) == 2048
     with pytest.raises(openai.BadRequestError, match="input has 2049 elements; the limit is 2048"):
         client.embeddings.create(model=MODEL, input=["a"] * 2049)
+
+
+def test_a_long_input_is_told_what_this_door_can_do(client: openai.OpenAI) -> None:
+    """Truncation is not among it."""
+    with pytest.raises(openai.BadRequestError, match=r"has 302 tokens; the limit is 256\. Split it, or use /v1/encode"):
+        client.embeddings.create(model="all-MiniLM-L6-v2", input="word " * 300)
+
+
+def test_a_null_encoding_is_none(rest: httpx.Client, golden: list[float]) -> None:
+    """As for the other fields that may be left out."""
+    body = {"model": "all-MiniLM-L6-v2", "input": GOLDEN, "encoding_format": None}
+    assert rest.post("/v1/embeddings", json=body).json()["data"][0]["embedding"] == pytest.approx(golden, abs=1e-6)
+
+
+def test_the_precision_is_told(rest: httpx.Client) -> None:
+    """In a header, since the body is not ours to change."""
+    answer = rest.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a"})
+    assert answer.headers["x-attendant-precision"] == rest.get("/v1/model").json()["precision"]

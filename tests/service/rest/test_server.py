@@ -52,6 +52,17 @@ async def test_it_answers() -> None:
     assert b"server:" not in answer.lower()
 
 
+async def test_large_headers_are_not_read_to_the_end() -> None:
+    """431 and the connection is closed; what is large but within the limit is fine, and so is a large body."""
+    async with serving(HELLO, 10) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nx-large: " + b"a" * 50_000 + b"\r\n\r\n")
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" + b"b" * 200_000)
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"x-many: b\r\n" * 9_000)
+        assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+
+
 async def test_slow_headers_are_not_waited_for() -> None:
     """The connection is closed, whatever trickles in."""
     async with serving(HELLO, 0.05) as (reader, writer):
