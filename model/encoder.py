@@ -170,6 +170,7 @@ class EveryLayer(nn.Module):
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
+        self.config = encoder.config
         self.encoder = encoder
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, segments: Tensor) -> Tensor:

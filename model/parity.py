@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model.artifact import ParityRecord
-from model.encoder import EncoderConfig
+from model.encoder import Encoder, EncoderConfig, EveryLayer
 
 GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
 """Lengths of the texts in each row that is tried; the model's longest text is added."""
@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 Row = dict[str, NDArray[np.int64]]
 
 
-def measure_parity(module: nn.Module, config: EncoderConfig, graph: Path, max_tokens: int) -> ParityRecord:
+def measure_parity(module: Encoder | EveryLayer, graph: Path, max_tokens: int) -> ParityRecord:
     """Run the grid through the exported module and its graph; the tolerance in the record is absolute."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -34,7 +34,7 @@ def measure_parity(module: nn.Module, config: EncoderConfig, graph: Path, max_to
     lengths = [row for row in (*GRID, (max_tokens,)) if max(row) <= max_tokens]
     worst, largest = 0.0, 1.0
     for row_lengths in lengths:
-        texts = [_random_text(config, length, rng) for length in row_lengths]
+        texts = [_random_text(module.config, length, rng) for length in row_lengths]
         reference = np.concatenate([_torch_alone(module, text) for text in texts], axis=-2)
         (packed,) = session.run(None, pack(texts))
         if not np.isfinite(reference).all():

@@ -1,8 +1,12 @@
 """`attendant serve | embed | options`."""
 
 import asyncio
+import logging
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from itertools import islice
 
 import orjson
@@ -11,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import ArtifactError
 from model.tokenizer import Source
-from service.app import EX_CONFIG, EX_OK, App
+from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.engine.engine import Engine
 from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, Input
+from service.engine.requests import EncodeRequest, EncodeResponse, Input
 from service.errors import ServiceError
 from service.logs import set_up_logging
 from service.metrics import Metrics
@@ -23,7 +27,8 @@ from service.metrics import Metrics
 USAGE = """usage: attendant COMMAND
 
   serve [OPTION...]   serve the model over REST and gRPC; attendant serve --help lists the options
-  embed [TEXT...]     print the vector of each text, or of each line of standard input, as a line of JSON
+  embed [TEXT...]     print the vector of each text, or of each line of standard input, as a line of JSON;
+                      a text that is too long is cut at its end
   options             print the table of options in Markdown
 """
 EMBED_BATCH = 32
@@ -36,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         if command == "serve":
             return _serve(load_settings(rest))
         if command == "embed":
-            return asyncio.run(_embed(load_settings(), rest or (line.rstrip("\n") for line in sys.stdin)))
+            return asyncio.run(_embed(load_settings(), rest or _read_lines()))
         if command == "options":
             print(describe_options(), end="")
             return EX_OK
@@ -54,29 +59,64 @@ def _serve(settings: Settings) -> int:
     async def run() -> int:
         return await App(settings).run()
 
-    return uvloop.run(run())
+    status = uvloop.run(run())
+    if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
+        # Told to stop while the runtime was loading: it cannot be interrupted, and must not meet a dying interpreter.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
-async def _embed(settings: Settings, texts: Iterable[str]) -> int:
+def _read_lines() -> Iterator[str]:
+    for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n"):
+        yield line.rstrip("\r\n")
+
+
+async def _embed(settings: Settings, lines: Iterable[str]) -> int:
     engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
+    cut = 0
     try:
-        for batch in _batches(iter(texts)):
-            found = await engine.encode(EncodeRequest(tuple(Input(Source(text)) for text in batch)))
-            for result in found.results:
-                assert result.pooled is not None
-                sys.stdout.buffer.write(orjson.dumps(result.pooled.values, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        for batch in _batches(enumerate(lines, start=1)):
+            for found in await asyncio.gather(*(_embed_line(engine, number, line) for number, line in batch)):
+                cut += found.truncated_inputs
+                vector = found.results[0].pooled
+                assert vector is not None
+                sys.stdout.buffer.write(orjson.dumps(vector.values, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
             sys.stdout.flush()
     except ServiceError as error:
-        print(f"attendant: {error.message}", file=sys.stderr)
+        return _fail(error.message)
+    except UnicodeDecodeError:
+        return _fail("the input is not UTF-8")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more
         return 1
     finally:
         await engine.close()
+    if cut:
+        print(
+            f"attendant: cut {cut} of the texts to the {engine.facts.max_tokens} tokens of the model", file=sys.stderr
+        )
     return EX_OK
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    while batch := list(islice(texts, EMBED_BATCH)):
+async def _embed_line(engine: Engine, number: int, line: str) -> EncodeResponse:
+    try:
+        return await engine.encode(EncodeRequest((Input(Source(line)),), truncation="right", field="line"))
+    except ServiceError as error:
+        error.message = error.message.replace("line[0]", f"line {number}")
+        raise
+
+
+def _batches(lines: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    while batch := list(islice(lines, EMBED_BATCH)):
         yield batch
+
+
+def _fail(message: str) -> int:
+    sys.stdout.flush()
+    print(f"attendant: {message}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from service.rpc.server import RpcServer
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
 LAST_WORDS_S = 2
+LOADING_THREAD = "attendant-load"
 
 Made = TypeVar("Made")
 
@@ -57,6 +58,9 @@ class App:
         settings = self._settings
         rest_socket = bind(settings.host, settings.rest_port, "REST")
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
+        if settings.grpc_port:
+            # gRPC says it too, in its own words and on several lines; so ask first.
+            bind(settings.host, settings.grpc_port, "gRPC").close()
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(running(self._watch_loop()))
             stack.push_async_callback(stop_server, self._admin, asyncio.create_task(self._admin.serve([admin_socket])))
@@ -154,6 +158,10 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+    except socket.gaierror:
+        bound.close()
+        option = "ATTENDANT_ADMIN_HOST" if what == "admin" else "ATTENDANT_HOST"
+        raise ConfigError(f"{option}: {host} is not an address of this machine.") from None
     except OSError:
         bound.close()
         raise port_error(what, host, port) from None
@@ -202,5 +210,5 @@ def in_thread(make: Callable[[], Made]) -> "asyncio.Future[Made]":
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, name="attendant-load", daemon=True).start()
+    threading.Thread(target=work, name=LOADING_THREAD, daemon=True).start()
     return future

@@ -64,9 +64,11 @@ class Settings(BaseSettings):
     )
     max_request_bytes: Positive = Field(8 * 2**20, description="Bytes of a request body or gRPC message.")
     max_response_bytes: Positive = Field(64 * 2**20, description="Bytes of a reply; a larger one is refused unrun.")
-    max_queue_tokens: Positive = Field(65536, description="Tokens that may wait; beyond it requests are refused.")
+    max_queue_tokens: Positive = Field(
+        65536, description="Tokens that may wait; beyond it requests are refused, but one alone is always let in."
+    )
     max_explain_queue_tokens: Positive = Field(
-        16384, description="Tokens that may wait for layers other than the last, which run one text at a time."
+        16384, description="The same for layers other than the last, which run one text at a time."
     )
     max_deadline_ms: Positive = Field(60_000, description="The longest a request may take.")
     header_timeout_ms: Positive = Field(10_000, description="How long a client may take to send its headers.")
@@ -92,7 +94,7 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg']}.") from None
+        raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'it must')}.") from None
 
 
 def describe_options() -> str:

@@ -45,3 +45,5 @@ def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It reports callers who hung up as errors, with a trace; what really goes wrong the interceptor logs itself.
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)

@@ -12,7 +12,7 @@ TOKENS = tuple(2**n for n in range(14))  # 1 to 8192
 RESPONSE_BYTES = tuple(2**n for n in range(10, 27, 2))  # 1 KiB to 64 MiB
 SHARE = tuple(n / 20 for n in range(1, 20))  # 0.05 to 0.95
 
-STAGES = ("tokenize", "queue", "inference", "postprocess", "serialize")
+STAGES = ("tokenize", "queue", "inference", "postprocess")
 REFUSALS = ("queue_full", "deadline", "draining", "auth", "too_large", "invalid")
 
 
@@ -47,11 +47,14 @@ class Metrics:
         )
         self.rejected = Counter("attendant_rejected", "Requests refused, by reason.", ["reason"], registry=registry)
         self.cancelled = Counter(
-            "attendant_cancelled", "Texts dropped because their caller left, by place.", ["where"], registry=registry
+            "attendant_cancelled",
+            "Texts dropped because nobody waited for them any more.",
+            ["where"],
+            registry=registry,
         )
         self.stage_seconds = Histogram(
             "attendant_stage_duration_seconds",
-            "Time in each stage of the work.",
+            "Time in each stage: tokenize and postprocess of a request, queue until its first row, inference of a row.",
             ["stage", "lane"],
             buckets=STAGE_S,
             registry=registry,
@@ -132,7 +135,7 @@ class Metrics:
             outcome = "ok"
         elif http_status in (429, 503):
             outcome = "shed"
-        elif http_status < 500:
+        elif http_status < 500 or http_status == 501:
             outcome = "client_error"
         else:
             outcome = "error"

@@ -27,13 +27,14 @@ WINDOW = 64
 class _Job(Generic[Result]):
     """One request's items. Its future is done early when the caller left or an item failed; the rest is dropped."""
 
-    __slots__ = ("deadline", "future", "missing", "results", "submitted")
+    __slots__ = ("deadline", "future", "missing", "results", "started", "submitted")
 
     def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
         self.results: list[Result | None] = [None] * count
         self.missing = count
         self.deadline = deadline
         self.future = future
+        self.started = False
         self.submitted = time.perf_counter()
 
 
@@ -109,7 +110,8 @@ class Batcher(Generic[Item, Result]):
                 raise Unavailable("The server is stopping; send the request to another.", reason="draining")
             if self.waiting_tokens and self.waiting_tokens + tokens > self._plan.max_queue_tokens:
                 raise QueueFull(
-                    f"The queue holds {self.waiting_tokens} tokens of {self._plan.max_queue_tokens}. Try again later.",
+                    f"The queue holds {self.waiting_tokens} tokens of {self._plan.max_queue_tokens}, "
+                    f"and this request's {tokens} do not fit. Try again later.",
                     retry_after_s=self._seconds_to_drain(),
                 )
             self._reserved_tokens += tokens
@@ -210,8 +212,10 @@ class Batcher(Generic[Item, Result]):
 
     def _run(self, row: list[_Entry[Item, Result]]) -> None:
         started = time.perf_counter()
-        for entry in row:
-            self._observe_queue(started - entry.job.submitted)
+        for job in {entry.job for entry in row}:
+            if not job.started:
+                job.started = True
+                self._observe_queue(started - job.submitted)
         items = [entry.item for entry in row]
         lane = self._plan.lane
         try:

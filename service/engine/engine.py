@@ -27,6 +27,7 @@ from service.engine.requests import (
     TokenizeRequest,
     TokenizeResponse,
     TokenizeResult,
+    Wire,
 )
 from service.engine.runtime import NotFinite
 from service.engine.words import describe_tokens, words_of
@@ -110,7 +111,7 @@ class Engine:
             words = words_of(tokens)
             described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
             size += listed_bytes((*described, *words), request.wire)
-            self._check_size(size)
+            self._check_size(size, request.wire)
             results.append(TokenizeResult(len(tokens), described, words))
         return results
 
@@ -133,7 +134,7 @@ class Engine:
             outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
             for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
         ]
-        self._check_size(response_bytes(outlines, request, self._manifest))
+        self._check_size(response_bytes(outlines, request, self._manifest), request.wire)
         return outlines
 
     def _fit(self, tokens: list[Tokens], request: EncodeRequest) -> list[Tokens]:
@@ -146,16 +147,17 @@ class Engine:
                 if request.truncation == "error":
                     raise InputTooLong(
                         f"{request.field}[{index}] has {len(found)} tokens; the limit is {limit}. "
-                        'Send truncation: "right" to cut it.'
+                        f"{request.too_long_hint}"
                     )
                 tokens[index] = found.truncate(limit, request.truncation)
         return tokens
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, wire: Wire) -> None:
         if size > self._limits.max_response_bytes:
             raise ResponseTooLarge(
                 f"The answer could take {size} bytes; the limit is {self._limits.max_response_bytes}. "
-                'Send fewer inputs or outputs, encoding: "base64", or dtype: "float16".'
+                "Send fewer inputs or outputs"
+                + (', encoding: "base64", or dtype: "float16".' if wire == "json" else ', or dtype: "float16".')
             )
 
     def _submit(

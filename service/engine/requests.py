@@ -37,7 +37,8 @@ class EncodeRequest:
     """As API.md, encode. `wire` is how the door will spell the arrays, which decides how large the answer is.
 
     `deadline` is a time.monotonic() reading; None means the longest that is allowed. `field` names the inputs
-    in error messages, as the caller wrote them; `max_inputs` is the door's own limit.
+    in error messages, as the caller wrote them; `max_inputs` is the door's own limit,
+    and `too_long_hint` says what a caller of that door can do about a text that is too long.
     """
 
     inputs: tuple[Input, ...]
@@ -54,6 +55,7 @@ class EncodeRequest:
     deadline: float | None = None
     field: str = "inputs"
     max_inputs: int | None = None
+    too_long_hint: str = 'Send truncation: "right" to cut it.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,13 @@ class Timing:
     run: float
     postprocess: float
 
+    def describe(self) -> str:
+        """As the header server-timing, in milliseconds."""
+        return (
+            f"tokenize;dur={self.tokenize * 1e3:.2f}, run;dur={self.run * 1e3:.2f}, "
+            f"postprocess;dur={self.postprocess * 1e3:.2f}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EncodeResponse:
@@ -162,7 +171,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """What the model gave for one text, where wanted: `hidden` `(N, T, D)` and `pooled` `(N, D)`, float32, of N layers."""
+    """What N layers gave for one text, where wanted: `hidden` `(N, T, D)` and `pooled` `(N, D)`, float32."""
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None

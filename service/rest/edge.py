@@ -11,9 +11,12 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -116,6 +119,8 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
         docs_url="/docs" if settings.docs else None,
         openapi_url="/openapi.json" if settings.docs else None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
     )
     routers = (native.make_router(host, settings), openai.make_router(host, settings), health.make_router(host))
     for router in routers:
@@ -124,7 +129,23 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
             if isinstance(route, APIRoute):
                 metrics.create_requests(door_of(route.path), [route.path])
     install_error_handlers(app)
+    describe_bodies(app, (*native.BODIES, *openai.BODIES))
     return Edge(app, routers, metrics, keys)
+
+
+def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    """Add the schemas of the bodies that routes read themselves to what FastAPI writes."""
+    _, found = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    written = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = written()
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def direct_endpoints(routers: Sequence[APIRouter]) -> dict[tuple[str, str], Endpoint]:

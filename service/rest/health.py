@@ -18,12 +18,15 @@ def make_router(host: Host) -> APIRouter:
     def body() -> bytes:
         return orjson.dumps({"status": host.status.value})
 
-    @router.get("/livez")
+    @router.head("/livez", include_in_schema=False)
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", include_in_schema=False)
+    @router.get("/livez")
     async def livez(request: Request) -> Response:
         """200 as long as the process works, loading and draining included."""
         return Response(body(), media_type="application/json", status_code=200 if host.alive else 503)
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz(request: Request) -> Response:
         """200 while requests are taken, else 503."""

@@ -31,7 +31,9 @@ from service.rest.wire import (
     TEXT_BRANCH,
     StrictModel,
     answer,
+    body_of,
     deadline_of,
+    marks,
     read_json,
     while_connected,
 )
@@ -80,27 +82,23 @@ class TokenizeBody(StrictModel):
 
 ENCODE = TypeAdapter(EncodeBody)
 TOKENIZE = TypeAdapter(TokenizeBody)
-
-
-def body_schema(model: type[StrictModel]) -> dict[str, Any]:
-    """The OpenAPI of a body that the route reads itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+BODIES = (EncodeBody, TokenizeBody)
 
 
 def make_router(host: Host, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["native"])
 
-    @router.post("/v1/encode", openapi_extra=body_schema(EncodeBody))
+    @router.post("/v1/encode", openapi_extra=body_of(EncodeBody))
     async def encode(request: Request) -> Response:
         """Vectors of the inputs: pooled, of tokens, words or spans, static."""
         body = await read_json(request, ENCODE, settings)
         engine = host.engine
         asked = _encode_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        return await answer(request, _render(found, body.encoding), _headers(found, engine.facts.digest))
+        return await answer(request, _render(found, body.encoding), marks(found, engine.facts.digest))
 
-    @router.post("/v1/tokenize", openapi_extra=body_schema(TokenizeBody))
+    @router.post("/v1/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The tokens and words of each input, whole."""
         body = await read_json(request, TOKENIZE, settings)
@@ -186,12 +184,3 @@ def _result(result: EncodeResult, encoding: Literal["float", "base64"]) -> dict[
 
 def _tensor(array: Array) -> dict[str, Any]:
     return {"shape": array.shape, "dtype": array.dtype, "data": array.to_base64()}
-
-
-def _headers(found: EncodeResponse, digest: str) -> dict[str, str]:
-    timing = found.timing
-    return {
-        "x-attendant-model": f"{found.model}@{digest}",
-        "server-timing": f"tokenize;dur={timing.tokenize * 1e3:.2f}, run;dur={timing.run * 1e3:.2f}, "
-        f"postprocess;dur={timing.postprocess * 1e3:.2f}",
-    }

@@ -12,7 +12,7 @@ from service.config import Settings
 from service.engine.host import Host
 from service.engine.requests import Array, EncodeRequest, EncodeResponse, Input
 from service.errors import Invalid, NotFound, ServiceError, Unauthenticated, Unreadable
-from service.rest.wire import StrictModel, answer, deadline_of, read_json, while_connected
+from service.rest.wire import StrictModel, answer, body_of, deadline_of, marks, read_json, while_connected
 
 NAME = "openai"
 PATHS = ("/v1/embeddings", "/v1/models")
@@ -26,20 +26,20 @@ class EmbeddingsBody(StrictModel):
 
     input: str | list[str] | list[int] | list[list[int]]
     model: str
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
 
 
 EMBEDDINGS = TypeAdapter(EmbeddingsBody)
+BODIES = (EmbeddingsBody,)
 
 
 def make_router(host: Host, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["openai"])
-    schema = {"content": {"application/json": {"schema": EmbeddingsBody.model_json_schema()}}, "required": True}
 
-    @router.post("/v1/embeddings", openapi_extra={"requestBody": schema})
+    @router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody))
     async def embeddings(request: Request) -> Response:
         """One vector for each input."""
         body = await read_json(request, EMBEDDINGS, settings)
@@ -48,13 +48,14 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
             inputs=_inputs(body.input),
             model=body.model,
             dimensions=body.dimensions,
-            wire="json" if body.encoding_format == "float" else "base64",
+            wire="base64" if body.encoding_format == "base64" else "json",
             deadline=deadline_of(request),
             field="input",
             max_inputs=MAX_INPUTS,
+            too_long_hint="Split it, or use /v1/encode, which can cut it.",
         )
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        headers = {"x-attendant-model": f"{found.model}@{engine.facts.digest}"}
+        headers = marks(found, engine.facts.digest)
         return await answer(request, _render(found, body.encoding_format), headers)
 
     @router.get("/v1/models")
@@ -107,7 +108,7 @@ def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> tuple[Input
     )
 
 
-def _render(found: EncodeResponse, encoding: Literal["float", "base64"]) -> bytes:
+def _render(found: EncodeResponse, encoding: Literal["float", "base64"] | None) -> bytes:
     return orjson.dumps(
         {
             "object": "list",
@@ -122,9 +123,9 @@ def _render(found: EncodeResponse, encoding: Literal["float", "base64"]) -> byte
     )
 
 
-def _embedding(array: Array | None, encoding: Literal["float", "base64"]) -> Any:
+def _embedding(array: Array | None, encoding: Literal["float", "base64"] | None) -> Any:
     assert array is not None
-    return array.values if encoding == "float" else array.to_base64()
+    return array.to_base64() if encoding == "base64" else array.values
 
 
 def _model(name: str) -> dict[str, Any]:

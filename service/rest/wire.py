@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from service.config import Settings
+from service.engine.requests import EncodeResponse
 from service.errors import Cancelled, Invalid, ServiceError, SlowClient, TooLarge, Unreadable, UnsupportedMedia
 
 JSON = "application/json"
@@ -28,6 +29,12 @@ _UNION_BRANCH = re.compile(r"<|[a-z]+\[|(str|int)$")
 
 Parsed = TypeVar("Parsed")
 Answer = TypeVar("Answer")
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI of a route that reads its body itself; `make_app` adds the schemas that it refers to."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
 class StrictModel(BaseModel):
@@ -88,6 +95,15 @@ async def answer(request: Request, body: bytes, headers: dict[str, str] | None =
     return Response(body, media_type=JSON, headers={**headers, "vary": "accept-encoding"})
 
 
+def marks(found: EncodeResponse, digest: str) -> dict[str, str]:
+    """The headers that say which model answered, in which precision, and where the time went."""
+    return {
+        "x-attendant-model": f"{found.model}@{digest}",
+        "x-attendant-precision": found.precision,
+        "server-timing": found.timing.describe(),
+    }
+
+
 def native_error(error: ServiceError, request_id: str) -> bytes:
     """The error body of API.md section 4."""
     return orjson.dumps(
@@ -132,6 +148,7 @@ def _explain(problems: Sequence[Any], body: bytes) -> ServiceError:
     """Pydantic's problems as one sentence without anything of the input in it: the deepest one counts."""
     if problems[0]["type"] == "json_invalid":
         fault = problems[0]["msg"].removeprefix("Invalid JSON: ")  # a position, and nothing of the input
+        fault = fault.replace("unexpected end of hex escape", "half of a surrogate pair alone")
         return Unreadable(f"The body is not JSON: {fault}.")
     try:
         orjson.loads(body)

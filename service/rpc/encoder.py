@@ -53,16 +53,11 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
         engine = self._host.engine
         found = await engine.encode(_encode_request(request, _deadline(context)))
-        timing = found.timing
         context.set_trailing_metadata(
             (
                 *context.trailing_metadata(),
                 ("x-attendant-model", f"{found.model}@{engine.facts.digest}"),
-                (
-                    "server-timing",
-                    f"tokenize;dur={timing.tokenize * 1e3:.2f}, run;dur={timing.run * 1e3:.2f}, "
-                    f"postprocess;dur={timing.postprocess * 1e3:.2f}",
-                ),
+                ("server-timing", found.timing.describe()),
             )
         )
         return _encode_response(found)

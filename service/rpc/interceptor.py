@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from service.errors import DOMAIN, Cancelled, Internal, QueueFull, ServiceError, TooLarge, Unreadable
+from service.errors import DOMAIN, Cancelled, Internal, NotOffered, QueueFull, ServiceError, TooLarge, Unreadable
 from service.keys import Keys
 from service.metrics import Metrics
 
@@ -52,8 +52,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     ) -> Handler:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(OPEN_SERVICES):
+        if method.startswith(OPEN_SERVICES) and handler is not None:
             return handler
+        if handler is None:
+            # Answered here and not by gRPC itself, so that without a key nobody learns which methods there are.
+            return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER))
         name = method if method in self._methods else OTHER
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
@@ -125,6 +128,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if error is not None and error.label:
             self._metrics.rejected.labels(error.label).inc()
         self._metrics.observe_request(DOOR, method, code, status, started)
+
+
+async def _no_such_method(request: object, context: Context) -> Message:
+    raise NotOffered("There is no such method.", reason="no_such_method")
 
 
 def lenient(deserializer: Callable[[bytes], Message]) -> Callable[[bytes], Message | Malformed]:

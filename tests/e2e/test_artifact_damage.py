@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT, server_environment
 
-FILES = ("manifest.json", "manifest.sha256", "tokenizer.json", "fast.onnx", "weights.bin")
+FILES = ("manifest.json", "manifest.sha256", "tokenizer.json", "fast.onnx", "explain.onnx", "weights.bin")
 REFUSAL_TIMEOUT_S = 60
 
 Damage = Callable[[Path], None]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from model.artifact import (
+    FORMAT_VERSION,
     MANIFEST,
     MANIFEST_DIGEST,
     Artifact,
@@ -23,7 +24,7 @@ from model.artifact import (
     write_manifest,
 )
 
-FILES = ("dense.bin", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
+FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
 SEEDS = range(5)
 
 
@@ -225,18 +226,19 @@ def test_a_manifest_without_a_tokenizer_is_refused(artifact: Path) -> None:
         Artifact.open(artifact)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, 99])
 def test_another_format_is_refused(artifact: Path, version: int) -> None:
     """Older or newer, with the way out."""
     remanifest(artifact, lambda manifest: manifest.update(format_version=version))
-    with pytest.raises(ArtifactError, match=rf"format {version}, but this version reads 1\. Export it again"):
+    expected = rf"format {version}, but this version reads {FORMAT_VERSION}\. Export it again"
+    with pytest.raises(ArtifactError, match=expected):
         Artifact.open(artifact)
 
 
 def test_another_format_is_refused_by_its_number_first(artifact: Path) -> None:
     """A newer format will have fields that this version does not know: the version is the news, not the field."""
-    remanifest(artifact, lambda manifest: manifest.update(format_version=2, novelty=True))
-    with pytest.raises(ArtifactError, match=r"format 2, but this version reads 1"):
+    remanifest(artifact, lambda manifest: manifest.update(format_version=99, novelty=True))
+    with pytest.raises(ArtifactError, match=f"format 99, but this version reads {FORMAT_VERSION}"):
         Artifact.open(artifact)
 
 

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from model import export as export_module
 from model.artifact import Artifact, ArtifactError, Manifest, ParityRecord, TensorRecord
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder
+from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
 from model.published import CheckpointError
 from model.source import SourceError
@@ -49,7 +49,8 @@ def test_two_exports_are_equal_byte_for_byte(published: Path, exported: Path, tm
     steps: list[str] = []
     export(str(published), tmp_path / "again", revision=None, name=None, progress=steps.append)
     assert contents(tmp_path / "again") == contents(exported)
-    assert " ".join(step.split()[0] for step in steps) == "finding reading exporting comparing largest verifying"
+    graph = "exporting comparing largest"
+    assert " ".join(step.split()[0] for step in steps) == f"finding reading {graph} {graph} verifying"
 
 
 def test_the_manifest_of_a_bare_model(exported: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_manifest_of_a_bare_model(exported: Path) -> None:
     assert (manifest.vocabulary, manifest.types, manifest.max_tokens) == (211, 2, 41)
     assert (manifest.pooling, manifest.normalize, manifest.dense) == ("mean", False, ())
     assert (manifest.revision, manifest.licence, manifest.prompts) == (None, None, {})
-    assert sorted(manifest.files) == ["fast.onnx", "tokenizer.json", "weights.bin"]
+    assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
 def test_the_manifest_of_a_sentence_transformer(exported_labse: Path) -> None:
@@ -81,6 +82,35 @@ def test_the_graph_is_as_the_manifest_says(exported: Path) -> None:
     assert tuple(node.name for node in session.get_outputs()) == graph.outputs == ("hidden",)
     assert {node.type for node in session.get_inputs()} == {"tensor(int64)"}
     assert graph.parity.max_abs_difference < 1e-5 < graph.parity.tolerance
+
+
+def test_the_explain_graph_gives_every_layer(published: Path, exported: Path) -> None:
+    """The embeddings first, the fast graph's answer last, over the one weights file."""
+    fast, explain = (
+        onnxruntime.InferenceSession(exported / name, providers=["CPUExecutionProvider"])
+        for name in ("fast.onnx", "explain.onnx")
+    )
+    encoder = load_checkpoint(published).encoder
+    row = {name: np.ones((1, 7), dtype=np.int64) for name in ("ids", "positions", "types", "segments")}
+    (every,), (last,) = explain.run(None, row), fast.run(None, row)
+    with torch.inference_mode():
+        expected = encoder.encode(**{name: torch.from_numpy(values) for name, values in row.items()}).hidden
+    np.testing.assert_allclose(every, torch.stack(expected).numpy(), atol=1e-5)
+    np.testing.assert_allclose(every[-1], last, atol=1e-5)
+
+
+def test_the_manifest_finds_the_weights_of_each_block(published: Path, exported: Path) -> None:
+    """Linear maps are (in, out), whatever the exporter called them."""
+    artifact = Artifact.open(exported)
+    blocks = load_checkpoint(published).encoder.blocks
+    assert len(artifact.manifest.blocks) == len(blocks)
+    for record, block in zip(artifact.manifest.blocks, blocks, strict=True):
+        assert isinstance(block, Block)
+        for name in ("query", "key", "value", "output"):
+            linear = getattr(block.attention, name)
+            assert np.array_equal(artifact.map(getattr(record, name)), linear.weight.detach().numpy().T)
+            assert np.array_equal(artifact.map(getattr(record, f"{name}_bias")), linear.bias.detach().numpy())
+        assert np.array_equal(artifact.map(record.norm), block.attention_norm.weight.detach().numpy())
 
 
 def test_the_tokenizer_is_the_published_one(published: Path, exported: Path) -> None:

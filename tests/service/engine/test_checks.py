@@ -1,0 +1,125 @@
+"""What is refused before anything is tokenised: each message names the field and the limit, and never the input."""
+
+from typing import Any
+
+import pytest
+
+from model.artifact import Manifest
+from model.tokenizer import Source
+from service.engine.checks import check_encode, check_inputs
+from service.engine.requests import EncodeRequest, Input, Limits
+from service.errors import EmptyInput, Invalid, ServiceError, TooLarge
+
+LIMITS = Limits(4, 20, 1000, 1000, 1000, 1000)
+SECRET = "Sesame"
+
+
+def text(content: str = SECRET, pair: str | None = None, spans: tuple[tuple[int, int], ...] = ()) -> Input:
+    return Input(Source(content, pair), spans)
+
+
+def ids(*numbers: int, spans: tuple[tuple[int, int], ...] = ()) -> Input:
+    return Input(Source(token_ids=numbers), spans)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "reason", "message"),
+    [
+        ([], EmptyInput, "empty_input", "inputs is empty; send at least one."),
+        ([text()] * 5, Invalid, "too_many_inputs", "inputs has 5 elements; the limit is 4. Send several requests."),
+        ([text(), text("")], EmptyInput, "empty_input", "inputs[1] is empty or blank; send some text."),
+        ([text(" \t\u3000\n")], EmptyInput, "empty_input", "inputs[0] is empty or blank; send some text."),
+        ([text("a" * 21)], TooLarge, "input_too_large", "inputs[0].text has 21 characters; the limit is 20."),
+        ([text("a", "b" * 21)], TooLarge, "input_too_large", "inputs[0].pair has 21 characters; the limit is 20."),
+        (
+            [text(spans=((0, 7),))],
+            Invalid,
+            "span_out_of_range",
+            "inputs[0].spans[0] must satisfy 0 <=",
+        ),
+        ([text(spans=((0, 1), (2, 2)))], Invalid, "span_out_of_range", "inputs[0].spans[1] must satisfy"),
+        ([text(spans=((-1, 2),))], Invalid, "span_out_of_range", "inputs[0].spans[0] must satisfy"),
+        ([text(spans=((3, 2),))], Invalid, "span_out_of_range", "inputs[0].spans[0] must satisfy"),
+        ([ids()], EmptyInput, "empty_input", "inputs[0].token_ids is empty; send at least one id."),
+        ([ids(*[1] * 21)], TooLarge, "input_too_large", "inputs[0].token_ids has 21 ids; the limit is 20."),
+        ([ids(1, 100)], Invalid, "token_id_out_of_range", "inputs[0].token_ids has an id outside 0..99"),
+        ([ids(-1)], Invalid, "token_id_out_of_range", "inputs[0].token_ids has an id outside 0..99"),
+        ([ids(1, spans=((0, 1),))], Invalid, "spans_need_text", "inputs[0].spans needs a text"),
+    ],
+)
+def test_inputs_are_refused_by_name(inputs: list[Input], kind: type[ServiceError], reason: str, message: str) -> None:
+    """The first that is wrong, and why."""
+    with pytest.raises(kind) as refused:
+        check_inputs(inputs, "inputs", 4, LIMITS, 100)
+    assert type(refused.value) is kind
+    assert refused.value.reason == reason
+    assert refused.value.message.startswith(message)
+    assert SECRET not in refused.value.message
+
+
+def test_inputs_at_the_limit_are_taken() -> None:
+    """Every limit is the last value that is let in."""
+    inputs = [text("a" * 20, "b" * 20), text(spans=((0, 6),)), ids(*([0, 99] * 10)), text()]
+    check_inputs(inputs, "inputs", 4, LIMITS, 100)
+
+
+def test_the_field_is_the_callers_own() -> None:
+    """The OpenAI door calls it input."""
+    with pytest.raises(EmptyInput, match=r"^input is empty"):
+        check_inputs([], "input", 4, LIMITS, 100)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"outputs": ()}, Invalid, "outputs is empty"),
+        ({"outputs": ("spans",)}, Invalid, "outputs asks for spans, but an input has none"),
+        ({"inputs": (text(spans=((0, 1),)), text()), "outputs": ("spans",)}, Invalid, "outputs asks for spans, but"),
+        ({"inputs": (text(spans=((0, 1),)),)}, Invalid, "An input has spans, but outputs does not ask for them"),
+        ({"inputs": (ids(1),), "outputs": ("words",)}, Invalid, "outputs words and spans need text"),
+        ({"layers": ()}, Invalid, "layers is empty"),
+        ({"layers": (7,)}, Invalid, "layers[0] must be 0..6, or negative from the end"),
+        ({"layers": (-1, -8)}, Invalid, "layers[1] must be 0..6"),
+        ({"layers": (6, -1)}, Invalid, "layers names the same layer twice"),
+        ({"layers": (0, 3, -7)}, Invalid, "layers names the same layer twice"),
+        ({"layers": (0, 6), "dimensions": 769}, Invalid, "dimensions must be 1..768, the width of the pooled vector"),
+        ({"layers": (0, 6), "layer_reduce": "mean", "dimensions": 385}, Invalid, "dimensions must be 1..384"),
+        ({"dimensions": 0}, Invalid, "dimensions must be 1..384"),
+        ({"dimensions": 385}, Invalid, "dimensions must be 1..384"),
+        ({"dimensions": -5}, Invalid, "dimensions must be 1..384"),
+        ({"dimensions": 8, "outputs": ("tokens",)}, Invalid, "dimensions is for pooled vectors only"),
+        ({"dtype": "int8", "outputs": ("pooled", "words")}, Invalid, "dtype int8 is for pooled vectors only"),
+        ({"dtype": "ubinary", "outputs": ("static",)}, Invalid, "dtype ubinary is for pooled vectors only"),
+        ({"dtype": "int8", "normalize": False}, Invalid, "dtype int8 is made of normalised vectors"),
+        ({"dtype": "ubinary", "dimensions": 12}, Invalid, "dtype ubinary needs dimensions that are a multiple of 8"),
+    ],
+)
+def test_requests_are_refused_by_name(
+    fields: dict[str, Any], kind: type[ServiceError], message: str, manifest: Manifest
+) -> None:
+    """Fields against each other and the model."""
+    with pytest.raises(kind) as refused:
+        check_encode(EncodeRequest(**{"inputs": (text(),), **fields}), manifest)
+    assert type(refused.value) is kind
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layers": (6,)},
+        {"layers": (-1,)},
+        {"layers": (5,)},
+        {"layers": (0, -1)},
+        {"layers": (0, 6), "dimensions": 768},
+        {"dimensions": 1},
+        {"dimensions": 384},
+        {"dtype": "ubinary", "dimensions": 16},
+        {"dtype": "int8", "normalize": True},
+        {"dtype": "float16", "outputs": ("tokens", "words", "static", "pooled")},
+        {"inputs": (ids(1),), "outputs": ("tokens", "static")},
+    ],
+)
+def test_sound_requests_pass(fields: dict[str, Any], manifest: Manifest) -> None:
+    """At the edges of what is allowed."""
+    check_encode(EncodeRequest(**{"inputs": (text(),), **fields}), manifest)

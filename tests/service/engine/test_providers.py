@@ -1,0 +1,82 @@
+"""Where the model runs, on whatever machine the test does: each branch asserts something."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from model.artifact import Artifact
+from service.config import ConfigError
+from service.engine.providers import CPU, OPENVINO, available_cpus, choose_provider
+
+
+def openvino_capabilities() -> set[str] | None:
+    """What the plugin's CPU device can compute in, found without our code; None where there is none."""
+    if importlib.util.find_spec("onnxruntime_ep_openvino") is None:
+        return None
+    import onnxruntime
+
+    choose_provider("auto", "auto")  # a library can be registered once a process, and this registers it
+    for device in onnxruntime.get_ep_devices():
+        if device.ep_name == OPENVINO and device.ep_metadata.get("ov_device") == "CPU":
+            return set(device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split())
+    return None
+
+
+def test_available_cpus_honours_affinity() -> None:
+    """A process tied to one CPU counts one."""
+    whole = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(whole)})
+        assert available_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, whole)
+    assert 1 <= available_cpus() <= len(whole)
+
+
+def test_the_cpu_provider_is_always_there() -> None:
+    """In f32, with as many workers as asked."""
+    found = choose_provider("cpu", "auto", threads=3, row_tokens=64)
+    assert (found.name, found.precision, found.workers, found.shared_row_tokens) == (CPU, "f32", 3, 64)
+    assert choose_provider("cpu", "f32").workers == available_cpus()
+
+
+def test_bf16_on_the_cpu_provider_is_refused() -> None:
+    """By the name of the option."""
+    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: bf16"):
+        choose_provider("cpu", "bf16")
+
+
+def test_auto_takes_the_best_there_is() -> None:
+    """The plugin where it takes this CPU, in bf16 where the CPU has the unit; else onnxruntime in f32."""
+    capabilities, found = openvino_capabilities(), choose_provider("auto", "auto")
+    if capabilities is None:
+        assert (found.name, found.precision) == (CPU, "f32")
+    else:
+        assert (found.name, found.precision) == (OPENVINO, "bf16" if "BF16" in capabilities else "f32")
+
+
+def test_openvino_is_had_or_refused_by_name() -> None:
+    """Never replaced in silence."""
+    if openvino_capabilities() is None:
+        with pytest.raises(ConfigError, match="ATTENDANT_PROVIDER: openvino cannot be had here"):
+            choose_provider("openvino", "auto")
+    else:
+        assert choose_provider("openvino", "f32").precision == "f32"
+
+
+def test_bf16_is_had_or_refused_by_name() -> None:
+    """Never replaced in silence."""
+    if "BF16" in (openvino_capabilities() or set()):
+        assert choose_provider("auto", "bf16").precision == "bf16"
+    else:
+        with pytest.raises(ConfigError, match="ATTENDANT_PRECISION"):
+            choose_provider("auto", "bf16")
+
+
+def test_a_session_opens_from_the_verified_bytes(default_artifact: Path) -> None:
+    """With the inputs that rows have."""
+    artifact = Artifact.open(default_artifact)
+    session = choose_provider("cpu", "f32").open(artifact, artifact.manifest.graphs["fast"])
+    assert [entry.name for entry in session.get_inputs()] == ["ids", "positions", "types", "segments"]

@@ -1,0 +1,85 @@
+"""The runtime: a text's vectors are its own, in any company; a number that is not finite never leaves."""
+
+import random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model.tokenizer import Source
+from service.engine.loaded import LoadedModel
+from service.engine.packing import lay_out
+from service.engine.requests import Text
+from service.engine.runtime import NotFinite
+from tests.service.conftest import POISON, House, cosine, encode, least_cosine
+
+SENTENCES = (
+    "money bank grows",
+    "river bank flows",
+    "Seven small boats wait at the bank for the morning tide, and nobody minds the wind or the rain.",
+    "!",
+    "Ein kleiner Hund läuft über die Brücke.",
+    "人生は短い",
+)
+
+
+def texts(model: LoadedModel, *sentences: str) -> list[Text]:
+    return [Text(tokens, "mean", True, (6,)) for tokens in model.tokenizer.encode([Source(text) for text in sentences])]
+
+
+def hidden_of(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
+    found = [vectors.hidden for vectors in model.runtime.run(texts(model, *sentences))]
+    return [vectors[0] for vectors in found if vectors is not None]
+
+
+def test_a_text_gets_the_same_vectors_in_any_company(model: LoadedModel) -> None:
+    """Packed in any order or alone."""
+    alone = {sentence: hidden_of(model, [sentence])[0] for sentence in SENTENCES}
+    for seed in range(4):
+        company = random.Random(seed).sample(SENTENCES, len(SENTENCES))
+        for sentence, vectors in zip(company, hidden_of(model, company), strict=True):
+            assert cosine(vectors, alone[sentence]) >= least_cosine(model)
+
+
+def test_context_makes_the_vector(model: LoadedModel) -> None:
+    """The same word at the same place differs between texts, so segments do not leak and are not ignored."""
+    money, river = hidden_of(model, ["money bank grows", "river bank flows"])
+    assert cosine(money[2], river[2]) < 0.9
+
+
+def test_what_padding_holds_never_matters(model: LoadedModel) -> None:
+    """Ids and positions of segment 0 may be anything."""
+    (text,) = texts(model, SENTENCES[2])
+    row = lay_out([(text.tokens.ids, None)], 64)
+    clean = model.runtime._hidden(row)[0, : row.tokens].copy()
+    row.inputs["ids"][0, row.tokens :] = 2769
+    row.inputs["positions"][0, row.tokens :] = 17
+    assert cosine(model.runtime._hidden(row)[0, : row.tokens], clean) >= least_cosine(model)
+
+
+def test_only_what_is_wanted_comes_back(model: LoadedModel) -> None:
+    """Token vectors, a pooled vector by the text's own pooling, or both."""
+    (tokens,) = model.tokenizer.encode([Source(SENTENCES[0])])
+    whole, mean, cls = model.runtime.run(
+        [Text(tokens, None, True, (6,)), Text(tokens, "mean", False, (6,)), Text(tokens, "cls", False, (6,))]
+    )
+    assert whole.pooled is None
+    assert (mean.hidden, cls.hidden) == (None, None)
+    assert whole.hidden is not None
+    assert whole.hidden.shape == (1, len(tokens), 384)
+    assert cosine(mean.pooled, whole.hidden.mean(axis=1)) >= least_cosine(model)
+    assert cosine(cls.pooled, whole.hidden[0, 0]) >= least_cosine(model)
+
+
+def test_nan_raises(poisoned_model: LoadedModel) -> None:
+    """It is never handed out, whichever text of the row it is in."""
+    poisoned_model.runtime.run(texts(poisoned_model, "harmless"))
+    with pytest.raises(NotFinite):
+        poisoned_model.runtime.run(texts(poisoned_model, "harmless", f"a {POISON} runs", "harmless too"))
+
+
+async def test_short_texts_take_few_runs(house: House, model: LoadedModel) -> None:
+    """A guard against packing getting lost: 32 texts of a request fill rows."""
+    found = await encode(house.engine, *(f"short text number {n}" for n in range(32)))
+    shared, workers = model.runtime.row_lengths.shared, model.runtime.provider.workers
+    assert house.rows_run <= 2 * -(-found.token_count // shared) + workers

@@ -1,0 +1,79 @@
+"""Health and reflection, as standard clients ask for them."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from service.config import Settings
+from service.engine.host import Host
+from service.metrics import Metrics
+from service.rpc.server import RpcServer
+
+SERVICE = "attendant.v1.EncoderService"
+
+
+@pytest.mark.parametrize("name", ["", SERVICE])
+async def test_health_says_serving(channel: grpc.aio.Channel, name: str) -> None:
+    """For the server and for the service."""
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_of_an_unknown_service(channel: grpc.aio.Channel) -> None:
+    """NOT_FOUND."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def ask(channel: grpc.aio.Channel, **question: str) -> reflection_pb2.ServerReflectionResponse:
+    async def questions() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(**question)
+
+    return await reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(questions()).read()
+
+
+async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
+    """Ours, health and reflection itself."""
+    found = await ask(channel, list_services="")
+    names = {service.name for service in found.list_services_response.service}
+    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_reflection_hands_out_the_contract(channel: grpc.aio.Channel) -> None:
+    """Enough for grpcurl to call every method."""
+    found = await ask(channel, file_containing_symbol=SERVICE)
+    (file,) = [FileDescriptorProto.FromString(raw) for raw in found.file_descriptor_response.file_descriptor_proto]
+    methods = [method.name for method in file.service[0].method]
+    assert (file.package, methods) == ("attendant.v1", ["Encode", "EncodeStream", "Tokenize", "GetModel"])
+
+
+async def test_health_follows_the_life_of_the_server() -> None:
+    """NOT_SERVING, SERVING, and NOT_SERVING for good."""
+    metrics = Metrics(CollectorRegistry())
+    server = RpcServer(Host(metrics), Settings(), metrics, None)
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check, said = health_pb2_grpc.HealthStub(channel).Check, []
+        for change in (None, server.say_serving(True), server.say_stopping(), server.say_serving(True)):
+            if change is not None:
+                await change
+            said.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)
+    await server.stop(1)
+    assert said == [2, 1, 2, 2]
+
+
+async def test_a_port_in_use_is_an_os_error() -> None:
+    """Not the library's own."""
+    metrics = Metrics(CollectorRegistry())
+    server = RpcServer(Host(metrics), Settings(), metrics, None)
+    port = await server.start("127.0.0.1:0")
+    other = Metrics(CollectorRegistry())
+    with pytest.raises(OSError, match="in use"):
+        await RpcServer(Host(other), Settings(), other, None).start(f"127.0.0.1:{port}")
+    await server.stop(1)

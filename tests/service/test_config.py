@@ -1,0 +1,142 @@
+"""Options: each can be set in the environment, as a flag and in .env; what is wrong is named in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service.config import ConfigError, Settings, describe_options, load_settings
+from tests.conftest import ROOT
+
+VALUES = {
+    "model_dir": "/srv/model", "model_sha256": "abc", "model_aliases": "one,two", "host": "::1", "rest_port": "9000",
+    "grpc_port": "9001", "admin_host": "10.0.0.1", "admin_port": "9002", "docs": "false", "api_keys_file": "/srv/keys",
+    "precision": "f32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
+    "max_characters_per_token": "8", "max_request_bytes": "9", "max_response_bytes": "10", "max_queue_tokens": "11",
+    "max_deadline_ms": "12", "header_timeout_ms": "13", "body_timeout_ms": "14", "drain_delay_ms": "15",
+    "drain_timeout_ms": "16", "log_level": "debug", "log_format": "json",
+}  # fmt: skip
+WRONG = {"rest_port": "70000", "threads": "-1", "precision": "fp8", "max_inputs": "0", "docs": "perhaps",
+         "drain_delay_ms": "soon", "log_level": "loud", "provider": "tpu", "max_queue_tokens": "1.5"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty directory, where no .env lies."""
+    monkeypatch.chdir(tmp_path)
+
+
+def shown(settings: Settings, name: str) -> str:
+    value = getattr(settings, name)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_every_option_has_a_value_here() -> None:
+    """So that the tests below cover a new one."""
+    assert set(VALUES) == set(Settings.model_fields)
+    assert all(shown(Settings(), name) != value for name, value in VALUES.items())
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """ATTENDANT_ and the name in capitals."""
+    monkeypatch.setenv(f"ATTENDANT_{name.upper()}", VALUES[name])
+    assert shown(load_settings(), name) == VALUES[name]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_from_a_flag(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Two dashes and the name with dashes; it wins over the environment."""
+    monkeypatch.setenv(f"ATTENDANT_{name.upper()}", shown(Settings(), name).replace("None", ""))
+    flag = f"--{name.replace('_', '-')}"
+    spellings = [["--no-docs"]] if name == "docs" else [[f"{flag}={VALUES[name]}"], [flag, VALUES[name]]]
+    assert [shown(load_settings(arguments), name) for arguments in spellings] == [VALUES[name]] * len(spellings)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
+    """In the directory where the server starts."""
+    (tmp_path / ".env").write_text(f"ATTENDANT_{name.upper()}={VALUES[name]}\n")
+    assert shown(load_settings(), name) == VALUES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, place) for name in WRONG for place in ("environment", "file", "flag") if (name, place) != ("docs", "flag")],
+)
+def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str) -> None:
+    """In one line, wherever it was set."""
+    variable, arguments = f"ATTENDANT_{name.upper()}", None
+    if place == "environment":
+        monkeypatch.setenv(variable, WRONG[name])
+    elif place == "file":
+        (tmp_path / ".env").write_text(f"{variable}={WRONG[name]}\n")
+    else:
+        arguments = [f"--{name.replace('_', '-')}={WRONG[name]}"]
+    with pytest.raises(ConfigError) as refused:
+        load_settings(arguments)
+    assert str(refused.value).startswith(f"{variable}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
+    """By its name: a misspelt option that is ignored is worse than none."""
+    (tmp_path / ".env").write_text(f"{variable}=1\n")
+    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+        load_settings()
+    (tmp_path / ".env").unlink()
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+        load_settings()
+
+
+def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
+    """Their lines are none of our business."""
+    (tmp_path / ".env").write_text("DATABASE_URL=x\nATTENDANT_REST_PORT=9000\n")
+    assert load_settings().rest_port == 9000
+
+
+def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As everywhere."""
+    (tmp_path / ".env").write_text("ATTENDANT_REST_PORT=9000\n")
+    monkeypatch.setenv("ATTENDANT_REST_PORT", "9001")
+    assert load_settings().rest_port == 9001
+
+
+def test_the_page_of_options_is_what_the_code_says() -> None:
+    """docs/options.md is written by `attendant options`."""
+    assert (ROOT / "docs" / "options.md").read_text() == describe_options()
+    assert all(f"`ATTENDANT_{name.upper()}`" in describe_options() for name in VALUES)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_option_is_described_and_names_its_unit(name: str) -> None:
+    """A sentence for each; times, sizes and counts of tokens end in their unit."""
+    field = Settings.model_fields[name]
+    assert (field.description or "").endswith(".")
+    if isinstance(field.default, int) and not isinstance(field.default, bool):
+        assert re.search(r"_(ms|bytes|tokens|inputs|token|port)$|^threads$", name)
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """`attendant serve --help`, and it ends well."""
+    with pytest.raises(SystemExit) as left:
+        load_settings(["--help"])
+    said = capsys.readouterr().out
+    assert left.value.code == 0
+    assert all(f"--{name.replace('_', '-')}" in said for name in VALUES)
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a usage error that names it."""
+    with pytest.raises(SystemExit) as left:
+        load_settings(["--rest-prot", "1"])
+    assert left.value.code == 2
+    assert "--rest-prot" in capsys.readouterr().err
+
+
+def test_settings_cannot_be_changed() -> None:
+    """What was read at the start holds to the end."""
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().rest_port = 1  # type: ignore[misc]
