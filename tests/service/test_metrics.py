@@ -35,7 +35,9 @@ async def test_label_sets_exist_before_the_first_request(fresh: House) -> None:
     found = families(generate_latest(fresh.metrics.registry).decode())
     assert labels(found["attendant_rejected"], "reason") == {(reason,) for reason in REFUSALS}
     assert labels(found["attendant_cancelled"], "where") == {("queue",), ("batch",)}
-    assert labels(found["attendant_stage_duration_seconds"], "stage", "lane") == {(stage, "fast") for stage in STAGES}
+    assert labels(found["attendant_stage_duration_seconds"], "stage", "lane") == {
+        (stage, lane) for stage in STAGES for lane in ("fast", "explain")
+    }
     outcomes = labels(found["attendant_request_duration_seconds"], "door", "method", "outcome")
     for door, method in (("rest", "/v1/encode"), ("openai", "/v1/embeddings"), ("health", "/readyz")):
         assert (door, method, "ok") in outcomes
