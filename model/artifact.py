@@ -53,24 +53,6 @@ class TensorRecord(_Record):
     shape: tuple[int, ...]
 
 
-class BlockRecord(_Record):
-    """The weights that attention maps are computed from; a linear map is `x @ weight + bias`, weight `(in, out)`."""
-
-    query: TensorRecord
-    query_bias: TensorRecord
-    key: TensorRecord
-    key_bias: TensorRecord
-    value: TensorRecord
-    value_bias: TensorRecord
-    output: TensorRecord
-    output_bias: TensorRecord
-    norm: TensorRecord
-    norm_bias: TensorRecord
-
-    def tensors(self) -> list[TensorRecord]:
-        return [getattr(self, name) for name in type(self).model_fields]
-
-
 class DenseRecord(_Record):
     """A linear map applied to the pooled vector (as LaBSE has): `activation(x @ weight.T + bias)`."""
 
@@ -117,8 +99,6 @@ class Manifest(_Record):
     precision: Literal["f32"]
     graphs: dict[str, GraphRecord]
     static: TensorRecord
-    blocks: tuple[BlockRecord, ...]
-    layer_norm_eps: float
     files: dict[str, FileRecord]
 
 
@@ -174,7 +154,6 @@ class Artifact:
             *(graph.file for graph in self.manifest.graphs.values()),
             TOKENIZER,
             self.manifest.static.file,
-            *(record.file for block in self.manifest.blocks for record in block.tensors()),
             *(tensor.file for dense in self.manifest.dense for tensor in (dense.weight, dense.bias) if tensor),
         ]:
             if name not in self.manifest.files:

@@ -1,6 +1,5 @@
 """A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
 
-import hashlib
 import logging
 import os
 import shutil
@@ -22,7 +21,6 @@ from model.artifact import (
     WEIGHTS,
     Artifact,
     ArtifactError,
-    BlockRecord,
     DenseRecord,
     GraphRecord,
     Manifest,
@@ -31,7 +29,7 @@ from model.artifact import (
     write_manifest,
 )
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.encoder import Block, Encoder, EveryLayer
+from model.encoder import Encoder, EveryLayer
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
@@ -105,7 +103,6 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         graphs[graph] = GraphRecord(file=f"{graph}.onnx", inputs=INPUTS, outputs=OUTPUTS, parity=parity)
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
-    find = _tensor_finder(root / graphs["explain"].file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -126,9 +123,7 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         prompts=text_vector.prompts,
         precision="f32",
         graphs=graphs,
-        static=find(encoder.embeddings.tokens.weight),
-        blocks=tuple(_block_record(block, find) for block in encoder.blocks),
-        layer_norm_eps=config.layer_norm_eps,
+        static=_locate_tensor(root / graphs["fast"].file, "embeddings.tokens.weight"),
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
@@ -181,39 +176,11 @@ def _forget_the_machine(model: onnx_ir.Model) -> None:
             node.doc_string = None
 
 
-def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:
-    """Where the exporter put a tensor, found by its bytes: it renames linear weights, and shares equal ones."""
+def _locate_tensor(graph: Path, name: str) -> TensorRecord:
     model = onnx.load(graph, load_external_data=False)
-    weights = (graph.parent / WEIGHTS).read_bytes()
-    found: dict[bytes, TensorRecord] = {}
-    for tensor in model.graph.initializer:
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        if where:
-            offset, length = int(where.get("offset", 0)), int(where["length"])
-            record = TensorRecord(file=where["location"], offset=offset, shape=tuple(tensor.dims))
-            found[hashlib.sha256(weights[offset : offset + length]).digest()] = record
-
-    def find(tensor: Tensor) -> TensorRecord:
-        return found[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
-
-    return find
-
-
-def _block_record(block: nn.Module, find: Callable[[Tensor], TensorRecord]) -> BlockRecord:
-    assert isinstance(block, Block)
-    attention = block.attention
-    linear = {
-        "query": attention.query,
-        "key": attention.key,
-        "value": attention.value,
-        "output": attention.output,
-    }
-    return BlockRecord(
-        **{name: find(part.weight.T) for name, part in linear.items()},
-        **{f"{name}_bias": find(part.bias) for name, part in linear.items()},
-        norm=find(block.attention_norm.weight),
-        norm_bias=find(block.attention_norm.bias),
-    )
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return TensorRecord(file=where["location"], offset=int(where.get("offset", 0)), shape=tuple(tensor.dims))
 
 
 def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]:

@@ -156,11 +156,6 @@ class Tokenizer:
         """One more than the largest id it can give."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    @property
-    def special_count(self) -> int:
-        """How many special tokens a single text gets."""
-        return len(self._prefix) + len(self._suffix)
-
     def _split_spelled_special_tokens(self) -> None:
         """Where spelling `</s>` gives it all the same (a unigram model has it as a piece), cut the spelling."""
         special = {

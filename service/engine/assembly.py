@@ -26,7 +26,7 @@ from service.engine.requests import (
 from service.engine.words import describe_tokens, is_cut_off, overlapping_tokens, words_of
 from service.errors import Invalid
 
-# Upper bounds of what one thing takes in an answer, in bytes. JSON spells a character in at most 12 (two \uXXXX).
+# Upper bounds of what one thing takes in an answer, in bytes. JSON spells a character in at most 12 (two \u escapes).
 JSON_VALUE_BYTES: dict[DType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128

@@ -6,8 +6,6 @@ request, and our routes use none of it.
 """
 
 import logging
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +26,13 @@ from service.engine.host import Host
 from service.errors import Internal, MethodNotAllowed, NotFound, ServiceError
 from service.keys import Keys
 from service.metrics import Metrics
+from service.request_ids import HEADER, request_id
 from service.rest import health, native, openai
 from service.rest.wire import JSON, native_error
 
 OTHER = "_OTHER"
 Endpoint = Callable[[Request], Awaitable[Response]]
 DOCS_PATHS = ("/docs", "/openapi.json")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("attendant.rest")
 
@@ -64,8 +62,8 @@ class Edge:
             return
         started = time.perf_counter()
         headers = dict(scope["headers"])
-        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8), door_of(scope["path"]))
+        sent_id = headers.get(HEADER.encode(), b"").decode("latin-1")
+        exchange = Exchange(request_id(sent_id), door_of(scope["path"]))
         scope["exchange"] = exchange
         status, size = 0, 0
 
@@ -73,7 +71,7 @@ class Edge:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
+                message["headers"] = [*message["headers"], (HEADER.encode(), exchange.request_id.encode())]
             else:
                 size += len(message.get("body", b""))
             await send(message)

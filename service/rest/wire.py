@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -109,9 +109,6 @@ def native_error(error: ServiceError, request_id: str) -> bytes:
     return orjson.dumps(
         {"error": {"code": error.code, "reason": error.reason, "message": error.message, "request_id": request_id}}
     )
-
-
-ErrorRenderer = Callable[[ServiceError, str], bytes]
 
 
 async def _read(request: Request, settings: Settings) -> bytes:

@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ from google.rpc.status_pb2 import Status
 from service.errors import DOMAIN, Cancelled, Internal, NotOffered, QueueFull, ServiceError, TooLarge, Unreadable
 from service.keys import Keys
 from service.metrics import Metrics
+from service.request_ids import HEADER, request_id
 
 DOOR = "grpc"
 OTHER = "_OTHER"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
-REQUEST_ID = "x-request-id"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 Context = Any
 Handler = Any
@@ -99,13 +96,14 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     async def _observe(self, context: Context, method: str) -> AsyncIterator[None]:
         started = time.perf_counter()
         metadata = dict(context.invocation_metadata() or ())
-        request_id = _request_id(metadata)
+        sent = metadata.get(HEADER, "")
+        identity = request_id(sent if isinstance(sent, str) else "")
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled("The caller left.")
         try:
             if self._keys is not None:
                 self._keys.check(metadata.get("authorization"))
-            context.set_trailing_metadata(((REQUEST_ID, request_id),))
+            context.set_trailing_metadata(((HEADER, identity),))
             yield
             error = None
         except ServiceError as raised:
@@ -113,15 +111,15 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         except grpc.aio.AbortError:
             raise
         except Exception:
-            log.exception("unforeseen error", extra={"request_id": request_id})
+            log.exception("unforeseen error", extra={"request_id": identity})
             error = Internal()
         finally:
             self._metrics.in_flight.dec()
             self._count(method, error, started)
         if error is not None:
             if isinstance(error, Internal) and error.__cause__ is not None:
-                log.error("request failed", exc_info=error.__cause__, extra={"request_id": request_id})
-            await abort(context, error, request_id)
+                log.error("request failed", exc_info=error.__cause__, extra={"request_id": identity})
+            await abort(context, error, identity)
 
     def _count(self, method: str, error: ServiceError | None, started: float) -> None:
         code, status = ("OK", 200) if error is None else (error.code, error.http_status)
@@ -152,15 +150,15 @@ def refuse_malformed(request: object) -> None:
         raise Unreadable("The message is not valid protobuf of this type.")
 
 
-async def abort(context: Context, error: ServiceError, request_id: str) -> NoReturn:
+async def abort(context: Context, error: ServiceError, identity: str) -> NoReturn:
     """End the call with the error's code and message, an ErrorInfo, and when to try again."""
     code = grpc.StatusCode[error.code]
     details = AnyMessage()
-    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": request_id}))
+    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": identity}))
     number: int = code.value[0]
     status = Status(code=number, message=error.message, details=[details])
     trailing: list[tuple[str, str | bytes]] = [
-        (REQUEST_ID, request_id),
+        (HEADER, identity),
         ("grpc-status-details-bin", status.SerializeToString()),
     ]
     if isinstance(error, QueueFull):
@@ -169,8 +167,3 @@ async def abort(context: Context, error: ServiceError, request_id: str) -> NoRet
         trailing.append(("grpc-retry-pushback-ms", "-1"))  # the same request would be as large the next time
     await context.abort(code, error.message, tuple(trailing))
     raise AssertionError("abort raises")
-
-
-def _request_id(metadata: dict[str, str | bytes]) -> str:
-    sent = metadata.get(REQUEST_ID, "")
-    return sent if isinstance(sent, str) and _REQUEST_ID.fullmatch(sent) else secrets.token_hex(8)

@@ -155,13 +155,8 @@ def test_the_second_text_of_a_pair_has_the_second_type(made: dict[str, Tokenizer
 
 def test_a_text_of_nothing_has_no_content(tokenizer: Tokenizer) -> None:
     """An empty text is the frame alone."""
-    assert one(tokenizer, "").special == [True] * tokenizer.special_count
+    assert one(tokenizer, "").special == [True] * 2
     assert (one(tokenizer, "").has_content, one(tokenizer, "a").has_content) == (False, True)
-
-
-def test_special_tokens_are_counted(tokenizer: Tokenizer) -> None:
-    """Two around a single text, in every kind here."""
-    assert tokenizer.special_count == 2
 
 
 def cut_one_at_a_time(tokens: Tokens, limit: int, side: Side) -> list[int]:
