@@ -223,7 +223,10 @@ def _limits(settings: Settings, max_tokens: int) -> Limits:
         max_request_bytes=settings.max_request_bytes,
         max_response_bytes=settings.max_response_bytes,
         max_queue_tokens=settings.max_queue_tokens,
+        max_explain_queue_tokens=settings.max_explain_queue_tokens,
         max_deadline_ms=settings.max_deadline_ms,
+        header_timeout_ms=settings.header_timeout_ms,
+        body_timeout_ms=settings.body_timeout_ms,
     )
 
 

@@ -184,7 +184,10 @@ class Limits:
     max_request_bytes: int
     max_response_bytes: int
     max_queue_tokens: int
+    max_explain_queue_tokens: int
     max_deadline_ms: int
+    header_timeout_ms: int
+    body_timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)

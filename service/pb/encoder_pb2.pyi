@@ -300,17 +300,23 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., licence: _Optional[str] = ..., family: _Optional[str] = ..., layer_count: _Optional[int] = ..., head_count: _Optional[int] = ..., width: _Optional[int] = ..., output_width: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., row_lengths: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_inputs", "max_input_characters", "max_request_bytes", "max_response_bytes", "max_queue_tokens", "max_deadline_ms")
+    __slots__ = ("max_inputs", "max_input_characters", "max_request_bytes", "max_response_bytes", "max_queue_tokens", "max_deadline_ms", "max_explain_queue_tokens", "header_timeout_ms", "body_timeout_ms")
     MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
     MAX_INPUT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPLAIN_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    BODY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     max_inputs: int
     max_input_characters: int
     max_request_bytes: int
     max_response_bytes: int
     max_queue_tokens: int
     max_deadline_ms: int
-    def __init__(self, max_inputs: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_deadline_ms: _Optional[int] = ...) -> None: ...
+    max_explain_queue_tokens: int
+    header_timeout_ms: int
+    body_timeout_ms: int
+    def __init__(self, max_inputs: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_deadline_ms: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ...) -> None: ...

@@ -128,6 +128,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 max_response_bytes=limits.max_response_bytes,
                 max_queue_tokens=limits.max_queue_tokens,
                 max_deadline_ms=limits.max_deadline_ms,
+                max_explain_queue_tokens=limits.max_explain_queue_tokens,
+                header_timeout_ms=limits.header_timeout_ms,
+                body_timeout_ms=limits.body_timeout_ms,
             ),
             version=facts.version,
         )

@@ -10,7 +10,7 @@ from service.engine.checks import check_encode, check_inputs
 from service.engine.requests import EncodeRequest, Input, Limits
 from service.errors import EmptyInput, Invalid, ServiceError, TooLarge
 
-LIMITS = Limits(4, 20, 1000, 1000, 1000, 1000)
+LIMITS = Limits(4, 20, *[1000] * 7)
 SECRET = "Sesame"
 
 
