@@ -32,6 +32,7 @@ from tests.service.engine.encoders import (
 )
 
 Floats = NDArray[Any]
+Layer = tuple[BlockAttention, Block, Floats, BlockWeights, Floats]
 
 TOKENS, HEADS, LAYERS = 19, 4, 3
 ALL_HEADS = tuple(range(HEADS))
@@ -93,7 +94,9 @@ def plan(
     return MapPlan(kind, layers, heads, head_reduce, layer_reduce)
 
 
-def each_layer(dtype: torch.dtype, scale: float = 0.3) -> list[tuple[BlockAttention, Block, Floats, BlockWeights, Floats]]:
+def each_layer(
+    dtype: torch.dtype, scale: float = 0.3
+) -> list[tuple[BlockAttention, Block, Floats, BlockWeights, Floats]]:
     """Of every layer: our attention, torch's block, what went in, the weights, and torch's maps."""
     encoder = random_encoder(dtype, scale=scale)
     ran = run(encoder, random_ids(TOKENS))
