@@ -116,8 +116,9 @@ class AttendWork:
         return Array(self._rounded(values.astype(DTYPES["float32"], copy=False)), "float32")
 
     def _rounded(self, values: NDArray[Any]) -> NDArray[Any]:
-        decimals = self.request.decimals
-        return np.ascontiguousarray(values if decimals is None else np.round(values, decimals))
+        if self.request.decimals is not None:  # in float32: in float16 ten to the fifth is infinite
+            values = np.round(values.astype(DTYPES["float32"], copy=False), self.request.decimals)
+        return np.ascontiguousarray(values)
 
 
 def smaller_answer(request: AttendRequest, plan: MapPlan) -> str:
@@ -129,7 +130,7 @@ def smaller_answer(request: AttendRequest, plan: MapPlan) -> str:
         changes.append("fewer layers or heads")
     if request.wire == "json":
         changes.append('encoding: "base64"')
-    if request.dtype == "float32":
+    if request.wire != "json" and request.dtype == "float32":
         changes.append('dtype: "float16"')
     if request.kind != "scores" and request.top_k is None:
         changes.append("top_k")
