@@ -17,7 +17,7 @@ from service.engine.explanations import AttendRequest, AttendResult, CompareRequ
 from service.engine.explanations import Source as Drawn
 from service.engine.loaded import LoadedModel
 from service.engine.requests import Array, EncodeRequest, Input
-from tests.e2e.senses import SENSES, made_sentences
+from tests.e2e.senses import SENSES, SENTENCES
 from tests.ranking import area_under_curve, interval_of_mean, spearman
 from tests.service.conftest import open_house
 
@@ -68,12 +68,12 @@ async def occlusion(engine: Engine, ids: list[int]) -> Floats:
 
 
 async def test_projection_rolled_out_ranks_what_masking_a_word_does(model: LoadedModel) -> None:
-    """A hundred sentences: mean Spearman at least 0.65, and above the plain mean of the layers beyond doubt."""
+    """Over a hundred sentences: mean Spearman at least 0.65, and above the plain mean of the layers beyond doubt."""
     agreement: dict[str, list[float]] = {name: [] for name in VIEWS}
-    sentences = made_sentences(100)
+    assert len(set(SENTENCES)) == 100
     async with open_house(model) as house:
-        maps = {name: await attend(house.engine, *sentences, **fields) for name, fields in VIEWS.items()}
-        for number, sentence in enumerate(sentences):
+        maps = {name: await attend(house.engine, *SENTENCES, **fields) for name, fields in VIEWS.items()}
+        for number, sentence in enumerate(SENTENCES):
             (tokens,) = model.tokenizer.encode([Source(sentence)])
             moved = await occlusion(house.engine, tokens.ids[1:-1])
             count = len(moved)
@@ -94,7 +94,7 @@ async def test_norms_give_special_tokens_less_than_half_of_what_raw_weights_do(m
     """The share that other tokens take from them, in every layer."""
     async with open_house(model) as house:
         raw, norm = [
-            await attend(house.engine, *made_sentences(30), kind=kind, head_reduce=reduce, special="drop")
+            await attend(house.engine, *SENTENCES[::3], kind=kind, head_reduce=reduce, special="drop")
             for kind, reduce in (("probs", "mean"), ("norm", "sum"))
         ]
     for layer in range(LAYERS):
