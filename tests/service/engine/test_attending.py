@@ -392,6 +392,20 @@ async def test_no_json_is_larger_than_was_said(requests: list[Planned], house: H
     print(f"largest JSON: {closest:.2f} of what was said")
 
 
+@pytest.mark.parametrize("sparse", [{"top_p": 1.0}, {"top_p": 0.5}, {"top_k": 100}, {"top_k": 1}], ids=str)
+@pytest.mark.parametrize("encoding", [{}, {"decimals": 2}, {"dtype": "float16"}], ids=str)
+async def test_sparse_rows_of_a_long_text_are_no_larger_than_was_said(
+    workshop: Workshop, house: House, sparse: dict[str, Any], encoding: dict[str, Any]
+) -> None:
+    """top_p alone may keep every value, and then each has its index beside it; over JSON, and over gRPC."""
+    fields: dict[str, Any] = {"kind": "norm", "special": "renormalize", "layers": [1], "heads": [2], **sparse}
+    reply = await house.post("/v1/attend", {"inputs": PASSAGE, **fields, **encoding})
+    assert len(reply.content) <= workshop.plan(PASSAGE, **fields, **encoding).work.response_bytes()
+    planned = workshop.plan(PASSAGE, wire="binary", dtype=encoding.get("dtype", "float32"), **fields)
+    response = AttendResponse("all-MiniLM-L6-v2", "f32", [workshop.answer(planned)], Timing(0, 0, 0))
+    assert sum(each.ByteSize() for each in attend_responses(response)) <= planned.work.response_bytes()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("decimals", [1, 2, 5, 9])
 def test_a_rounded_number_never_takes_more_than_it_is_counted_for(

@@ -26,6 +26,7 @@ Floats = NDArray[Any]
 
 CHEQUE = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
+SHORT = "The bank lends."
 TWICE = "The bank by the river bank was shut."
 LAYERS, WIDTH = 3, 32
 
@@ -92,6 +93,12 @@ def test_the_same_ids_are_exactly_alike(tokenizer: Tokenizer, manifest: Manifest
     assert manifest.vocabulary == len(model.static)
 
 
+def test_the_same_ids_are_alike_even_where_the_table_has_nothing() -> None:
+    """A row of zeros has no direction, and is still the same word as itself."""
+    table = np.array([[0.0, 0.0], [1.0, 2.0]], np.float32)
+    assert static_similarity([[0], [0], [1]], table).values.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+
+
 def test_an_occurrence_is_the_mean_of_its_tokens(tokenizer: Tokenizer) -> None:
     """In every layer; a word by its number, or any range of characters."""
     occurrences = [Occurrence(CHEQUE, word=1), Occurrence(CHEQUE, span=(12, 24)), Occurrence(CHEQUE, span=(4, 5))]
@@ -105,18 +112,19 @@ def test_an_occurrence_is_the_mean_of_its_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_similarities_are_those_of_the_vectors_plain_and_centred(tokenizer: Tokenizer, model: LoadedModel) -> None:
-    """Centred by the mean over all tokens of the texts, each text once however often it is named."""
-    occurrences = [Occurrence(RIVER, word=4), Occurrence(CHEQUE, word=6), Occurrence(RIVER, word=7)]
+    """Centred by the mean over all tokens of the texts, each text once however often it is named or long it is."""
+    occurrences = [Occurrence(SHORT, word=1), Occurrence(CHEQUE, word=6), Occurrence(SHORT, word=0)]
     works = works_of(tokenizer, occurrences)
     states = [random_hidden(work.tokens) + 2 for work in works]
     seen = [work(hidden) for work, hidden in zip(works, states, strict=True)]
     layers = [2, 0]
     _, _, found = compare(works, seen, layers, model.static)
     assert [each.layer for each in found] == layers
-    river, cheque = states
+    short, cheque = states
+    assert len(short[0]) != len(cheque[0])
     for each in found:
-        vectors = np.stack([river[each.layer, 5], cheque[each.layer, 8], river[each.layer, 8]]).astype(np.float64)
-        mean = np.concatenate([river[each.layer], cheque[each.layer]]).mean(axis=0, dtype=np.float64)
+        vectors = np.stack([short[each.layer, 2], cheque[each.layer, 8], short[each.layer, 1]]).astype(np.float64)
+        mean = np.concatenate([short[each.layer], cheque[each.layer]]).mean(axis=0, dtype=np.float64)
         expected = [
             [[plain_cosine(one - by, other - by) for other in vectors] for one in vectors] for by in (0 * mean, mean)
         ]
