@@ -1,5 +1,6 @@
 """One word in several texts: cosines against their definition, the order of occurrences, and what a word draws on."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ from numpy.typing import NDArray
 
 from model.artifact import Manifest
 from model.tokenizer import Source, Tokenizer, Tokens
-from service.engine.comparing import CompareWork, Place, compare, cosines, find_place, static_similarity
+from service.engine.comparing import (
+    CompareWork,
+    Place,
+    compare,
+    comparison_bytes,
+    cosines,
+    find_place,
+    static_similarity,
+)
 from service.engine.engine import Engine
 from service.engine.explanations import CompareRequest, CompareResponse, MapPlan, Occurrence
 from service.engine.loaded import LoadedModel
@@ -19,13 +28,15 @@ from service.engine.pooling import mean_ranges, pool_row
 from service.engine.requests import Input
 from service.engine.units import word_units
 from service.errors import Invalid
-from tests.service.conftest import encode
+from service.rpc.explain import compare_response
+from tests.service.conftest import House, encode
 from tests.service.engine.encoders import blocks_of, random_encoder
 
 Floats = NDArray[Any]
 
 CHEQUE = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
+ACCENTS = "Das \u201eÜber-Ich\u201c grüßt \x07 漢字 \U0001f600."
 SHORT = "The bank lends."
 TWICE = "The bank by the river bank was shut."
 LAYERS, WIDTH = 3, 32
@@ -303,3 +314,21 @@ async def test_each_token_is_most_like_itself(engine: Engine) -> None:
     similar = cosines(found.token_vectors.values.astype(np.float64))
     assert similar.argmax(axis=1).tolist() == list(range(11))
     assert similar.max(axis=1).sum() == pytest.approx(11, abs=1e-9)
+
+
+@pytest.mark.parametrize("draws_on", [0, 5, 100])
+@pytest.mark.parametrize("layers", ["all", [-1]])
+async def test_no_answer_is_larger_than_was_said(
+    house: House, tokenizer: Tokenizer, layers: Any, draws_on: int
+) -> None:
+    """As JSON through the door, and as gRPC serialises it."""
+    asked = [Occurrence(CHEQUE, word=6), Occurrence(TWICE, word=1), Occurrence(ACCENTS, word=2)]
+    asked += [Occurrence(TWICE, word=number) for number in range(8)]
+    body = [{"text": each.text, "word": each.word} for each in asked]
+    reply = await house.post("/v1/compare", {"occurrences": body, "layers": layers, "draws_on": draws_on})
+    assert reply.status_code == 200, reply.text
+    request = CompareRequest(tuple(asked), layers=None if layers == "all" else tuple(layers), draws_on=draws_on)
+    works, count = works_of(tokenizer, asked), 7 if layers == "all" else 1
+    assert len(reply.content) <= comparison_bytes(works, count, request)
+    message = compare_response(await house.engine.compare(request))
+    assert message.ByteSize() <= comparison_bytes(works, count, replace(request, wire="binary"))
