@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
@@ -24,6 +24,9 @@ WEIGHTS = "weights.bin"
 
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
+Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
+KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
+"""Kinds of attention map, as service/engine/maps.py defines them."""
 
 
 class ArtifactError(Exception):
@@ -53,6 +56,24 @@ class TensorRecord(_Record):
     shape: tuple[int, ...]
 
 
+class BlockRecord(_Record):
+    """The weights that attention maps are computed from; a linear map is `x @ weight + bias`, weight `(in, out)`."""
+
+    query: TensorRecord
+    query_bias: TensorRecord
+    key: TensorRecord
+    key_bias: TensorRecord
+    value: TensorRecord
+    value_bias: TensorRecord
+    output: TensorRecord
+    output_bias: TensorRecord
+    norm: TensorRecord
+    norm_bias: TensorRecord
+
+    def tensors(self) -> list[TensorRecord]:
+        return [getattr(self, name) for name in type(self).model_fields]
+
+
 class DenseRecord(_Record):
     """A linear map applied to the pooled vector (as LaBSE has): `activation(x @ weight.T + bias)`."""
 
@@ -77,7 +98,10 @@ class GraphRecord(_Record):
 
 
 class Manifest(_Record):
-    """What the artifact holds. Sizes are counts; `max_tokens` includes the special tokens."""
+    """What the artifact holds. Sizes are counts; `max_tokens` includes the special tokens.
+
+    `attention_kinds` are the kinds of map whose formulas fit the layout of the model's blocks.
+    """
 
     format_version: int
     name: str
@@ -99,6 +123,9 @@ class Manifest(_Record):
     precision: Literal["f32"]
     graphs: dict[str, GraphRecord]
     static: TensorRecord
+    attention_kinds: tuple[Kind, ...]
+    blocks: tuple[BlockRecord, ...]
+    layer_norm_eps: float
     files: dict[str, FileRecord]
 
 
@@ -154,6 +181,7 @@ class Artifact:
             *(graph.file for graph in self.manifest.graphs.values()),
             TOKENIZER,
             self.manifest.static.file,
+            *(tensor.file for block in self.manifest.blocks for tensor in block.tensors()),
             *(tensor.file for dense in self.manifest.dense for tensor in (dense.weight, dense.bias) if tensor),
         ]:
             if name not in self.manifest.files:

@@ -1,5 +1,6 @@
 """A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
 
+import hashlib
 import logging
 import os
 import shutil
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from model.artifact import (
     FORMAT_VERSION,
+    KINDS,
     MANIFEST,
     TOKENIZER,
     WEIGHTS,
     Artifact,
     ArtifactError,
+    BlockRecord,
     DenseRecord,
     GraphRecord,
     Manifest,
@@ -29,7 +32,7 @@ from model.artifact import (
     write_manifest,
 )
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.encoder import Encoder, EveryLayer
+from model.encoder import Block, Encoder, EveryLayer
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
@@ -103,6 +106,7 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         graphs[graph] = GraphRecord(file=f"{graph}.onnx", inputs=INPUTS, outputs=OUTPUTS, parity=parity)
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
+    find = _tensor_finder(root / graphs["explain"].file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -123,7 +127,10 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         prompts=text_vector.prompts,
         precision="f32",
         graphs=graphs,
-        static=_locate_tensor(root / graphs["fast"].file, "embeddings.tokens.weight"),
+        static=find(encoder.embeddings.tokens.weight),
+        attention_kinds=KINDS,  # every family that checkpoint.py reads has the block that the formulas are of
+        blocks=tuple(_block_record(block, find) for block in encoder.blocks),
+        layer_norm_eps=config.layer_norm_eps,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
@@ -176,11 +183,34 @@ def _forget_the_machine(model: onnx_ir.Model) -> None:
             node.doc_string = None
 
 
-def _locate_tensor(graph: Path, name: str) -> TensorRecord:
+def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:
+    """Where the exporter put a tensor, found by its bytes: it renames linear weights, and shares equal ones."""
     model = onnx.load(graph, load_external_data=False)
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    return TensorRecord(file=where["location"], offset=int(where.get("offset", 0)), shape=tuple(tensor.dims))
+    weights = (graph.parent / WEIGHTS).read_bytes()
+    found: dict[bytes, tuple[str, int]] = {}
+    for tensor in model.graph.initializer:
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        if where:
+            offset, length = int(where.get("offset", 0)), int(where["length"])
+            found[hashlib.sha256(weights[offset : offset + length]).digest()] = where["location"], offset
+
+    def find(tensor: Tensor) -> TensorRecord:
+        file, offset = found[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
+        return TensorRecord(file=file, offset=offset, shape=tuple(tensor.shape))
+
+    return find
+
+
+def _block_record(block: nn.Module, find: Callable[[Tensor], TensorRecord]) -> BlockRecord:
+    assert isinstance(block, Block)
+    attention = block.attention
+    linear = {"query": attention.query, "key": attention.key, "value": attention.value, "output": attention.output}
+    return BlockRecord(
+        **{name: find(part.weight.T) for name, part in linear.items()},
+        **{f"{name}_bias": find(part.bias) for name, part in linear.items()},
+        norm=find(block.attention_norm.weight),
+        norm_bias=find(block.attention_norm.bias),
+    )
 
 
 def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]:

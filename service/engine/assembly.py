@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Manifest
+from model.artifact import Manifest, Pooling
 from model.tokenizer import Tokenizer, Tokens
 from service.engine.checks import is_last_alone, pooled_size
-from service.engine.pooling import Floats, Head, mean_ranges, narrow, normalize, reduce_layers
+from service.engine.pooling import Floats, Head, mean_ranges, narrow, normalize, pool_row, reduce_layers
 from service.engine.requests import (
     DTYPES,
     Array,
@@ -18,6 +18,8 @@ from service.engine.requests import (
     EncodeRequest,
     EncodeResult,
     Input,
+    MapDType,
+    Text,
     TextVectors,
     Token,
     Wire,
@@ -27,10 +29,17 @@ from service.engine.words import describe_tokens, is_cut_off, overlapping_tokens
 from service.errors import Invalid
 
 # Upper bounds of what one thing takes in an answer, in bytes. JSON spells a character in at most 12 (two \u escapes).
-JSON_VALUE_BYTES: dict[DType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
+JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
 RESULT_BYTES = 512
+
+
+class Listed(Protocol):
+    """Something that an answer lists: a token, a word, a unit."""
+
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,27 @@ class Outline:
     ranges: NDArray[np.intp] | None
     """Tokens of each word, then of each span, `(W + S, 2)`."""
     span_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """Vectors of some layers of one text, made on the explain lane. `layers` are 0..L."""
+
+    tokens: Tokens
+    pooling: Pooling | None
+    hidden: bool
+    layers: tuple[int, ...]
+
+    def __call__(self, every: Floats) -> TextVectors:
+        """`every` is `(L+1, T, D)`."""
+        chosen = every[list(self.layers)]
+        pooling, size = self.pooling, len(self.tokens)
+        return TextVectors(
+            hidden=chosen if self.hidden else None,
+            pooled=None
+            if pooling is None
+            else np.concatenate([pool_row(layer, [0], [size], pooling) for layer in chosen]),
+        )
 
 
 def outline(item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Tokenizer, where: str) -> Outline:
@@ -81,22 +111,37 @@ def response_bytes(outlines: Sequence[Outline], request: EncodeRequest, manifest
         values += count * width if "tokens" in outputs else 0
         values += len(item.ranges) * width if item.ranges is not None else 0
         values += count * manifest.static.shape[1] if "static" in outputs else 0
-        total += RESULT_BYTES + _array_bytes(values, request.dtype, request.wire)
+        total += RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
         total += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
     return total
 
 
-def listed_bytes(parts: Sequence[Token | Word], wire: Wire) -> int:
-    """An upper bound of what tokens and words take in an answer."""
+def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
+    """An upper bound of what tokens, words or units take in an answer."""
     character = 4 if wire == "binary" else JSON_CHARACTER_BYTES
     return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
 
 
-def _array_bytes(values: int, dtype: DType, wire: Wire) -> int:
+def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
+    """What so many values take: exact in binary and base64, an upper bound in JSON."""
     if wire == "json":
         return values * JSON_VALUE_BYTES[dtype]
     size = -(-values // 8) if dtype == "ubinary" else values * DTYPES[dtype].itemsize
     return size if wire == "binary" else -(-size // 3) * 4
+
+
+def text_work(
+    request: EncodeRequest, manifest: Manifest, last: bool, outlines: Sequence[Outline]
+) -> Sequence[Text | LayerWork]:
+    """What the lane is to do: of the fast one when only the `last` layer is wanted; nothing for static vectors."""
+    hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
+    pooling = (request.pooling or manifest.pooling) if "pooled" in request.outputs else None
+    if not hidden and pooling is None:
+        return []
+    if last:
+        return [Text(found.tokens, pooling, hidden) for found in outlines]
+    layers = tuple(layer % (manifest.layers + 1) for layer in request.layers)
+    return [LayerWork(found.tokens, pooling, hidden, layers) for found in outlines]
 
 
 def assemble(

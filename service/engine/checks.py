@@ -3,8 +3,21 @@
 from collections.abc import Sequence
 
 from model.artifact import Manifest
+from model.tokenizer import Source
+from service.engine.explanations import AttendRequest, CompareRequest, MapPlan
 from service.engine.requests import EncodeRequest, Input, Limits, Output
-from service.errors import EmptyInput, Invalid, TooLarge
+from service.errors import EmptyInput, Invalid, NotOffered, TooLarge
+
+MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
+MAX_DECIMALS = 9
+HEAD_REDUCES = {
+    "probs": ("none", "mean", "max"),
+    "scores": ("none", "mean", "max"),
+    "norm": ("none", "sum"),
+    "block_norm": ("none", "sum"),
+    "projection": ("none", "sum"),
+}
+"""For each kind what may become of its heads; block_norm and projection are of all of them in any case."""
 
 
 def check_inputs(inputs: Sequence[Input], field: str, max_inputs: int, limits: Limits, vocabulary: int) -> None:
@@ -73,18 +86,20 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> None:
         raise Invalid('An input has spans, but outputs does not ask for them. Add "spans" to outputs.')
     if outputs & {"words", "spans"} and any(item.source.token_ids is not None for item in request.inputs):
         raise Invalid("outputs words and spans need text; token_ids have no characters.")
-    _check_layers(request, manifest)
+    _check_layers(request.layers, manifest)
     _check_pooled(request, manifest, outputs)
 
 
-def _check_layers(request: EncodeRequest, manifest: Manifest) -> None:
-    if not request.layers:
+def _check_layers(layers: Sequence[int], manifest: Manifest) -> None:
+    if not layers:
         raise Invalid("layers is empty; leave it out or name at least one.")
     last = manifest.layers
-    for index, layer in enumerate(request.layers):
+    for index, layer in enumerate(layers):
         if not -last - 1 <= layer <= last:
-            raise Invalid(f"layers[{index}] must be 0..{last}, or negative from the end.", reason="layer_out_of_range")
-    if len({layer % (last + 1) for layer in request.layers}) < len(request.layers):
+            raise Invalid(
+                f"layers[{index}] must be 0..{last}, or -{last + 1}..-1 from the end.", reason="layer_out_of_range"
+            )
+    if len({layer % (last + 1) for layer in layers}) < len(layers):
         raise Invalid("layers names the same layer twice.")
 
 
@@ -114,3 +129,118 @@ def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
     if is_last_alone(request, manifest):
         return manifest.output_width
     return manifest.width * (len(request.layers) if request.layer_reduce == "concat" else 1)
+
+
+def check_attend(request: AttendRequest, manifest: Manifest) -> MapPlan:
+    """Kind, layers, heads and what becomes of them, units and encodings, against each other and the model."""
+    if request.kind not in manifest.attention_kinds:
+        raise NotOffered(
+            f"kind {request.kind} does not fit this model; it has {', '.join(manifest.attention_kinds) or 'none'}.",
+            reason="kind_not_offered",
+        )
+    layers = _chosen(request.layers, 1, manifest.layers, "layers", "layer_out_of_range")
+    heads = _chosen(request.heads, 0, manifest.heads - 1, "heads", "head_out_of_range")
+    plan = MapPlan(request.kind, layers, heads, request.head_reduce, request.layer_reduce)
+    _check_reduction(request, plan)
+    _check_units(request)
+    if request.kind == "scores":
+        _check_scores(request)
+    _check_numbers(request, plan)
+    return plan
+
+
+def _chosen(asked: Sequence[int] | None, first: int, last: int, field: str, reason: str) -> tuple[int, ...]:
+    if asked is None:
+        return tuple(range(first, last + 1))
+    if not asked:
+        raise Invalid(f'{field} is empty; leave it out for "all", or name at least one.')
+    for index, number in enumerate(asked):
+        if not first <= number <= last:
+            raise Invalid(f"{field}[{index}] must be {first}..{last}.", reason=reason)
+    if len(set(asked)) < len(asked):
+        raise Invalid(f"{field} names the same one twice.")
+    return tuple(asked)
+
+
+def _check_reduction(request: AttendRequest, plan: MapPlan) -> None:
+    kind, reduces = request.kind, HEAD_REDUCES[request.kind]
+    if request.head_reduce not in reduces:
+        raise Invalid(f"head_reduce {request.head_reduce} is not for {kind}; it takes {' or '.join(reduces)}.")
+    if kind in ("block_norm", "projection") and request.heads is not None:
+        raise Invalid(f'kind {kind} is of all heads together; leave heads at "all".')
+    if plan.layer_reduce == "rollout":
+        if kind == "scores":
+            raise Invalid("layer_reduce rollout is not for scores, which are no shares; use none or mean.")
+        if request.head_reduce == "max":
+            raise Invalid("layer_reduce rollout takes the mean of the heads; leave head_reduce out.")
+
+
+def _check_units(request: AttendRequest) -> None:
+    with_spans = any(item.spans for item in request.inputs)
+    if request.unit == "spans":
+        if not all(item.spans for item in request.inputs):
+            raise Invalid("unit spans needs spans, but an input has none. Give every input its spans.")
+        if request.segments != "all":
+            raise Invalid("unit spans lies in the first text of a pair; leave segments at all.")
+    elif with_spans:
+        raise Invalid("An input has spans, but unit does not ask for them. Send unit: spans.")
+    if request.unit != "token" and any(item.source.token_ids is not None for item in request.inputs):
+        raise Invalid(f"unit {request.unit} needs text; token_ids have no characters. Use token.")
+
+
+def _check_scores(request: AttendRequest) -> None:
+    if request.special == "renormalize":
+        raise Invalid("special renormalize is not for scores, which are no shares; use keep or drop.")
+    for field in ("top_p", "top_k"):
+        if getattr(request, field) is not None:
+            raise Invalid(f"{field} is not for scores, which are no shares; leave it out.")
+
+
+def _check_numbers(request: AttendRequest, plan: MapPlan) -> None:
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise Invalid("top_p must be above 0 and at most 1: the share of a row that the values kept must cover.")
+    if request.top_k is not None and request.top_k < 1:
+        raise Invalid("top_k must be at least 1: how many values of a row to keep.")
+    if request.decimals is not None:
+        if not 1 <= request.decimals <= MAX_DECIMALS:
+            raise Invalid(f"decimals must be 1..{MAX_DECIMALS}.")
+        if request.wire != "json":
+            raise Invalid("decimals is for encoding float; leave it out.")
+    if request.dtype == "sqrt_uint8":
+        if request.wire == "json":
+            raise Invalid("dtype sqrt_uint8 needs encoding base64.")
+        if not plan.at_most_one(request.special):
+            raise Invalid(
+                "dtype sqrt_uint8 is for values from 0 to 1: probs, a rollout, or special renormalize of a norm."
+            )
+
+
+def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -> tuple[int, ...]:
+    """Occurrences, layers and draws_on; returns the layers, 0..L."""
+    count = len(request.occurrences)
+    if not MIN_OCCURRENCES <= count <= MAX_OCCURRENCES:
+        raise Invalid(
+            f"occurrences has {count} elements; it takes {MIN_OCCURRENCES} to {MAX_OCCURRENCES}.",
+            reason="occurrence_count",
+        )
+    for index, occurrence in enumerate(request.occurrences):
+        where = f"occurrences[{index}]"
+        _check_text(Input(Source(occurrence.text)), where, limits.max_input_characters)
+        if (occurrence.span is None) == (occurrence.word is None):
+            raise Invalid(f"{where} must have either span or word.")
+        if occurrence.span is not None:
+            start, end = occurrence.span
+            if not 0 <= start < end <= len(occurrence.text):
+                raise Invalid(
+                    f"{where}.span must satisfy 0 <= start < end <= {len(occurrence.text)}, "
+                    "the number of characters of its text.",
+                    reason="span_out_of_range",
+                )
+    if request.draws_on < 0:
+        raise Invalid("draws_on must be 0 or more: how many words to name.")
+    if request.draws_on and "projection" not in manifest.attention_kinds:
+        raise NotOffered("draws_on needs projection, which does not fit this model; send draws_on: 0.")
+    if request.layers is None:
+        return tuple(range(manifest.layers + 1))
+    _check_layers(request.layers, manifest)
+    return tuple(layer % (manifest.layers + 1) for layer in request.layers)

@@ -2,53 +2,37 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
-from model.tokenizer import Tokens
-from service import __version__
+from model.tokenizer import Source, Tokens
 from service.config import Settings
-from service.engine.assembly import Outline, assemble, listed_bytes, outline, response_bytes
-from service.engine.checks import check_encode, check_inputs, is_last_alone
+from service.engine.assembly import Outline, assemble, listed_bytes, outline, response_bytes, text_work
+from service.engine.attending import AttendWork, smaller_answer
+from service.engine.checks import check_attend, check_compare, check_encode, check_inputs, is_last_alone
+from service.engine.comparing import CompareWork, Place, compare, comparison_bytes, find_place
+from service.engine.explanations import AttendRequest, AttendResponse, CompareRequest, CompareResponse, MapPlan
+from service.engine.facts import facts_of, limits_of
 from service.engine.lane import Lane, one_alone
 from service.engine.loaded import LoadedModel
 from service.engine.packing import choose
+from service.engine.passage import Passage, aside, characters, estimate_tokens, fit
 from service.engine.requests import (
     EncodeRequest,
     EncodeResponse,
-    EncodeResult,
+    ExplainWork,
     Input,
-    Limits,
-    ModelFacts,
     Text,
     TextVectors,
-    Timing,
     TokenizeRequest,
     TokenizeResponse,
     TokenizeResult,
-    Wire,
 )
-from service.engine.runtime import NotFinite
+from service.engine.units import find_units
 from service.engine.words import describe_tokens, words_of
-from service.errors import (
-    DeadlineExceeded,
-    EmptyInput,
-    InputTooLong,
-    Internal,
-    NonFiniteOutput,
-    NotFound,
-    ResponseTooLarge,
-    ServiceError,
-)
+from service.errors import DeadlineExceeded, NotFound, ResponseTooLarge
 from service.metrics import Metrics
-
-INLINE_CHARACTERS = 8192
-"""Requests of so many characters are handled on the event loop (tokenising takes about 2 ms); larger ones aside."""
-CHARACTERS_PER_TOKEN = 4
-"""Only for the estimate that holds room in the queue until the tokens are counted."""
-
-Made = TypeVar("Made")
 
 
 class Engine:
@@ -59,12 +43,14 @@ class Engine:
         self._manifest = model.artifact.manifest
         self._tokenizer = model.tokenizer
         self._metrics = metrics
-        self._limits = _limits(settings, self._manifest.max_tokens)
-        self.facts = _facts(model, self._limits, settings)
+        self._limits = limits_of(settings, self._manifest.max_tokens)
+        self.facts = facts_of(model, self._limits, settings)
         fast, explain = model.runtime, model.explain
         share = partial(choose, shared=fast.row_lengths.shared)
-        self._fast = Lane("fast", fast, share, settings.max_queue_tokens, metrics)
-        self._explain = Lane("explain", explain, one_alone, settings.max_explain_queue_tokens, metrics)
+        self._fast: Lane[Text, TextVectors] = Lane("fast", fast, share, settings.max_queue_tokens, metrics)
+        self._explain: Lane[ExplainWork, Any] = Lane(
+            "explain", explain, one_alone, settings.max_explain_queue_tokens, metrics
+        )
 
     async def drain(self) -> None:
         """Return when everything that was taken has been answered."""
@@ -79,30 +65,45 @@ class Engine:
         max_inputs = request.max_inputs or self._limits.max_inputs
         check_inputs(request.inputs, request.field, max_inputs, self._limits, self._manifest.vocabulary)
         check_encode(request, self._manifest)
-        deadline = self._deadline(request.deadline)
-        lane = self._fast if is_last_alone(request, self._manifest) else self._explain
-        started = time.perf_counter()
-        with lane.batcher.reserve(_estimate_tokens(request.inputs)):
-            outlines = await _aside(_characters(request.inputs), partial(self._prepare, request))
-            tokens = [found.tokens for found in outlines]
-            tokenized = time.perf_counter()
-            lane.observe_tokenize(tokenized - started)
-            vectors = self._submit(lane, tokens, request, deadline)
-        found_vectors = await self._answer(lane, vectors, deadline) if vectors is not None else []
-        ran = time.perf_counter()
-        model = self._model
-        assembling = partial(assemble, outlines, found_vectors, request, self._manifest, model.head, model.static)
-        results = await _aside(_characters(request.inputs), assembling)
-        finished = time.perf_counter()
-        lane.observe_postprocess(finished - ran)
-        return self._respond(lane, tokens, results, Timing(tokenized - started, ran - tokenized, finished - ran))
+        deadline, model = self._deadline(request.deadline), self._model
+        last = is_last_alone(request, self._manifest)
+        lane: Lane[Any, TextVectors] = self._fast if last else self._explain
+        passage = Passage(lane, request.inputs, deadline)
+        outlines, vectors = await passage.through(
+            partial(self._outline, request), partial(text_work, request, self._manifest, last)
+        )
+        assembling = partial(assemble, outlines, vectors, request, self._manifest, model.head, model.static)
+        results = await passage.aside(assembling)
+        count, cut = self._count([found.tokens for found in outlines])
+        return EncodeResponse(self._manifest.name, lane.precision, results, count, cut, passage.finish())
+
+    async def attend(self, request: AttendRequest) -> AttendResponse:
+        """Attention maps of the inputs. Cancelling and errors as in `encode`."""
+        self._check_model(request.model)
+        check_inputs(request.inputs, request.field, self._limits.max_inputs, self._limits, self._manifest.vocabulary)
+        plan = check_attend(request, self._manifest)
+        passage = Passage(self._explain, request.inputs, self._deadline(request.deadline))
+        works, results = await passage.through(partial(self._plan_maps, request, plan), list)
+        self._count([work.tokens for work in works])
+        return AttendResponse(self._manifest.name, self._explain.precision, results, passage.finish())
+
+    async def compare(self, request: CompareRequest) -> CompareResponse:
+        """One word in several texts. Cancelling and errors as in `encode`."""
+        self._check_model(request.model)
+        layers = check_compare(request, self._limits, self._manifest)
+        inputs = [Input(Source(text)) for text in {found.text for found in request.occurrences}]
+        passage = Passage(self._explain, inputs, self._deadline(request.deadline))
+        works, found = await passage.through(partial(self._plan_comparison, request, len(layers)), list)
+        compared = await passage.aside(partial(compare, works, found, layers, self._model.static))
+        self._count([work.tokens for work in works])
+        return CompareResponse(self._manifest.name, self._explain.precision, *compared, passage.finish())
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Tokens and words of the inputs, whole; nothing runs."""
         self._check_model(request.model)
         check_inputs(request.inputs, request.field, self._limits.max_inputs, self._limits, self._manifest.vocabulary)
-        with self._fast.batcher.reserve(_estimate_tokens(request.inputs)):
-            results = await _aside(_characters(request.inputs), partial(self._describe, request))
+        with self._fast.batcher.reserve(estimate_tokens(request.inputs)):
+            results = await aside(characters(request.inputs), partial(self._describe, request))
         return TokenizeResponse(self._manifest.name, results)
 
     def _describe(self, request: TokenizeRequest) -> list[TokenizeResult]:
@@ -111,7 +112,7 @@ class Engine:
             words = words_of(tokens)
             described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
             size += listed_bytes((*described, *words), request.wire)
-            self._check_size(size, request.wire)
+            self._check_size(size, len(request.inputs), "Send fewer inputs.")
             results.append(TokenizeResult(len(tokens), described, words))
         return results
 
@@ -126,134 +127,66 @@ class Engine:
             raise DeadlineExceeded("The deadline had passed when the request arrived.")
         return latest if asked is None else min(asked, latest)
 
-    def _prepare(self, request: EncodeRequest) -> list[Outline]:
+    def _outline(self, request: EncodeRequest) -> list[Outline]:
         """Tokenise, cut, find words and spans, and refuse what would be too large."""
         plain = request.outputs == ("pooled",) and request.truncation == "error"
-        tokens = self._fit(self._tokenizer.encode([item.source for item in request.inputs], offsets=not plain), request)
+        tokens = self._tokenize(request, offsets=not plain)
         outlines = [
             outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
             for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
         ]
-        self._check_size(response_bytes(outlines, request, self._manifest), request.wire)
+        spelling = 'encoding: "base64", or dtype: "float16"' if request.wire == "json" else 'dtype: "float16"'
+        size = response_bytes(outlines, request, self._manifest)
+        self._check_size(size, len(outlines), f"Send fewer inputs, ask for fewer outputs, or {spelling}.")
         return outlines
 
-    def _fit(self, tokens: list[Tokens], request: EncodeRequest) -> list[Tokens]:
-        """Cut, or refuse, what is longer than the model takes; refuse what has no content."""
-        limit = self._manifest.max_tokens
-        for index, found in enumerate(tokens):
-            if not found.has_content:
-                raise EmptyInput(f"{request.field}[{index}] has nothing that the tokenizer keeps; send some text.")
-            if len(found) > limit:
-                if request.truncation == "error":
-                    raise InputTooLong(
-                        f"{request.field}[{index}] has {len(found)} tokens; the limit is {limit}. "
-                        f"{request.too_long_hint}"
-                    )
-                tokens[index] = found.truncate(limit, request.truncation)
-        return tokens
+    def _plan_maps(self, request: AttendRequest, plan: MapPlan) -> list[AttendWork]:
+        """Tokenise, cut, find the units, and refuse what would be too large."""
+        tokens = self._tokenize(request)
+        works = []
+        for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True)):
+            units = find_units(item, found, self._tokenizer.surfaces(found), request, f"{request.field}[{index}]")
+            works.append(AttendWork(found, units, plan, request, self._model.blocks))
+        size = sum(work.response_bytes() for work in works)
+        self._check_size(size, len(works), smaller_answer(request, plan))
+        return works
 
-    def _check_size(self, size: int, wire: Wire) -> None:
-        if size > self._limits.max_response_bytes:
-            raise ResponseTooLarge(
-                f"The answer could take {size} bytes; the limit is {self._limits.max_response_bytes}. "
-                "Send fewer inputs or outputs"
-                + (', encoding: "base64", or dtype: "float16".' if wire == "json" else ', or dtype: "float16".')
+    def _plan_comparison(self, request: CompareRequest, layer_count: int) -> list[CompareWork]:
+        """Tokenise each text once, find the occurrences in it, and refuse what would be too large."""
+        places: dict[str, dict[int, Place]] = {}
+        texts = list(dict.fromkeys(found.text for found in request.occurrences))
+        tokens = dict(zip(texts, self._tokenizer.encode([Source(text) for text in texts]), strict=True))
+        for index, occurrence in enumerate(request.occurrences):
+            found, where = tokens[occurrence.text], f"occurrences[{index}]"
+            fit(found, self._manifest.max_tokens, "error", f"{where}.text", "Shorten it.")
+            places.setdefault(occurrence.text, {})[index] = find_place(occurrence, found, where)
+        works = [
+            CompareWork(
+                tokens[text], self._tokenizer.surfaces(tokens[text]), found, request.draws_on, self._model.blocks
             )
+            for text, found in places.items()
+        ]
+        size = comparison_bytes(works, layer_count, request)
+        self._check_size(size, len(request.occurrences), "Send fewer occurrences, or ask for fewer layers.")
+        return works
 
-    def _submit(
-        self, lane: Lane, tokens: Sequence[Tokens], request: EncodeRequest, deadline: float
-    ) -> "asyncio.Future[list[TextVectors]] | None":
-        hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
-        pooling = (request.pooling or self._manifest.pooling) if "pooled" in request.outputs else None
-        if not hidden and pooling is None:
-            return None
-        layers = tuple(layer % (self._manifest.layers + 1) for layer in request.layers)
-        texts = [Text(found, pooling, hidden, layers) for found in tokens]
-        return lane.batcher.submit(texts, [len(found) for found in tokens], deadline)
+    def _tokenize(self, request: EncodeRequest | AttendRequest, *, offsets: bool = True) -> list[Tokens]:
+        found = self._tokenizer.encode([item.source for item in request.inputs], offsets=offsets)
+        limit, truncation, hint = self._manifest.max_tokens, request.truncation, request.too_long_hint
+        return [fit(tokens, limit, truncation, f"{request.field}[{index}]", hint) for index, tokens in enumerate(found)]
 
-    async def _answer(
-        self, lane: Lane, vectors: "asyncio.Future[list[TextVectors]]", deadline: float
-    ) -> list[TextVectors]:
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await vectors
-        except TimeoutError:
-            raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.") from None
-        except NotFinite as error:
-            self._metrics.nonfinite_outputs.labels(lane.name).inc()
-            raise NonFiniteOutput from error
-        except ServiceError:
-            raise
-        except Exception as error:
-            raise Internal from error
+    def _check_size(self, size: int, inputs: int, advice: str) -> None:
+        limit = self._limits.max_response_bytes
+        if size > limit:
+            fitting = inputs * limit // size
+            room = f" About {fitting} of these {inputs} inputs would fit." if fitting else ""
+            raise ResponseTooLarge(f"The answer could take {size} bytes; the limit is {limit}. {advice}{room}")
 
-    def _respond(
-        self, lane: Lane, tokens: Sequence[Tokens], results: list[EncodeResult], timing: Timing
-    ) -> EncodeResponse:
-        count = sum(map(len, tokens))
-        cut = sum(found.truncated for found in tokens)
+    def _count(self, tokens: Sequence[Tokens]) -> tuple[int, int]:
+        """Note how much a request asked; returns its tokens and how many of its inputs were cut."""
+        count, cut = sum(map(len, tokens)), sum(found.truncated for found in tokens)
         self._metrics.request_inputs.observe(len(tokens))
         self._metrics.request_tokens.observe(count)
         if cut:
             self._metrics.truncated_inputs.inc(cut)
-        return EncodeResponse(self._manifest.name, lane.precision, results, count, cut, timing)
-
-
-async def _aside(characters: int, work: Callable[[], Made]) -> Made:
-    """Do the work of a large request in a thread, so that the loop turns meanwhile; of a small one at once."""
-    return work() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
-
-
-def _characters(inputs: Sequence[Input]) -> int:
-    """How much there is to do; an id counts as the characters of a usual token."""
-    return sum(
-        len(item.source.text) + len(item.source.pair or "") + CHARACTERS_PER_TOKEN * len(item.source.token_ids or ())
-        for item in inputs
-    )
-
-
-def _estimate_tokens(inputs: Sequence[Input]) -> int:
-    return 2 * len(inputs) + _characters(inputs) // CHARACTERS_PER_TOKEN
-
-
-def _limits(settings: Settings, max_tokens: int) -> Limits:
-    return Limits(
-        max_inputs=settings.max_inputs,
-        max_input_characters=settings.max_characters_per_token * max_tokens,
-        max_request_bytes=settings.max_request_bytes,
-        max_response_bytes=settings.max_response_bytes,
-        max_queue_tokens=settings.max_queue_tokens,
-        max_explain_queue_tokens=settings.max_explain_queue_tokens,
-        max_deadline_ms=settings.max_deadline_ms,
-        header_timeout_ms=settings.header_timeout_ms,
-        body_timeout_ms=settings.body_timeout_ms,
-    )
-
-
-def _facts(model: LoadedModel, limits: Limits, settings: Settings) -> ModelFacts:
-    manifest, runtime = model.artifact.manifest, model.runtime
-    return ModelFacts(
-        name=manifest.name,
-        aliases=[name.strip() for name in settings.model_aliases.split(",") if name.strip()],
-        digest=f"sha256:{model.artifact.digest}",
-        source=manifest.source,
-        revision=manifest.revision,
-        licence=manifest.licence,
-        family=manifest.family,
-        layer_count=manifest.layers,
-        head_count=manifest.heads,
-        width=manifest.width,
-        output_width=manifest.output_width,
-        vocabulary_size=manifest.vocabulary,
-        max_tokens=manifest.max_tokens,
-        pooling=manifest.pooling,
-        normalize=manifest.normalize,
-        prompts=manifest.prompts,
-        precision=runtime.provider.precision,
-        provider=runtime.provider.name,
-        row_lengths=list(runtime.row_lengths.lengths),
-        layers=list(range(manifest.layers + 1)),
-        attention_kinds=[],
-        limits=limits,
-        version=__version__,
-    )
+        return count, cut

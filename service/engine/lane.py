@@ -1,29 +1,56 @@
 """A lane: a queue with its own graph, limits and metrics, so that one kind of work never slows the other."""
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
+from model.tokenizer import Tokens
 from service.engine.batcher import Batcher, Plan
-from service.engine.requests import Text, TextVectors
-from service.engine.runtime import ExplainRuntime, Runtime
+from service.engine.providers import Provider
+from service.errors import DeadlineExceeded, Internal, NonFiniteOutput, ServiceError
 from service.metrics import Metrics
 
 ChooseRow = Callable[[Sequence[int], int], list[int]]
 
 
-class Lane:
+class Tokenized(Protocol):
+    """What waits in a lane."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+
+Item = TypeVar("Item", bound=Tokenized)
+Result = TypeVar("Result")
+Item_contra = TypeVar("Item_contra", bound=Tokenized, contravariant=True)
+
+
+class Runs(Protocol[Item_contra, Result]):
+    """What a lane needs of a runtime."""
+
+    @property
+    def provider(self) -> Provider: ...
+
+    def run(self, items: Sequence[Item_contra], /) -> list[Result]: ...
+
+    def row_length(self, items: Sequence[Item_contra], /) -> int: ...
+
+
+class Lane(Generic[Item, Result]):
     """Started on the loop that its callers run on."""
 
     def __init__(
         self,
         name: str,
-        runtime: Runtime | ExplainRuntime,
+        runtime: Runs[Item, Result],
         choose_row: ChooseRow,
         max_queue_tokens: int,
         metrics: Metrics,
     ) -> None:
         self.name = name
         self.precision = runtime.provider.precision
-        self.batcher: Batcher[Text, TextVectors] = Batcher(
+        self.batcher: Batcher[Item, Result] = Batcher(
             Plan(
                 lane=name,
                 run=runtime.run,
@@ -36,6 +63,26 @@ class Lane:
         )
         self.observe_tokenize = metrics.stage_seconds.labels("tokenize", name).observe
         self.observe_postprocess = metrics.stage_seconds.labels("postprocess", name).observe
+        self._nonfinite_outputs = metrics.nonfinite_outputs.labels(name)
+
+    def submit(self, items: Sequence[Item], deadline: float) -> "asyncio.Future[list[Result]]":
+        """Queue one request's items; as `Batcher.submit`."""
+        return self.batcher.submit(items, [len(item.tokens) for item in items], deadline)
+
+    async def answer(self, results: "asyncio.Future[list[Result]]", deadline: float) -> list[Result]:
+        """What was submitted, once it has run; raises a `ServiceError` for everything but being cancelled."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await results
+        except TimeoutError:
+            raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.") from None
+        except NonFiniteOutput:
+            self._nonfinite_outputs.inc()
+            raise
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise Internal from error
 
 
 def one_alone(sizes: Sequence[int], free: int) -> list[int]:

@@ -7,6 +7,7 @@ import numpy as np
 from model.artifact import TOKENIZER, Artifact
 from model.tokenizer import Tokenizer
 from service.config import Settings
+from service.engine.maps import BlockWeights
 from service.engine.pooling import Floats, Head
 from service.engine.providers import choose_provider, explain_provider
 from service.engine.runtime import ExplainRuntime, Runtime
@@ -21,6 +22,8 @@ class LoadedModel:
     runtime: Runtime
     explain: ExplainRuntime
     head: Head
+    blocks: tuple[BlockWeights, ...]
+    """What attention maps are computed from, on disk until it is touched."""
     static: Floats
     """The embedding table, `(V, E)`, on disk until its pages are touched."""
 
@@ -38,5 +41,6 @@ class LoadedModel:
             runtime,
             ExplainRuntime(artifact, explain_provider(settings.threads)),
             Head(artifact),
+            BlockWeights.of(artifact),
             np.asarray(artifact.map(artifact.manifest.static)),
         )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
-from service.engine.requests import DTYPES, DType, LayerReduce
+from service.engine.requests import DTYPES, DType, LayerReduce, MapDType
 
 Floats = NDArray[Any]
 """float32, whatever numpy's own types make of arithmetic on it."""
@@ -63,6 +63,15 @@ def narrow(vectors: Floats, dtype: DType) -> NDArray[Any]:
         bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
         return bits
     narrowed: NDArray[Any] = vectors.astype(DTYPES[dtype], copy=False)
+    return narrowed
+
+
+def narrow_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
+    """Values of a map as the element type asked for; sqrt_uint8 is `round(255 * sqrt(v))`, for values from 0 to 1."""
+    if dtype == "sqrt_uint8":
+        roots: NDArray[Any] = np.rint(255 * np.sqrt(np.clip(values, 0, 1))).astype(DTYPES[dtype])
+        return roots
+    narrowed: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
     return narrowed
 
 

@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,15 @@ Output = Literal["pooled", "tokens", "words", "spans", "static"]
 LayerReduce = Literal["concat", "mean", "stack"]
 Truncation = Literal["error", "right", "left"]
 DType = Literal["float32", "float16", "int8", "ubinary"]
+MapDType = Literal["float32", "float16", "sqrt_uint8"]
 Wire = Literal["json", "base64", "binary"]
 
-DTYPES: dict[DType, np.dtype[Any]] = {
+DTYPES: dict[DType | MapDType, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "int8": np.dtype("i1"),
     "ubinary": np.dtype("u1"),
+    "sqrt_uint8": np.dtype("u1"),
 }
 
 
@@ -71,11 +73,15 @@ class Array:
     """A dense array on its way out; doors take its values, bytes or base64, and need no numpy for it."""
 
     values: NDArray[Any]
-    dtype: DType
+    dtype: DType | MapDType
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
+
+    def to_list(self) -> list[Any]:
+        listed: list[Any] = self.values.tolist()
+        return listed
 
     def to_bytes(self) -> bytes:
         return self.values.tobytes()
@@ -157,16 +163,27 @@ class TokenizeResponse:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One tokenised text as the batcher and the runtime see it.
+    """One tokenised text as the fast lane sees it.
 
     `pooling` is wanted of the runtime, which pools a whole row at once; `hidden` says whether the vectors of the
-    tokens are wanted too. `layers` are 0..L; the fast lane knows the last alone.
+    tokens are wanted too.
     """
 
     tokens: Tokens
     pooling: Pooling | None
     hidden: bool
-    layers: tuple[int, ...]
+
+
+class ExplainWork(Protocol):
+    """One tokenised text as the explain lane sees it, and what to make of it there.
+
+    Called on the lane's worker with what every layer gave, `(L+1, T, D)` float32, the embeddings first.
+    """
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    def __call__(self, hidden: NDArray[np.float32], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from model.artifact import Artifact, Pooling
+from model.tokenizer import Tokens
 from service.engine.packing import Row, RowLengths, lay_out
 from service.engine.pooling import pool_row
 from service.engine.providers import Provider
-from service.engine.requests import Text, TextVectors
-
-
-class NotFinite(Exception):
-    """The model gave NaN or infinity for a row."""
+from service.engine.requests import ExplainWork, Text, TextVectors
+from service.errors import NonFiniteOutput
 
 
 class Runtime:
@@ -37,12 +36,17 @@ class Runtime:
         return self.row_lengths.fit(sum(len(text.tokens) for text in texts))
 
     def run(self, texts: Sequence[Text]) -> list[TextVectors]:
-        """Pack the texts into one row and run it; one result a text. Raises `NotFinite`, or what onnxruntime raises."""
-        row = lay_out([(text.tokens.ids, model_types(text, self._types)) for text in texts], self.row_length(texts))
+        """Pack the texts into one row and run it; one result a text.
+
+        Raises `NonFiniteOutput`, or what onnxruntime raises.
+        """
+        row = lay_out(
+            [(text.tokens.ids, model_types(text.tokens, self._types)) for text in texts], self.row_length(texts)
+        )
         hidden = self._hidden(row)[0]
         # One sum tells: a NaN or infinity anywhere stays in it.
         if not np.isfinite(hidden[: row.tokens].sum()):
-            raise NotFinite
+            raise NonFiniteOutput
         wanted: set[Pooling] = {text.pooling for text in texts if text.pooling is not None}
         pooled = {pooling: pool_row(hidden, row.starts, row.sizes, pooling) for pooling in wanted}
         return [
@@ -71,31 +75,23 @@ class ExplainRuntime:
         """Opened by the lane's one worker when it is first needed; many servers never need it."""
         return self.provider.open(self._artifact, self._artifact.manifest.graphs["explain"])
 
-    def run(self, texts: Sequence[Text]) -> list[TextVectors]:
-        """One result a text. Raises `NotFinite`, or what onnxruntime raises."""
-        return [self._run(text) for text in texts]
+    def run(self, texts: Sequence[ExplainWork]) -> list[Any]:
+        """Run each text and do its work. Raises `NonFiniteOutput`, or what onnxruntime raises."""
+        return [text(self._every_layer(text.tokens)) for text in texts]
 
-    def row_length(self, texts: Sequence[Text]) -> int:
+    def row_length(self, texts: Sequence[ExplainWork]) -> int:
         return sum(len(text.tokens) for text in texts)
 
-    def _run(self, text: Text) -> TextVectors:
-        row = lay_out([(text.tokens.ids, model_types(text, self._types))], len(text.tokens))
+    def _every_layer(self, tokens: Tokens) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
+        row = lay_out([(tokens.ids, model_types(tokens, self._types))], len(tokens))
         (every,) = self._session.run(None, row.inputs)
-        hidden = every[list(text.layers), 0]  # (N, T, D)
-        if not np.isfinite(hidden.sum()):
-            raise NotFinite
-        pooling = text.pooling
-        return TextVectors(
-            hidden=hidden if text.hidden else None,
-            pooled=None
-            if pooling is None
-            else np.concatenate([pool_row(layer, row.starts, row.sizes, pooling) for layer in hidden]),
-        )
+        if not np.isfinite(every.sum()):
+            raise NonFiniteOutput
+        return every[:, 0]  # type: ignore[no-any-return]
 
 
-def model_types(text: Text, types: int) -> list[int] | None:
+def model_types(tokens: Tokens, types: int) -> list[int] | None:
     """None when all are 0: of a single text in most families, and always in a family that has one type."""
     if types == 1:
         return None
-    given = text.tokens.types
-    return given if any(given) else None
+    return tokens.types if any(tokens.types) else None

@@ -47,26 +47,37 @@ def is_cut_off(tokens: Tokens, segment: int, span: Offsets) -> bool:
 
 
 def describe_tokens(tokens: Tokens, surfaces: Sequence[str], words: Sequence[Word]) -> list[Token]:
-    """Tokens as callers see them: each belongs to the word it overlaps most, the earlier one when two tie."""
-    ends = {
+    """Tokens as callers see them; a special token counts to the text before it."""
+    described, last_segment = [], 0
+    for number, surface, segment, special, (start, end), word in zip(
+        tokens.ids, surfaces, tokens.segment, tokens.special, tokens.offsets, owners(tokens, words), strict=True
+    ):
+        last_segment = last_segment if segment == NO_SEGMENT else segment
+        described.append(Token(number, surface, start, end, word, last_segment, special))
+    return described
+
+
+def owners(tokens: Tokens, words: Sequence[Word]) -> list[int | None]:
+    """For each token the index of the word it overlaps most, the earlier one when two tie; None where none is.
+
+    `words` are ranges that do not overlap, in order within each segment.
+    """
+    listed = {
         segment: [(index, word) for index, word in enumerate(words) if word.segment == segment] for segment in (0, 1)
     }
-    word_ends = {segment: [word.end for _, word in entries] for segment, entries in ends.items()}
-    described, last_segment = [], 0
-    for number, surface, segment, special, (start, end) in zip(
-        tokens.ids, surfaces, tokens.segment, tokens.special, tokens.offsets, strict=True
-    ):
+    ends = {segment: [word.end for _, word in entries] for segment, entries in listed.items()}
+    found = []
+    for segment, (start, end) in zip(tokens.segment, tokens.offsets, strict=True):
         best, most = None, 0
         if segment != NO_SEGMENT:
-            last_segment = segment
-            for index, word in ends[segment][bisect_left(word_ends[segment], start + 1) :]:
+            for index, word in listed[segment][bisect_left(ends[segment], start + 1) :]:
                 if word.start >= end:
                     break
                 overlap = min(end, word.end) - max(start, word.start)
                 if overlap > most:
                     best, most = index, overlap
-        described.append(Token(number, surface, start, end, best, last_segment, special))
-    return described
+        found.append(best)
+    return found
 
 
 def overlapping_tokens(tokens: Tokens, spans: Sequence[tuple[int, Offsets]]) -> NDArray[np.intp]:

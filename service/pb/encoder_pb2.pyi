@@ -44,6 +44,54 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT16: _ClassVar[DType]
     DTYPE_INT8: _ClassVar[DType]
     DTYPE_UBINARY: _ClassVar[DType]
+    DTYPE_SQRT_UINT8: _ClassVar[DType]
+
+class AttentionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTENTION_KIND_UNSPECIFIED: _ClassVar[AttentionKind]
+    ATTENTION_KIND_PROBS: _ClassVar[AttentionKind]
+    ATTENTION_KIND_SCORES: _ClassVar[AttentionKind]
+    ATTENTION_KIND_NORM: _ClassVar[AttentionKind]
+    ATTENTION_KIND_BLOCK_NORM: _ClassVar[AttentionKind]
+    ATTENTION_KIND_PROJECTION: _ClassVar[AttentionKind]
+
+class HeadReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEAD_REDUCE_UNSPECIFIED: _ClassVar[HeadReduce]
+    HEAD_REDUCE_NONE: _ClassVar[HeadReduce]
+    HEAD_REDUCE_MEAN: _ClassVar[HeadReduce]
+    HEAD_REDUCE_MAX: _ClassVar[HeadReduce]
+    HEAD_REDUCE_SUM: _ClassVar[HeadReduce]
+
+class MapLayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MAP_LAYER_REDUCE_UNSPECIFIED: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_NONE: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_MEAN: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_ROLLOUT: _ClassVar[MapLayerReduce]
+
+class UnitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNIT_KIND_UNSPECIFIED: _ClassVar[UnitKind]
+    UNIT_KIND_TOKEN: _ClassVar[UnitKind]
+    UNIT_KIND_WORD: _ClassVar[UnitKind]
+    UNIT_KIND_SPANS: _ClassVar[UnitKind]
+
+class SpecialTokens(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECIAL_TOKENS_UNSPECIFIED: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_KEEP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_DROP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_RENORMALIZE: _ClassVar[SpecialTokens]
+
+class Segments(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEGMENTS_UNSPECIFIED: _ClassVar[Segments]
+    SEGMENTS_ALL: _ClassVar[Segments]
+    SEGMENTS_A_TO_A: _ClassVar[Segments]
+    SEGMENTS_A_TO_B: _ClassVar[Segments]
+    SEGMENTS_B_TO_A: _ClassVar[Segments]
+    SEGMENTS_B_TO_B: _ClassVar[Segments]
 OUTPUT_UNSPECIFIED: Output
 OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
@@ -67,6 +115,36 @@ DTYPE_FLOAT32: DType
 DTYPE_FLOAT16: DType
 DTYPE_INT8: DType
 DTYPE_UBINARY: DType
+DTYPE_SQRT_UINT8: DType
+ATTENTION_KIND_UNSPECIFIED: AttentionKind
+ATTENTION_KIND_PROBS: AttentionKind
+ATTENTION_KIND_SCORES: AttentionKind
+ATTENTION_KIND_NORM: AttentionKind
+ATTENTION_KIND_BLOCK_NORM: AttentionKind
+ATTENTION_KIND_PROJECTION: AttentionKind
+HEAD_REDUCE_UNSPECIFIED: HeadReduce
+HEAD_REDUCE_NONE: HeadReduce
+HEAD_REDUCE_MEAN: HeadReduce
+HEAD_REDUCE_MAX: HeadReduce
+HEAD_REDUCE_SUM: HeadReduce
+MAP_LAYER_REDUCE_UNSPECIFIED: MapLayerReduce
+MAP_LAYER_REDUCE_NONE: MapLayerReduce
+MAP_LAYER_REDUCE_MEAN: MapLayerReduce
+MAP_LAYER_REDUCE_ROLLOUT: MapLayerReduce
+UNIT_KIND_UNSPECIFIED: UnitKind
+UNIT_KIND_TOKEN: UnitKind
+UNIT_KIND_WORD: UnitKind
+UNIT_KIND_SPANS: UnitKind
+SPECIAL_TOKENS_UNSPECIFIED: SpecialTokens
+SPECIAL_TOKENS_KEEP: SpecialTokens
+SPECIAL_TOKENS_DROP: SpecialTokens
+SPECIAL_TOKENS_RENORMALIZE: SpecialTokens
+SEGMENTS_UNSPECIFIED: Segments
+SEGMENTS_ALL: Segments
+SEGMENTS_A_TO_A: Segments
+SEGMENTS_A_TO_B: Segments
+SEGMENTS_B_TO_A: Segments
+SEGMENTS_B_TO_B: Segments
 
 class EncodeRequest(_message.Message):
     __slots__ = ("model", "inputs", "outputs", "layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype")
@@ -163,6 +241,192 @@ class Error(_message.Message):
     reason: str
     message: str
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ("model", "inputs", "truncation", "kind", "layers", "all_layers", "heads", "all_heads", "head_reduce", "layer_reduce", "unit", "special", "segments", "top_p", "top_k", "dtype")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    ALL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    truncation: Truncation
+    kind: AttentionKind
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    all_layers: bool
+    heads: _containers.RepeatedScalarFieldContainer[int]
+    all_heads: bool
+    head_reduce: HeadReduce
+    layer_reduce: MapLayerReduce
+    unit: UnitKind
+    special: SpecialTokens
+    segments: Segments
+    top_p: float
+    top_k: int
+    dtype: DType
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., kind: _Optional[_Union[AttentionKind, str]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., heads: _Optional[_Iterable[int]] = ..., all_heads: _Optional[bool] = ..., head_reduce: _Optional[_Union[HeadReduce, str]] = ..., layer_reduce: _Optional[_Union[MapLayerReduce, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., special: _Optional[_Union[SpecialTokens, str]] = ..., segments: _Optional[_Union[Segments, str]] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("header", "map")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    header: AttendHeader
+    map: AttentionMap
+    def __init__(self, header: _Optional[_Union[AttendHeader, _Mapping]] = ..., map: _Optional[_Union[AttentionMap, _Mapping]] = ...) -> None: ...
+
+class AttendHeader(_message.Message):
+    __slots__ = ("model", "precision", "inputs")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    inputs: _containers.RepeatedCompositeFieldContainer[AttendedInput]
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[AttendedInput, _Mapping]]] = ...) -> None: ...
+
+class AttendedInput(_message.Message):
+    __slots__ = ("truncated", "units", "rows", "columns", "map_count")
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MAP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    truncated: bool
+    units: _containers.RepeatedCompositeFieldContainer[Unit]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    columns: _containers.RepeatedScalarFieldContainer[int]
+    map_count: int
+    def __init__(self, truncated: _Optional[bool] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[int]] = ..., map_count: _Optional[int] = ...) -> None: ...
+
+class Unit(_message.Message):
+    __slots__ = ("text", "start", "end", "segment", "special")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    segment: int
+    special: bool
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ..., special: _Optional[bool] = ...) -> None: ...
+
+class AttentionMap(_message.Message):
+    __slots__ = ("input_index", "layer", "head", "matrix", "sparse", "excluded_mass", "bias_share", "no_mass_rows")
+    INPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    MATRIX_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_MASS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    NO_MASS_ROWS_FIELD_NUMBER: _ClassVar[int]
+    input_index: int
+    layer: int
+    head: int
+    matrix: Tensor
+    sparse: SparseMatrix
+    excluded_mass: _containers.RepeatedScalarFieldContainer[float]
+    bias_share: _containers.RepeatedScalarFieldContainer[float]
+    no_mass_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseMatrix, _Mapping]] = ..., excluded_mass: _Optional[_Iterable[float]] = ..., bias_share: _Optional[_Iterable[float]] = ..., no_mass_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SparseMatrix(_message.Message):
+    __slots__ = ("row_starts", "indices", "values", "rest_mass")
+    ROW_STARTS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    REST_MASS_FIELD_NUMBER: _ClassVar[int]
+    row_starts: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    values: Tensor
+    rest_mass: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, row_starts: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., rest_mass: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class CompareRequest(_message.Message):
+    __slots__ = ("model", "occurrences", "layers", "all_layers", "draws_on")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_ON_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    occurrences: _containers.RepeatedCompositeFieldContainer[Occurrence]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    all_layers: bool
+    draws_on: int
+    def __init__(self, model: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., draws_on: _Optional[int] = ...) -> None: ...
+
+class Occurrence(_message.Message):
+    __slots__ = ("text", "span", "word")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    span: Span
+    word: int
+    def __init__(self, text: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., word: _Optional[int] = ...) -> None: ...
+
+class CompareResponse(_message.Message):
+    __slots__ = ("model", "precision", "occurrences", "static", "layers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    STATIC_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    occurrences: _containers.RepeatedCompositeFieldContainer[ComparedOccurrence]
+    static: Tensor
+    layers: _containers.RepeatedCompositeFieldContainer[LayerSimilarity]
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[ComparedOccurrence, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ...) -> None: ...
+
+class ComparedOccurrence(_message.Message):
+    __slots__ = ("text", "start", "end", "draws_on")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_ON_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    draws_on: _containers.RepeatedCompositeFieldContainer[DrawnWord]
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., draws_on: _Optional[_Iterable[_Union[DrawnWord, _Mapping]]] = ...) -> None: ...
+
+class DrawnWord(_message.Message):
+    __slots__ = ("text", "start", "end", "share")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    share: float
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
+
+class LayerSimilarity(_message.Message):
+    __slots__ = ("layer", "cosine", "centered")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    CENTERED_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    cosine: Tensor
+    centered: Tensor
+    def __init__(self, layer: _Optional[int] = ..., cosine: _Optional[_Union[Tensor, _Mapping]] = ..., centered: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs")

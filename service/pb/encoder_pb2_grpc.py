@@ -45,6 +45,16 @@ class EncoderServiceStub:
                 request_serializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_stream(
+                '/attendant.v1.EncoderService/Attend',
+                request_serializer=service_dot_pb_dot_encoder__pb2.AttendRequest.SerializeToString,
+                response_deserializer=service_dot_pb_dot_encoder__pb2.AttendResponse.FromString,
+                _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/attendant.v1.EncoderService/Compare',
+                request_serializer=service_dot_pb_dot_encoder__pb2.CompareRequest.SerializeToString,
+                response_deserializer=service_dot_pb_dot_encoder__pb2.CompareResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
                 request_serializer=service_dot_pb_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -77,6 +87,21 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """Attention maps of the inputs: first one header with the units of every input, then one message a map.
+        Under gRPC's default limit of 4 MiB a message, a client can take any map of up to 1,000 tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compare(self, request, context):
+        """One word in several texts: how alike its vectors are in each layer, and what each use draws on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """The tokens and words of each input, whole: nothing is cut and nothing runs.
         """
@@ -103,6 +128,16 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.EncodeStream,
                     request_deserializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.FromString,
                     response_serializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.SerializeToString,
+            ),
+            'Attend': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=service_dot_pb_dot_encoder__pb2.AttendRequest.FromString,
+                    response_serializer=service_dot_pb_dot_encoder__pb2.AttendResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=service_dot_pb_dot_encoder__pb2.CompareRequest.FromString,
+                    response_serializer=service_dot_pb_dot_encoder__pb2.CompareResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -170,6 +205,60 @@ class EncoderService:
             '/attendant.v1.EncoderService/EncodeStream',
             service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
             service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/attendant.v1.EncoderService/Attend',
+            service_dot_pb_dot_encoder__pb2.AttendRequest.SerializeToString,
+            service_dot_pb_dot_encoder__pb2.AttendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/Compare',
+            service_dot_pb_dot_encoder__pb2.CompareRequest.SerializeToString,
+            service_dot_pb_dot_encoder__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ from service.errors import Internal, MethodNotAllowed, NotFound, ServiceError
 from service.keys import Keys
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
-from service.rest import health, native, openai, static
+from service.rest import explain, health, native, openai, static
 from service.rest.wire import JSON, native_error
 
 OTHER = "_OTHER"
@@ -129,8 +129,7 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
     )
     page = static.read_page()
     routers = (
-        native.make_router(host, settings),
-        openai.make_router(host, settings),
+        *(door.make_router(host, settings) for door in (native, explain, openai)),
         health.make_router(host),
         static.make_router(page),
     )
@@ -140,7 +139,7 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
             if isinstance(route, APIRoute):
                 metrics.create_requests(door_of(route.path), [route.path])
     install_error_handlers(app)
-    describe_bodies(app, (*native.BODIES, *openai.BODIES))
+    describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
     return Edge(app, routers, metrics, keys, (*health.PATHS, *DOCS_PATHS, *page))
 
 

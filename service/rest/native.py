@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import Discriminator, Tag, TypeAdapter
+from pydantic import TypeAdapter
 
 from model.artifact import Pooling
-from model.tokenizer import Source
 from service.config import Settings
 from service.engine.host import Host
 from service.engine.requests import (
@@ -19,16 +18,13 @@ from service.engine.requests import (
     EncodeRequest,
     EncodeResponse,
     EncodeResult,
-    Input,
     LayerReduce,
     Output,
     TokenizeRequest,
     Truncation,
 )
-from service.errors import Invalid, NotOffered
+from service.rest.inputs import Encoding, Inputs, inputs_of, tensor
 from service.rest.wire import (
-    OBJECT_BRANCH,
-    TEXT_BRANCH,
     StrictModel,
     answer,
     body_of,
@@ -41,27 +37,11 @@ from service.rest.wire import (
 NAME = "rest"
 
 
-class InputBody(StrictModel):
-    """A text, a pair of texts, or token ids without special tokens."""
-
-    text: str | None = None
-    pair: str | None = None
-    spans: list[tuple[int, int]] | None = None
-    token_ids: list[int] | None = None
-
-
-def _branch(value: object) -> str:
-    return TEXT_BRANCH if isinstance(value, str) else OBJECT_BRANCH
-
-
-Element = Annotated[Annotated[str, Tag(TEXT_BRANCH)] | Annotated[InputBody, Tag(OBJECT_BRANCH)], Discriminator(_branch)]
-
-
 class EncodeBody(StrictModel):
     """What POST /v1/encode takes."""
 
     model: str | None = None
-    inputs: str | list[Element]
+    inputs: Inputs
     outputs: Sequence[Output] = ("pooled",)
     layers: Sequence[int] = (-1,)
     layer_reduce: LayerReduce = "concat"
@@ -69,7 +49,7 @@ class EncodeBody(StrictModel):
     normalize: bool | None = None
     dimensions: int | None = None
     truncation: Truncation = "error"
-    encoding: Literal["float", "base64"] = "float"
+    encoding: Encoding = "float"
     dtype: DType = "float32"
 
 
@@ -77,7 +57,7 @@ class TokenizeBody(StrictModel):
     """What POST /v1/tokenize takes."""
 
     model: str | None = None
-    inputs: str | list[Element]
+    inputs: Inputs
 
 
 ENCODE = TypeAdapter(EncodeBody)
@@ -102,7 +82,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """The tokens and words of each input, whole."""
         body = await read_json(request, TOKENIZE, settings)
-        found = await host.engine.tokenize(TokenizeRequest(_inputs(body.inputs), body.model))
+        found = await host.engine.tokenize(TokenizeRequest(inputs_of(body.inputs), body.model))
         return await answer(request, orjson.dumps(found))
 
     @router.get("/v1/model")
@@ -110,22 +90,12 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
         """What is served: facts, digest, precision and limits."""
         return await answer(request, orjson.dumps(asdict(host.engine.facts)))
 
-    @router.post("/v1/attend")
-    async def attend(request: Request) -> Response:
-        """Attention maps; not offered yet."""
-        raise NotOffered("Attention maps are not offered by this version.")
-
-    @router.post("/v1/compare")
-    async def compare(request: Request) -> Response:
-        """One word in several texts; not offered yet."""
-        raise NotOffered("Comparing words is not offered by this version.")
-
     return router
 
 
 def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
     return EncodeRequest(
-        inputs=_inputs(body.inputs),
+        inputs=inputs_of(body.inputs),
         model=body.model,
         outputs=tuple(body.outputs),
         layers=tuple(body.layers),
@@ -140,25 +110,7 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
     )
 
 
-def _inputs(inputs: str | list[Element]) -> tuple[Input, ...]:
-    if isinstance(inputs, str):
-        return (Input(Source(inputs)),)
-    return tuple(
-        Input(Source(element)) if isinstance(element, str) else _input(element, index)
-        for index, element in enumerate(inputs)
-    )
-
-
-def _input(body: InputBody, index: int) -> Input:
-    if (body.text is None) == (body.token_ids is None):
-        raise Invalid(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
-    if body.token_ids is not None and body.pair is not None:
-        raise Invalid(f"inputs[{index}].pair goes with text, not with token_ids.", reason="invalid_field")
-    ids = None if body.token_ids is None else tuple(body.token_ids)
-    return Input(Source(body.text or "", body.pair, ids), tuple(body.spans or ()))
-
-
-def _render(found: EncodeResponse, encoding: Literal["float", "base64"]) -> bytes:
+def _render(found: EncodeResponse, encoding: Encoding) -> bytes:
     return orjson.dumps(
         {
             "model": found.model,
@@ -170,7 +122,7 @@ def _render(found: EncodeResponse, encoding: Literal["float", "base64"]) -> byte
     )
 
 
-def _result(result: EncodeResult, encoding: Literal["float", "base64"]) -> dict[str, Any]:
+def _result(result: EncodeResult, encoding: Encoding) -> dict[str, Any]:
     body: dict[str, Any] = {"token_count": result.token_count, "truncated": result.truncated}
     for name in ("tokens", "words"):
         if (listed := getattr(result, name)) is not None:
@@ -178,9 +130,5 @@ def _result(result: EncodeResult, encoding: Literal["float", "base64"]) -> dict[
     for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
         array: Array | None = getattr(result, name)
         if array is not None:
-            body[name] = array.values if encoding == "float" else _tensor(array)
+            body[name] = array.values if encoding == "float" else tensor(array)
     return body
-
-
-def _tensor(array: Array) -> dict[str, Any]:
-    return {"shape": array.shape, "dtype": array.dtype, "data": array.to_base64()}

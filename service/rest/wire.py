@@ -5,7 +5,7 @@ import gzip
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from service.config import Settings
-from service.engine.requests import EncodeResponse
+from service.engine.requests import Timing
 from service.errors import Cancelled, Invalid, ServiceError, SlowClient, TooLarge, Unreadable, UnsupportedMedia
 
 JSON = "application/json"
@@ -95,7 +95,18 @@ async def answer(request: Request, body: bytes, headers: dict[str, str] | None =
     return Response(body, media_type=JSON, headers={**headers, "vary": "accept-encoding"})
 
 
-def marks(found: EncodeResponse, digest: str) -> dict[str, str]:
+class Marked(Protocol):
+    """An answer that says which model gave it, in which precision, and where the time went."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def timing(self) -> Timing: ...
+
+
+def marks(found: Marked, digest: str) -> dict[str, str]:
     """The headers that say which model answered, in which precision, and where the time went."""
     return {
         "x-attendant-model": f"{found.model}@{digest}",

@@ -3,44 +3,39 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import grpc
 
 from model.artifact import POOLINGS
-from model.tokenizer import Source
 from service.config import Settings
+from service.engine.explanations import AttendResponse, CompareResponse
 from service.engine.host import Host
 from service.engine.requests import (
-    Array,
     DType,
     EncodeRequest,
     EncodeResponse,
-    Input,
     LayerReduce,
     Output,
     Token,
     TokenizeRequest,
-    Truncation,
     Word,
 )
 from service.errors import Internal, Invalid, ServiceError
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
+from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
+from service.rpc.inputs import TRUNCATIONS, inputs_of, meaning, tensor
 from service.rpc.interceptor import Malformed, refuse_malformed
 
 SERVICE = "attendant.v1.EncoderService"
 STREAM_WINDOW = 16
 """Requests of one stream that may be worked on at a time."""
 
-OUTPUTS: Sequence[Any] = (None, *get_args(Output))
-LAYER_REDUCES: Sequence[Any] = ("concat", *get_args(LayerReduce))
-POOLING_MODES: Sequence[Any] = (None, *POOLINGS)
-TRUNCATIONS: Sequence[Any] = ("error", *get_args(Truncation))
-DTYPES: Sequence[Any] = ("float32", *get_args(DType))
-"""What each enum number means; the first is the default. The proto lists them in the order of the Literals."""
-
-DTYPE_NUMBERS = {name: number for number, name in enumerate(get_args(DType), start=1)}
+OUTPUTS = (None, *get_args(Output))
+LAYER_REDUCES = ("concat", *get_args(LayerReduce))
+POOLING_MODES = (None, *POOLINGS)
+DTYPES = ("float32", *get_args(DType))
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
@@ -53,13 +48,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
         engine = self._host.engine
         found = await engine.encode(_encode_request(request, _deadline(context)))
-        context.set_trailing_metadata(
-            (
-                *context.trailing_metadata(),
-                ("x-attendant-model", f"{found.model}@{engine.facts.digest}"),
-                ("server-timing", found.timing.describe()),
-            )
-        )
+        _mark(context, found, engine.facts.digest)
         return _encode_response(found)
 
     async def EncodeStream(
@@ -68,9 +57,11 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         window: asyncio.Queue[asyncio.Task[pb.EncodeStreamResponse] | None] = asyncio.Queue(STREAM_WINDOW)
 
         async def read() -> None:
-            async for request in request_iterator:
-                await window.put(asyncio.create_task(self._reply(request, _deadline(context))))
-            await window.put(None)
+            try:
+                async for request in request_iterator:
+                    await window.put(asyncio.create_task(self._reply(request, _deadline(context))))
+            finally:
+                await window.put(None)
 
         reader = asyncio.create_task(read())
         try:
@@ -83,8 +74,23 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 if (left := window.get_nowait()) is not None:
                     left.cancel()
 
+    async def Attend(
+        self, request: pb.AttendRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.AttendResponse]:
+        engine = self._host.engine
+        found = await engine.attend(attend_request(request, _deadline(context)))
+        _mark(context, found, engine.facts.digest)
+        for message in attend_responses(found):
+            yield message
+
+    async def Compare(self, request: pb.CompareRequest, context: grpc.aio.ServicerContext) -> pb.CompareResponse:
+        engine = self._host.engine
+        found = await engine.compare(compare_request(request, _deadline(context)))
+        _mark(context, found, engine.facts.digest)
+        return compare_response(found)
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
-        asked = TokenizeRequest(_inputs(request.inputs), request.model or None, wire="binary")
+        asked = TokenizeRequest(inputs_of(request.inputs), request.model or None, wire="binary")
         found = await self._host.engine.tokenize(asked)
         return pb.TokenizeResponse(
             model=found.model,
@@ -147,6 +153,19 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return pb.EncodeStreamResponse(response=_encode_response(found))
 
 
+def _mark(
+    context: grpc.aio.ServicerContext, found: EncodeResponse | AttendResponse | CompareResponse, digest: str
+) -> None:
+    """Say in the trailing metadata which model answered, and where the time went."""
+    context.set_trailing_metadata(
+        (
+            *context.trailing_metadata(),
+            ("x-attendant-model", f"{found.model}@{digest}"),
+            ("server-timing", found.timing.describe()),
+        )
+    )
+
+
 def _deadline(context: grpc.aio.ServicerContext) -> float | None:
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
@@ -154,38 +173,26 @@ def _deadline(context: grpc.aio.ServicerContext) -> float | None:
 
 def _encode_request(request: pb.EncodeRequest, deadline: float | None) -> EncodeRequest:
     return EncodeRequest(
-        inputs=_inputs(request.inputs),
+        inputs=inputs_of(request.inputs),
         model=request.model or None,
-        outputs=tuple(_meaning(OUTPUTS, number, "outputs") or "pooled" for number in request.outputs) or ("pooled",),
+        outputs=tuple(meaning(OUTPUTS, number, "outputs") or "pooled" for number in request.outputs) or ("pooled",),
         layers=tuple(request.layers) or (-1,),
-        layer_reduce=_meaning(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
-        pooling=_meaning(POOLING_MODES, request.pooling, "pooling"),
+        layer_reduce=meaning(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
+        pooling=meaning(POOLING_MODES, request.pooling, "pooling"),
         normalize=request.normalize if request.HasField("normalize") else None,
         dimensions=request.dimensions if request.HasField("dimensions") else None,
-        truncation=_meaning(TRUNCATIONS, request.truncation, "truncation"),
-        dtype=_meaning(DTYPES, request.dtype, "dtype"),
+        truncation=meaning(TRUNCATIONS, request.truncation, "truncation"),
+        dtype=_dtype(request.dtype),
         wire="binary",
         deadline=deadline,
     )
 
 
-def _meaning(meanings: Sequence[Any], number: int, field: str) -> Any:
-    if not 0 <= number < len(meanings):
-        raise Invalid(f"{field} has a value this version does not know.", reason="invalid_field")
-    return meanings[number]
-
-
-def _inputs(inputs: Sequence[pb.Input]) -> tuple[Input, ...]:
-    return tuple(_input(item, index) for index, item in enumerate(inputs))
-
-
-def _input(item: pb.Input, index: int) -> Input:
-    if not item.token_ids:
-        pair = item.pair if item.HasField("pair") else None
-        return Input(Source(item.text, pair), tuple((span.start, span.end) for span in item.spans))
-    if item.text or item.HasField("pair"):
-        raise Invalid(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
-    return Input(Source(token_ids=tuple(item.token_ids)), tuple((span.start, span.end) for span in item.spans))
+def _dtype(number: int) -> DType:
+    if number == pb.DTYPE_SQRT_UINT8:
+        raise Invalid("dtype DTYPE_SQRT_UINT8 is for attention maps; a vector's components may be below 0.")
+    found: DType = meaning(DTYPES, number, "dtype")
+    return found
 
 
 def _encode_response(found: EncodeResponse) -> pb.EncodeResponse:
@@ -198,22 +205,16 @@ def _encode_response(found: EncodeResponse) -> pb.EncodeResponse:
                 truncated=result.truncated,
                 tokens=_tokens(result.tokens or ()),
                 words=_words(result.words or ()),
-                pooled=_tensor(result.pooled),
-                token_vectors=_tensor(result.token_vectors),
-                word_vectors=_tensor(result.word_vectors),
-                span_vectors=_tensor(result.span_vectors),
-                static_vectors=_tensor(result.static_vectors),
+                pooled=tensor(result.pooled),
+                token_vectors=tensor(result.token_vectors),
+                word_vectors=tensor(result.word_vectors),
+                span_vectors=tensor(result.span_vectors),
+                static_vectors=tensor(result.static_vectors),
             )
             for result in found.results
         ],
         usage=pb.Usage(tokens=found.token_count, truncated_inputs=found.truncated_inputs),
     )
-
-
-def _tensor(array: Array | None) -> pb.Tensor | None:
-    if array is None:
-        return None
-    return pb.Tensor(shape=array.shape, dtype=DTYPE_NUMBERS[array.dtype], data=array.to_bytes())  # type: ignore[arg-type]
 
 
 def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:

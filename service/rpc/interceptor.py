@@ -62,7 +62,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
                 handler.response_serializer,
             )
         if handler.response_streaming:
-            return handler
+            return grpc.unary_stream_rpc_method_handler(
+                self._wrap_stream(handler.unary_stream, name),
+                lenient(handler.request_deserializer),
+                handler.response_serializer,
+            )
         return grpc.unary_unary_rpc_method_handler(
             self._wrap_unary(handler.unary_unary, name),
             lenient(handler.request_deserializer),
@@ -84,9 +88,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     def _wrap_stream(
         self, behaviour: Callable[[Any, Context], AsyncIterator[Message]], method: str
     ) -> Callable[[Any, Context], AsyncIterator[Message]]:
-        async def call(requests: Any, context: Context) -> AsyncIterator[Message]:
+        async def call(asked: Any, context: Context) -> AsyncIterator[Message]:
+            """`asked` is one request, or the iterator of a stream's."""
             async with self._observe(context, method):
-                async for reply in behaviour(requests, context):
+                refuse_malformed(asked)
+                async for reply in behaviour(asked, context):
                     self._metrics.response_bytes.labels(DOOR).observe(reply.ByteSize())
                     yield reply
 

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from model import export as export_module
 from model.artifact import Artifact, ArtifactError, Manifest, ParityRecord, TensorRecord
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder
+from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
 from model.published import CheckpointError
 from model.source import SourceError
@@ -97,6 +97,20 @@ def test_the_explain_graph_gives_every_layer(published: Path, exported: Path) ->
         expected = encoder.encode(**{name: torch.from_numpy(values) for name, values in row.items()}).hidden
     np.testing.assert_allclose(every, torch.stack(expected).numpy(), atol=1e-5)
     np.testing.assert_allclose(every[-1], last, atol=1e-5)
+
+
+def test_the_manifest_finds_the_weights_of_each_block(published: Path, exported: Path) -> None:
+    """Linear maps are (in, out), whatever the exporter called them."""
+    artifact = Artifact.open(exported)
+    blocks = load_checkpoint(published).encoder.blocks
+    assert len(artifact.manifest.blocks) == len(blocks)
+    for record, block in zip(artifact.manifest.blocks, blocks, strict=True):
+        assert isinstance(block, Block)
+        for name in ("query", "key", "value", "output"):
+            linear = getattr(block.attention, name)
+            assert np.array_equal(artifact.map(getattr(record, name)), linear.weight.detach().numpy().T)
+            assert np.array_equal(artifact.map(getattr(record, f"{name}_bias")), linear.bias.detach().numpy())
+        assert np.array_equal(artifact.map(record.norm), block.attention_norm.weight.detach().numpy())
 
 
 def test_the_tokenizer_is_the_published_one(published: Path, exported: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_field_is_the_callers_own() -> None:
         ({"inputs": (text(spans=((0, 1),)),)}, Invalid, "An input has spans, but outputs does not ask for them"),
         ({"inputs": (ids(1),), "outputs": ("words",)}, Invalid, "outputs words and spans need text"),
         ({"layers": ()}, Invalid, "layers is empty"),
-        ({"layers": (7,)}, Invalid, "layers[0] must be 0..6, or negative from the end"),
+        ({"layers": (7,)}, Invalid, "layers[0] must be 0..6, or -7..-1 from the end"),
         ({"layers": (-1, -8)}, Invalid, "layers[1] must be 0..6"),
         ({"layers": (6, -1)}, Invalid, "layers names the same layer twice"),
         ({"layers": (0, 3, -7)}, Invalid, "layers names the same layer twice"),

@@ -10,7 +10,7 @@ from model.tokenizer import Source
 from service.engine.loaded import LoadedModel
 from service.engine.packing import lay_out
 from service.engine.requests import Text
-from service.engine.runtime import NotFinite
+from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, House, cosine, encode, least_cosine
 
 SENTENCES = (
@@ -24,7 +24,7 @@ SENTENCES = (
 
 
 def texts(model: LoadedModel, *sentences: str) -> list[Text]:
-    return [Text(tokens, "mean", True, (6,)) for tokens in model.tokenizer.encode([Source(text) for text in sentences])]
+    return [Text(tokens, "mean", True) for tokens in model.tokenizer.encode([Source(text) for text in sentences])]
 
 
 def hidden_of(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
@@ -61,7 +61,7 @@ def test_only_what_is_wanted_comes_back(model: LoadedModel) -> None:
     """Token vectors, a pooled vector by the text's own pooling, or both."""
     (tokens,) = model.tokenizer.encode([Source(SENTENCES[0])])
     whole, mean, cls = model.runtime.run(
-        [Text(tokens, None, True, (6,)), Text(tokens, "mean", False, (6,)), Text(tokens, "cls", False, (6,))]
+        [Text(tokens, None, True), Text(tokens, "mean", False), Text(tokens, "cls", False)]
     )
     assert whole.pooled is None
     assert (mean.hidden, cls.hidden) == (None, None)
@@ -74,7 +74,7 @@ def test_only_what_is_wanted_comes_back(model: LoadedModel) -> None:
 def test_nan_raises(poisoned_model: LoadedModel) -> None:
     """It is never handed out, whichever text of the row it is in."""
     poisoned_model.runtime.run(texts(poisoned_model, "harmless"))
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteOutput):
         poisoned_model.runtime.run(texts(poisoned_model, "harmless", f"a {POISON} runs", "harmless too"))
 
 

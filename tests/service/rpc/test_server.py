@@ -50,7 +50,8 @@ async def test_reflection_hands_out_the_contract(channel: grpc.aio.Channel) -> N
     found = await ask(channel, file_containing_symbol=SERVICE)
     (file,) = [FileDescriptorProto.FromString(raw) for raw in found.file_descriptor_response.file_descriptor_proto]
     methods = [method.name for method in file.service[0].method]
-    assert (file.package, methods) == ("attendant.v1", ["Encode", "EncodeStream", "Tokenize", "GetModel"])
+    assert file.package == "attendant.v1"
+    assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Tokenize", "GetModel"]
 
 
 async def test_health_follows_the_life_of_the_server() -> None:
