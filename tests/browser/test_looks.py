@@ -46,15 +46,14 @@ def test_as_it_opens(new_visit: NewVisit, results: Path, width: int, scheme: str
     assert_accessible(visit)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_with_much_to_show(new_visit: NewVisit, results: Path, width: int, scheme: str) -> None:
     """Four sentences, one of them long, signed values, tokens, special tokens, and both commands."""
     visit = new_visit(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     visit.choose(layer="3", special="keep")
     visit.page.get_by_label("Tokens", exact=True).check()
     visit.add("The bank lends money to farmers, says the unbelievably long-winded representative.")
-    visit.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 5))
+    visit.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
     visit.choose(open="3")
     for summary in visit.page.locator("summary").all():
         summary.click()
@@ -63,9 +62,8 @@ def test_with_much_to_show(new_visit: NewVisit, results: Path, width: int, schem
     assert_accessible(visit)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(("name", "status"), [("error", 429), ("key", 401)])
-def test_when_something_is_wrong(new_visit: NewVisit, results: Path, scheme: str, name: str, status: int) -> None:
+@pytest.mark.parametrize(("name", "status", "scheme"), [("error", 429, "light"), ("key", 401, "dark")])
+def test_when_something_is_wrong(new_visit: NewVisit, results: Path, name: str, status: int, scheme: str) -> None:
     """The card and the question for the key."""
     visit = new_visit(viewport={"width": 400, "height": 900}, color_scheme=scheme)
     error = {"error": {"message": "The queue is full."}}

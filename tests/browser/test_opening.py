@@ -1,24 +1,31 @@
 """What a visitor finds before touching anything."""
 
 import httpx
+import pytest
 
 from tests.browser.visit import Visit, written
 
 SENTENCES = ["He cashed a check at the bank.", "They sat on the bank of the river."]
 
 
-def test_it_opens_on_an_example_already_computed(visit: Visit) -> None:
+@pytest.fixture(scope="module")
+def opened(window: Visit) -> Visit:
+    """For those who only look."""
+    return window.open()
+
+
+def test_it_opens_on_an_example_already_computed(opened: Visit) -> None:
     """`bank` in two sentences, and the words that make the difference."""
-    pressed = visit.page.locator(".strip [aria-pressed=true] .text").all_inner_texts()
+    pressed = opened.page.locator(".strip [aria-pressed=true] .text").all_inner_texts()
     assert pressed == ["bank", "bank"]
-    assert "check" in visit.line(1)
-    assert "river" in visit.line(2)
-    assert "Shows what was mixed, not why a decision was made." in visit.page.locator("#map").inner_text()
+    assert "check" in opened.line(1)
+    assert "river" in opened.line(2)
+    assert "Shows what was mixed, not why a decision was made." in opened.page.locator("#map").inner_text()
 
 
-def test_it_asks_for_the_view_that_measures_best(visit: Visit) -> None:
+def test_it_asks_for_the_view_that_measures_best(opened: Visit) -> None:
     """One request for both sentences."""
-    (body,) = visit.asked()
+    (body,) = opened.asked()
     assert body["inputs"] == SENTENCES
     assert (body["kind"], body["layer_reduce"], body["unit"], body["special"]) == (
         "projection",
@@ -29,23 +36,23 @@ def test_it_asks_for_the_view_that_measures_best(visit: Visit) -> None:
     assert not {"heads", "head_reduce"} & set(body)
 
 
-def test_it_says_which_model(visit: Visit, rest: httpx.Client) -> None:
+def test_it_says_which_model(opened: Visit, rest: httpx.Client) -> None:
     """By the facts of the server."""
     facts = rest.get("/v1/model").json()
-    said = visit.page.locator("#model").inner_text()
+    said = opened.page.locator("#model").inner_text()
     assert said == f"{facts['name']}, {facts['layer_count']} layers, {facts['head_count']} heads"
 
 
-def test_the_line_is_the_ranked_row_of_the_map(visit: Visit, rest: httpx.Client) -> None:
+def test_the_line_is_the_ranked_row_of_the_map(opened: Visit, rest: httpx.Client) -> None:
     """Shares among the other words, the largest first; what /v1/compare calls draws_on."""
-    result = rest.post("/v1/attend", json=visit.asked()[0]).json()["results"][0]
+    result = rest.post("/v1/attend", json=opened.asked()[0]).json()["results"][0]
     units, row = [unit["text"] for unit in result["units"]], result["maps"][0]["matrix"]
     bank = units.index("bank")
     others = [(value, name) for name, value in zip(units, row[bank], strict=True) if name != "bank"]
     whole = sum(value for value, _ in others)
     ranked = [(value / whole, name) for value, name in sorted(others, reverse=True)[:5]]
     expected = ", ".join(f"{written(share)} from {name if name != '.' else '“.”'}" for share, name in ranked)
-    assert visit.line(1) == f"bank draws {expected}."
+    assert opened.line(1) == f"bank draws {expected}."
 
 
 def test_nothing_leaves_the_origin_and_nothing_is_refused(visit: Visit) -> None:

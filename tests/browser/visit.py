@@ -35,6 +35,14 @@ class Visit:
     def note(self, request: Request) -> None:
         self.requests.append(request)
 
+    def forget(self) -> "Visit":
+        """As if nothing had happened in this window."""
+        self.page.unroute_all()
+        self.page.mouse.move(0, 0)
+        self.requests.clear()
+        self.complaints.clear()
+        return self
+
     def open(self) -> "Visit":
         """Go there, and wait until everything is computed."""
         self.page.goto(self.base)

@@ -17,13 +17,15 @@ export class AttentionMap {
    * @param {boolean} self whether what a unit takes from itself counts
    */
   constructor(result, asked, self) {
-    const [{ matrix, excluded_mass: excluded, bias_share: bias }] = result.maps;
+    const [{ matrix, excluded_mass: excluded, bias_share: bias, no_mass_rows: empty }] = result.maps;
     /** @type {number[][]} */
     this.matrix = matrix;
     /** @type {number[] | null} */
     this.excluded = excluded;
     /** @type {number[] | null} */
     this.bias = bias;
+    /** @type {number[]} the rows of which nothing is left */
+    this.empty = empty;
     this.self = self;
     this.asked = asked;
     this.kind = asked.kind;
@@ -64,14 +66,14 @@ export class AttentionMap {
   /** The same as a sentence, the largest first: "bank draws 0.27 from check, 0.24 from cashed". */
   described(/** @type {number} */ index) {
     const [verb, preposition] = KINDS[this.kind].says;
-    const ranked = this.drawsOf(index)
-      .toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value))
-      .slice(0, RANKED);
+    const draws = this.drawsOf(index);
+    const digits = digitsFor(draws);
+    const ranked = draws.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, RANKED);
     const line = element("span", {}, element("strong", {}, this.units[index].text), ` ${verb} `);
     if (!ranked.length) line.append("on nothing else: there is no other word");
     ranked.forEach(({ index: place, unit, value }, rank) => {
       const name = place === index ? "itself" : /[\p{L}\p{N}]/u.test(unit.text) ? unit.text : `“${unit.text}”`;
-      line.append(rank ? ", " : "", element("span", { className: "number" }, written(value)), ` ${preposition} `);
+      line.append(rank ? ", " : "", element("span", { className: "number" }, written(value, digits)), ` ${preposition} `);
       line.append(element("em", {}, name));
     });
     line.append(".");
@@ -85,6 +87,11 @@ export class AttentionMap {
     const width = heads === undefined ? "" : heads === "all" ? `, ${together} of all heads` : `, head ${heads[0]}`;
     return `${kind}, ${depth}${width}`;
   }
+}
+
+/** As many digits as it takes to tell the values of a row apart. */
+export function digitsFor(/** @type {Draw[]} */ draws) {
+  return draws.some(({ value }) => Math.abs(value) >= 0.1) || draws.every(({ value }) => value === 0) ? 2 : 3;
 }
 
 /**

@@ -48,8 +48,7 @@ export class Matrix {
     const table = element(
       "table",
       { className: `matrix${map.columns.length > NARROW_UNITS ? " narrow" : ""}`, role: "grid", "aria-readonly": "true" },
-      element("caption", {}, `${title}. Rows draw on columns; the deeper the tint, the more`
-        + `${map.isSigned ? ", and orange is negative." : "."}`),
+      element("caption", {}, explained(map, title)),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
         ...heads.map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
       element("tbody", {}, ...body),
@@ -89,6 +88,14 @@ export class Matrix {
       + "this is the picture, and below it is the row of the chosen word. Click a row of the picture for another.");
     return [hint, element("div", { className: "beside" }, canvas, table)];
   }
+}
+
+/** How to read a table of a map. */
+function explained(map, title) {
+  const signs = map.isSigned ? ", and orange is negative" : "";
+  const empty = map.empty.map((row) => map.units[map.rows[row]].text).join(", ");
+  const gone = empty && ` All that these rows took was left out: ${empty}.`;
+  return `${title}. Rows draw on columns; the deeper the tint, the more${signs}.${gone}`;
 }
 
 /** What stands in a cell, as a sentence. */

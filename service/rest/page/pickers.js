@@ -1,5 +1,5 @@
 import { element, select } from "./element.js";
-import { headNames, headReason, KINDS, SPECIALS } from "./settings.js";
+import { headNames, headReason, KINDS, specialMeaning } from "./settings.js";
 
 /** The choices of how a map is measured. Rebuilt on every change; the focus stays on the control that has it. */
 export class Pickers {
@@ -41,7 +41,7 @@ export class Pickers {
         { className: "meanings" },
         element("li", { id: "kind-meaning" }, KINDS[settings.kind].meaning),
         element("li", { id: "head-reason", hidden: !reason }, reason),
-        element("li", { id: "special-meaning" }, SPECIALS[settings.special]),
+        element("li", { id: "special-meaning" }, specialMeaning(settings)),
       ),
     );
     if (focused) document.getElementById(focused)?.focus();

@@ -38,13 +38,18 @@ export const KINDS = {
   },
 };
 
-export const SPECIALS = {
+const SPECIALS = {
   drop: "Special tokens such as [CLS] are left out; what went to them is the last column.",
   renormalize: "Special tokens are left out and each row is scaled to sum to 1 again.",
   keep: "Special tokens such as [CLS] are shown; much attention rests on them.",
 };
 
 const SUMMED = { projection: true, block_norm: true };
+
+/** What becomes of the special tokens, in one line. */
+export function specialMeaning(/** @type {Settings} */ { kind, special }) {
+  return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are left out." : SPECIALS[special];
+}
 
 /** Whether a kind has a map for each head. */
 export function hasHeads(/** @type {string} */ kind) {
@@ -73,8 +78,8 @@ export function headNames(/** @type {Settings} */ { kind }) {
 
 /** Why no head can be chosen; empty when one can. */
 export function headReason(/** @type {Settings} */ { kind, layer }) {
-  if (!hasHeads(kind)) return `${kind} exists only with its heads summed.`;
-  if (layer === "rollout") return "Rollout puts the heads of each layer together first.";
+  if (!hasHeads(kind)) return `Heads: ${kind} exists only with its heads summed.`;
+  if (layer === "rollout") return "Heads: rollout puts those of each layer together first.";
   return "";
 }
 

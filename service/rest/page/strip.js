@@ -1,4 +1,4 @@
-import { tinted } from "./attention.js";
+import { digitsFor, tinted } from "./attention.js";
 import { element } from "./element.js";
 import { written } from "./number.js";
 import { rove } from "./roving.js";
@@ -74,13 +74,15 @@ export class Strip {
 
   #look(/** @type {number} */ index) {
     if (!this.map || index < 0) return;
-    const draws = new Map(this.map.drawsOf(index).map((draw) => [draw.index, draw.value]));
-    const largest = Math.max(0, ...Array.from(draws.values(), Math.abs));
+    const draws = this.map.drawsOf(index);
+    const digits = digitsFor(draws);
+    const largest = Math.max(0, ...draws.map(({ value }) => Math.abs(value)));
+    const values = new Map(draws.map((draw) => [draw.index, draw.value]));
     this.buttons.forEach((button, place) => {
-      const value = draws.get(place);
+      const value = values.get(place);
       button.classList.toggle("subject", place === index);
       tinted(button, value ?? 0, largest);
-      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : written(value);
+      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : written(value, digits);
     });
     this.onLook(index);
   }
