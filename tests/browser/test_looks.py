@@ -52,7 +52,7 @@ def test_with_much_to_show(new_visit: NewVisit, results: Path, width: int, schem
     visit = new_visit(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     visit.choose(layer="3", special="keep")
     visit.page.get_by_label("Tokens", exact=True).check()
-    visit.add("The bank lends money to farmers, says the unbelievably long-winded representative.")
+    visit.add(f"The bank lends money, says the {'long-' * 12}winded representative.")
     visit.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
     visit.choose(open="3")
     for summary in visit.page.locator("summary").all():

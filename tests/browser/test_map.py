@@ -111,6 +111,7 @@ def test_what_a_word_takes_from_itself_can_count(visit: Visit, rest: httpx.Clien
     shown = visit.page.locator(".strip").first.locator(".value").all_inner_texts()
     assert shown == [written(value) for value in result["maps"][0]["matrix"][bank]]
     assert "from itself" in visit.line(1)
+    assert visit.page.locator("#scale").inner_text() == "The numbers are those of the map below."
     assert len(visit.asked()) == asked
 
 

@@ -80,6 +80,13 @@ export class AttentionMap {
     return line;
   }
 
+  /** What the numbers of a row are, where they are not those of the map. */
+  get scale() {
+    if (!this.isShare || this.self) return "The numbers are those of the map below.";
+    const special = this.units.some((unit) => unit.special) ? "" : ", special tokens left out";
+    return `The numbers are shares among the others${special}; the map below has what a word takes from itself, too.`;
+  }
+
   /** How it was measured: "probs, layer 3, head 5". */
   get view() {
     const { kind, layers, layer_reduce: reduced, heads, head_reduce: together } = this.asked;

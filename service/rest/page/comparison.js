@@ -81,11 +81,11 @@ export class Comparison {
     const place = Math.min(this.layer ?? layers.length - 1, layers.length - 1);
     const values = layers[place][this.measure];
     const names = occurrences.map(({ text }, index) => `${index + 1} ${text}`);
-    const largest = Math.max(...values.flat().map(Math.abs));
+    const lowest = Math.min(...values.flat());
     const rows = values.map((row, index) => element("tr", {}, element("th", { scope: "row" }, names[index]),
       ...row.map((value) => {
         const cell = element("td", {}, written(value));
-        tinted(cell, value, largest);
+        tinted(cell, value - lowest, 1 - lowest);
         return cell;
       })));
     const table = element("table", { className: "matrix", id: "pairs" },
@@ -137,7 +137,7 @@ function occurrence({ text, start, end, draws_on: draws }, /** @type {string} */
       element("span", { className: "number" }, written(share)));
   });
   return element("li", {},
-    element("p", { className: "quote" }, start > NEAR ? "…" : "", part(Math.max(0, start - NEAR), start),
+    element("p", { className: "quote", dir: "auto" }, start > NEAR ? "…" : "", part(Math.max(0, start - NEAR), start),
       element("strong", {}, text), part(end, end + NEAR), end + NEAR < characters.length ? "…" : ""),
     element("ul", { className: "bars" }, ...bars));
 }

@@ -167,6 +167,7 @@ class Page {
     this.#renderOpener(place);
     at("#map").classList.toggle("stale", this.waiting || this.failed);
     this.matrixBox.hidden = map === null;
+    at("#scale").textContent = map?.scale ?? "";
     if (map) this.matrix.show(map, chosen, `Sentence ${place + 1}, ${map.view}`);
     this.multiples.mark(this.settings, headReason(this.settings) === "" && hasHeads(this.settings.kind));
   }

@@ -44,7 +44,7 @@ export class SentenceList {
 class Card {
   constructor(/** @type {Sentence} */ { id, text }, /** @type {Listeners} */ { onText, onRemove, onChoose }) {
     this.input = element("input", {
-      id: `sentence-${id}`, type: "text", value: text, autocomplete: "off", spellcheck: false,
+      id: `sentence-${id}`, type: "text", value: text, autocomplete: "off", spellcheck: false, dir: "auto",
       placeholder: "Type a sentence", on: { input: () => onText(id, this.input.value) },
     });
     this.label = element("label", { htmlFor: this.input.id });

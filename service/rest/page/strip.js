@@ -67,7 +67,7 @@ export class Strip {
       if (!joined) runs.push(element("span", { className: "run" }));
       runs[runs.length - 1].append(this.buttons[index]);
     });
-    const row = element("div", { className: "units" }, ...runs);
+    const row = element("div", { className: "units", dir: "auto" }, ...runs);
     rove(row, [this.buttons], [0, Math.max(0, this.chosen)]);
     this.root.replaceChildren(row);
   }
