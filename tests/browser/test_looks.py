@@ -59,7 +59,8 @@ def test_with_much_to_show(new_visit: NewVisit, results: Path, width: int, schem
         summary.click()
     visit.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
     assert overflow(visit) == 0
-    assert_accessible(visit)
+    if width == 400:  # so many elements take axe-core some seconds
+        assert_accessible(visit)
 
 
 @pytest.mark.parametrize(("name", "status", "scheme"), [("error", 429, "light"), ("key", 401, "dark")])
