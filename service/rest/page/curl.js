@@ -28,11 +28,12 @@ export class Curl {
     this.said = element("span", { className: "quiet", role: "status" });
     const button = element("button", { type: "button", on: { click: () => this.#copy() } }, "Copy");
     const row = element("p", { className: "actions" }, button, this.said);
-    this.root = element("details", { className: "curl" }, element("summary", {}, "Copy as curl"), this.command, row);
+    this.root = element("details", { className: "curl", hidden: true }, element("summary", {}, "Copy as curl"), this.command, row);
   }
 
   show(/** @type {string} */ route, /** @type {object} */ body) {
     this.command.textContent = curlOf(route, body);
+    this.root.hidden = false;
   }
 
   async #copy() {
