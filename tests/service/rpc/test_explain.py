@@ -1,5 +1,6 @@
 """Attend and Compare over gRPC: the numbers of REST, a stream that is lean, and the same errors."""
 
+import asyncio
 import base64
 from itertools import pairwise
 from pathlib import Path
@@ -235,6 +236,22 @@ async def test_an_encoding_of_maps_is_not_for_vectors(stub: EncoderServiceStub) 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Encode(request)
     assert "attention maps" in (refused.value.details() or "")
+
+
+async def test_leaving_leaves_nothing_behind(stub: EncoderServiceStub, server: RunningServer) -> None:
+    """What has not run is dropped once the server has noticed."""
+    inputs = [pb.Input(text="word " * 254)] * 8
+    calls = [stub.Attend(pb.AttendRequest(inputs=inputs, head_reduce=pb.HEAD_REDUCE_MEAN)) for _ in range(4)]
+    async with httpx.AsyncClient(base_url=server.admin) as admin, asyncio.timeout(30):
+        lines: list[str] = []
+        while "attendant_requests_in_flight 4.0" not in lines:
+            lines = (await admin.get("/metrics")).text.splitlines()
+        for call in calls:
+            call.cancel()
+        wanted = ("attendant_requests_in_flight", 'attendant_queue_texts{lane="explain"}')
+        while not all(f"{name} 0.0" in lines for name in wanted):
+            lines = (await admin.get("/metrics")).text.splitlines()
+    assert len([message async for message in stub.Attend(pb.AttendRequest(inputs=[pb.Input(text="a")]))]) == 73
 
 
 async def test_bytes_that_are_no_message(channel: grpc.aio.Channel) -> None:
