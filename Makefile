@@ -16,6 +16,8 @@ run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
 test: $(VENV)/dev model  ## every test
+	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -qq -y chromium fonts-dejavu-core >/dev/null) || \
+	  echo "test: chromium is missing and cannot be installed here; the tests of the page will be skipped" >&2
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/dev  ## style, types, floors, and that generated files are fresh
@@ -48,7 +50,7 @@ bench: $(VENV)/dev model  ## measure: BENCH=quick for a short one
 	@$(BIN)/python -m tests.bench $(BENCH)
 
 clean:  ## remove what was made
-	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) models test-results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

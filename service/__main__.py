@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from io import TextIOWrapper
 from itertools import islice
 
 import orjson
@@ -20,7 +19,7 @@ from service.config import ConfigError, Settings, describe_options, load_setting
 from service.engine.engine import Engine
 from service.engine.loaded import LoadedModel
 from service.engine.requests import EncodeRequest, EncodeResponse, Input
-from service.errors import ServiceError
+from service.errors import ServiceError, Unreadable
 from service.logs import set_up_logging
 from service.metrics import Metrics
 
@@ -28,7 +27,8 @@ USAGE = """usage: attendant COMMAND
 
   serve [OPTION...]   serve the model over REST and gRPC; attendant serve --help lists the options
   embed [TEXT...]     print the vector of each text, or of each line of standard input, as a line of JSON;
-                      a text that is too long is cut at its end
+                      a text that is too long is cut at its end; the options are those of serve, from the
+                      environment (ATTENDANT_MODEL_DIR, ...)
   options             print the table of options in Markdown
 """
 EMBED_BATCH = 32
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if command == "serve":
             return _serve(load_settings(rest))
-        if command == "embed":
+        if command == "embed" and not _is_option(rest):
             return asyncio.run(_embed(load_settings(), rest or _read_lines()))
         if command == "options":
             print(describe_options(), end="")
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, ArtifactError) as error:
         print(f"attendant: {error}", file=sys.stderr)
         return EX_CONFIG
-    asked = command in ("-h", "--help", "help")
+    asked = not {command, *rest[:1]}.isdisjoint(("-h", "--help", "help"))
     print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
     return EX_OK if asked else 2
 
@@ -68,9 +68,17 @@ def _serve(settings: Settings) -> int:
     return status
 
 
+def _is_option(rest: list[str]) -> bool:
+    """Whether embed was given an option, of which it has none, and not a text."""
+    return bool(rest) and rest[0].startswith("-") and not rest[0].startswith("- ")
+
+
 def _read_lines() -> Iterator[str]:
-    for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n"):
-        yield line.rstrip("\r\n")
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise Unreadable(f"line {number} is not UTF-8; send text in UTF-8.") from None
 
 
 async def _embed(settings: Settings, lines: Iterable[str]) -> int:
@@ -86,8 +94,6 @@ async def _embed(settings: Settings, lines: Iterable[str]) -> int:
             sys.stdout.flush()
     except ServiceError as error:
         return _fail(error.message)
-    except UnicodeDecodeError:
-        return _fail("the input is not UTF-8")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more
         return 1

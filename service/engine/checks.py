@@ -165,7 +165,7 @@ def _chosen(asked: Sequence[int] | None, first: int, last: int, field: str, reas
 def _check_reduction(request: AttendRequest, plan: MapPlan) -> None:
     kind, reduces = request.kind, HEAD_REDUCES[request.kind]
     if request.head_reduce not in reduces:
-        raise Invalid(f"head_reduce {request.head_reduce} is not for {kind}; it takes {' or '.join(reduces)}.")
+        raise Invalid(f"head_reduce {request.head_reduce} is not for {kind}; it takes {', '.join(reduces)}.")
     if kind in ("block_norm", "projection") and request.heads is not None:
         raise Invalid(f'kind {kind} is of all heads together; leave heads at "all".')
     if plan.layer_reduce == "rollout":
@@ -220,7 +220,7 @@ def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -
     count = len(request.occurrences)
     if not MIN_OCCURRENCES <= count <= MAX_OCCURRENCES:
         raise Invalid(
-            f"occurrences has {count} elements; it takes {MIN_OCCURRENCES} to {MAX_OCCURRENCES}.",
+            f"occurrences takes {MIN_OCCURRENCES} to {MAX_OCCURRENCES} elements; it has {count}.",
             reason="occurrence_count",
         )
     for index, occurrence in enumerate(request.occurrences):

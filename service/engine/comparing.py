@@ -55,7 +55,7 @@ def find_place(occurrence: Occurrence, tokens: Tokens, where: str) -> Place:
         number = occurrence.word
         if number is None or not 0 <= number < len(words):
             raise Invalid(
-                f"{where}.word must be 0..{len(words) - 1}; its text has {len(words)} words.",
+                f"{where}.word must be 0..{len(words) - 1}, the index of one of its text's words.",
                 reason="word_out_of_range",
             )
         span = words[number].start, words[number].end

@@ -153,7 +153,8 @@ class BlockAttention:
 
     @cached_property
     def _squared_length(self) -> Floats:
-        return np.einsum("id,id->i", self._normed, self._normed)
+        squares = np.einsum("id,id->i", self._normed, self._normed)
+        return np.maximum(squares, np.finfo(squares.dtype).tiny)  # a layer norm may be trained to nothing: no 0 / 0
 
     def _squared_sums(self, terms: Floats) -> Floats:
         """`||sum over h of A[h, i, j] terms[h, j]||^2` as `(T, T)`, from the inner products of each j's H terms."""
@@ -234,7 +235,7 @@ def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan) -> F
             step = (mean + np.eye(len(mean), dtype=mean.dtype)) / 2
         else:
             step = np.abs(getattr(attention, plan.kind))
-            step /= step.sum(axis=1, keepdims=True)
+            step /= np.maximum(step.sum(axis=1, keepdims=True), np.finfo(step.dtype).tiny)
         rolled = step if rolled is None else step @ rolled
     assert rolled is not None
     return rolled

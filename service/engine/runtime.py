@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact, Pooling
 from model.tokenizer import Tokens
@@ -72,7 +73,12 @@ class ExplainRuntime:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        """Opened by the lane's one worker when it is first needed; many servers never need it."""
+        """Opened by the lane's one worker when it is first needed; many servers never need it.
+
+        From then on numpy's BLAS has one thread: for matrices as small as those of maps more of them make it several
+        times slower, and keep cores from the fast lane while they wait for work.
+        """
+        threadpool_limits(1, user_api="blas")
         return self.provider.open(self._artifact, self._artifact.manifest.graphs["explain"])
 
     def run(self, texts: Sequence[ExplainWork]) -> list[Any]:

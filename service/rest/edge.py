@@ -7,7 +7,7 @@ request, and our routes use none of it.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from service.errors import Internal, MethodNotAllowed, NotFound, ServiceError
 from service.keys import Keys
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
-from service.rest import explain, health, native, openai
+from service.rest import explain, health, native, openai, static
 from service.rest.wire import JSON, native_error
 
 OTHER = "_OTHER"
@@ -50,12 +50,19 @@ class Exchange:
 class Edge:
     """ASGI middleware, outermost."""
 
-    def __init__(self, app: FastAPI, routers: Sequence[APIRouter], metrics: Metrics, keys: Keys | None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        routers: Sequence[APIRouter],
+        metrics: Metrics,
+        keys: Keys | None,
+        open_paths: Iterable[str],
+    ) -> None:
         self._app = app
         self._direct = direct_endpoints(routers)
         self._metrics = metrics
         self._keys = keys
-        self._open_paths = frozenset((*health.PATHS, *DOCS_PATHS))
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,9 +127,11 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
+    page = static.read_page()
     routers = (
         *(door.make_router(host, settings) for door in (native, explain, openai)),
         health.make_router(host),
+        static.make_router(page),
     )
     for router in routers:
         app.include_router(router)
@@ -131,7 +140,7 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
                 metrics.create_requests(door_of(route.path), [route.path])
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
-    return Edge(app, routers, metrics, keys)
+    return Edge(app, routers, metrics, keys, (*health.PATHS, *DOCS_PATHS, *page))
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:

@@ -4,8 +4,6 @@ Writes a table on the screen and bench-results/results.json. `make bench BENCH=q
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -18,7 +16,9 @@ from model.artifact import Artifact
 from model.tokenizer import Tokenizer
 from service.config import load_settings
 from service.engine.providers import choose_provider
+from tests.bench.attention import NORM_TOKENS, AttentionFigures, measure_attention
 from tests.bench.ceiling import Bare, describe_machine
+from tests.bench.load import Load, run_wrk
 from tests.bench.workloads import read_corpus
 from tests.conftest import RunningServer, start_server, stop_server
 
@@ -108,12 +108,16 @@ def main(arguments: list[str]) -> int:
         )
         single = bare.median_run_ms([text for text, _ in corpus.sentences[:300]])
         loaded_mib = resident_mib(server.pid)
+        print("attention maps, alone and beside W1", flush=True)
+        passage = next(text for text, size in corpus.passages if size > NORM_TOKENS)
+        attention = measure_attention(server, [text for text, _ in corpus.sentences], passage, seconds, rounds)
     finally:
         stop_server(server)
     medians = [median(workload.name, figures) for workload in WORKLOADS]
     print("\nmedians\n" + "\n".join(describe(figure) for figure in medians))
-    verdicts = judge({figure.workload: figure for figure in medians}, single, rest_mib)
+    verdicts = judge({figure.workload: figure for figure in medians}, single, rest_mib) + attention.verdicts()
     print(f"bare run of one sentence, tokenising included: p50 {single:.2f} ms")
+    print(describe_attention(attention))
     print(f"memory: {rest_mib:.0f} MiB at rest, {loaded_mib:.0f} MiB after the load")
     print(f"smallest cosine to the f32 reference over {ACCURACY_TEXTS} texts: {cosine:.7f}")
     print("\n".join(line for line, _ in verdicts))
@@ -123,6 +127,7 @@ def main(arguments: list[str]) -> int:
             {
                 "machine": machine,
                 "figures": [asdict(figure) for figure in figures],
+                "attention": asdict(attention),
                 "bare_run_ms": single,
                 "rss_at_rest_mib": rest_mib,
                 "rss_after_load_mib": loaded_mib,
@@ -147,31 +152,19 @@ def measure(
             inputs = [text for text, _ in group]
             bodies.write(json.dumps({"inputs": inputs, "encoding": workload.encoding}) + "\n")
         bodies.flush()
-        run_wrk(server.rest, workload.connections, 1.0, bodies.name)
-        found = run_wrk(server.rest, workload.connections, seconds, bodies.name)
+        load = Load(f"{server.rest}/v1/encode", workload.connections, bodies.name)
+        run_wrk(load, 1.0)
+        found = run_wrk(load, seconds)
     mean_tokens = sum(size for _, size in usable) / len(groups)
-    rate = found["requests"] / found["seconds"]
     return Figure(
         workload=workload.name,
-        texts_per_second=rate * workload.texts,
-        tokens_per_second=rate * mean_tokens,
+        texts_per_second=found.per_second * workload.texts,
+        tokens_per_second=found.per_second * mean_tokens,
         ceiling_tokens_per_second=ceiling,
-        p50_ms=found["p50_ms"],
-        p99_ms=found["p99_ms"],
-        failed=int(found["failed"]),
+        p50_ms=found.p50_ms,
+        p99_ms=found.p99_ms,
+        failed=found.failed,
     )
-
-
-def run_wrk(url: str, connections: int, seconds: float, bodies: str) -> dict[str, float]:
-    """Run wrk in its own process and read the line that its script prints."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{round(seconds)}s", "--timeout", "30s",
-               "-s", str(Path(__file__).parent / "load.lua"), f"{url}/v1/encode"]  # fmt: skip
-    out = subprocess.run(
-        command, env=os.environ | {"BENCH_BODIES": bodies}, capture_output=True, text=True, check=True
-    ).stdout
-    line = next(line for line in out.splitlines() if line.startswith("BENCH "))
-    found: dict[str, float] = json.loads(line.removeprefix("BENCH "))
-    return found
 
 
 def smallest_cosine(server: RunningServer, bare: Bare, texts: list[str]) -> float:
@@ -214,6 +207,14 @@ def describe(figure: Figure) -> str:
         f"{figure.workload:<11} {figure.texts_per_second:8.0f} texts/s {figure.tokens_per_second:8.0f} tokens/s "
         f"= {figure.share:.2f} of {figure.ceiling_tokens_per_second:6.0f}   p50 {figure.p50_ms:7.2f} ms  "
         f"p99 {figure.p99_ms:7.2f} ms" + (f"  {figure.failed} FAILED" if figure.failed else "")
+    )
+
+
+def describe_attention(found: AttentionFigures) -> str:
+    return (
+        f"A1 c=1 p50 {found.served_ms:.1f} ms, transformers eager {found.eager_ms:.1f} ms; "
+        f"A1 c=8 {found.a1_rate_alone:.0f}/s, beside W1 {found.a1_rate_beside:.0f}/s; "
+        f"W1 c=16 p99 {found.w1_p99_alone_ms:.0f} ms, beside A1 {found.w1_p99_beside_ms:.0f} ms"
     )
 
 

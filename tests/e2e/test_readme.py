@@ -32,10 +32,22 @@ def run(command: list[str]) -> str:
 
 def test_curl(usual_server: RunningServer) -> None:
     """It prints two results with a vector for each of three words, and `bank` has two different ones."""
-    (command,) = [block for block in blocks("sh") if block.startswith("curl")]
+    (command,) = [block for block in blocks("sh") if "/v1/encode" in block]
     first, second = json.loads(run(["bash", "-c", command]))["results"]
     assert [word["text"] for word in first["words"]] == ["money", "bank", "grows"]
     assert first["word_vectors"][1] != second["word_vectors"][1]
+
+
+def test_curls_that_explain(usual_server: RunningServer) -> None:
+    """The row of `bank` is largest, after itself, at the words the README names; its two uses are not alike."""
+    (commands,) = [block for block in blocks("sh") if "/v1/attend" in block]
+    ask, compare = re.findall(r"curl .*?'\n(?=curl|$)", commands, re.DOTALL)
+    (result,) = json.loads(run(["bash", "-c", ask]))["results"]
+    names = [unit["text"] for unit in result["units"]]
+    row = dict(zip(names, result["maps"][0]["matrix"][names.index("bank")], strict=True))
+    assert sorted(row, key=lambda name: -row[name])[:3] == ["bank", "cashed", "check"]
+    compared = json.loads(run(["bash", "-c", compare]))
+    assert compared["static"][0][1] == 1 > compared["layers"][-1]["cosine"][0][1]
 
 
 def test_openai_client(usual_server: RunningServer) -> None:

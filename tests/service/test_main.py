@@ -66,7 +66,7 @@ def test_embed_of_bytes_that_are_no_text(default_artifact: Path) -> None:
         [sys.executable, "-m", "service", "embed"], cwd=ROOT, env=server_environment(model_dir=default_artifact),
         input=b"hello\n\xff\n", capture_output=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
-    assert (found.returncode, found.stderr) == (1, b"attendant: the input is not UTF-8\n")
+    assert (found.returncode, found.stderr) == (1, b"attendant: line 2 is not UTF-8; send text in UTF-8.\n")
 
 
 def test_embed_into_a_closed_pipe(default_artifact: Path) -> None:
@@ -85,7 +85,10 @@ def test_options_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == describe_options()
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["help"], 0), ([""], 2), (["serv"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["--help"], 0), (["help"], 0), (["embed", "--help"], 0), ([""], 2), (["serv"], 2), (["embed", "--fast"], 2)],
+)
 def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int) -> None:
     """On stdout when asked for, else on stderr with 2."""
     assert main(arguments) == status

@@ -6,9 +6,10 @@ import pytest
 
 from model.artifact import Manifest
 from model.tokenizer import Source
-from service.engine.checks import check_encode, check_inputs
+from service.engine.checks import check_attend, check_compare, check_encode, check_inputs
+from service.engine.explanations import AttendRequest, CompareRequest, Occurrence
 from service.engine.requests import EncodeRequest, Input, Limits
-from service.errors import EmptyInput, Invalid, ServiceError, TooLarge
+from service.errors import EmptyInput, Invalid, NotOffered, ServiceError, TooLarge
 
 LIMITS = Limits(4, 20, *[1000] * 7)
 SECRET = "Sesame"
@@ -123,3 +124,45 @@ def test_requests_are_refused_by_name(
 def test_sound_requests_pass(fields: dict[str, Any], manifest: Manifest) -> None:
     """At the edges of what is allowed."""
     check_encode(EncodeRequest(**{"inputs": (text(),), **fields}), manifest)
+
+
+def test_a_kind_that_does_not_fit_the_model(manifest: Manifest) -> None:
+    """501, with the kinds that do."""
+    plain = manifest.model_copy(update={"attention_kinds": ("probs", "scores")})
+    assert check_attend(AttendRequest((text(),)), plain).kind == "probs"
+    with pytest.raises(NotOffered) as refused:
+        check_attend(AttendRequest((text(),), kind="norm"), plain)
+    assert refused.value.message == "kind norm does not fit this model; it has probs, scores."
+    twice = (Occurrence("a", word=0), Occurrence("b", word=0))
+    assert check_compare(CompareRequest(twice, draws_on=0), LIMITS, plain) == tuple(range(7))
+    with pytest.raises(NotOffered, match=r"send draws_on: 0"):
+        check_compare(CompareRequest(twice), LIMITS, plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken"),
+    [
+        ({"dtype": "sqrt_uint8", "wire": "base64"}, True),
+        ({"dtype": "sqrt_uint8", "wire": "json"}, False),
+        ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "norm"}, False),
+        ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "norm", "special": "renormalize"}, True),
+        ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "projection", "special": "renormalize"}, False),
+        ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "projection", "layer_reduce": "rollout"}, True),
+        ({"decimals": 3}, True),
+        ({"decimals": 3, "wire": "base64"}, False),
+        ({"decimals": 0}, False),
+        ({"top_p": 1.0}, True),
+        ({"top_p": 1.1}, False),
+        ({"top_p": float("nan")}, False),
+        ({"layers": ()}, False),
+        ({"unit": "spans", "segments": "a_to_a", "inputs": (text("a", "b", ((0, 1),)),)}, False),
+    ],
+)
+def test_how_numbers_of_maps_may_travel(manifest: Manifest, fields: dict[str, Any], taken: bool) -> None:
+    """What fits the values, and what the door can spell."""
+    request = AttendRequest(**({"inputs": (text(),)} | fields))
+    if taken:
+        check_attend(request, manifest)
+    else:
+        with pytest.raises(Invalid):
+            check_attend(request, manifest)

@@ -9,6 +9,7 @@ import pytest
 
 from model.tokenizer import Source
 from service.engine.engine import Engine
+from service.engine.explanations import AttendRequest, CompareRequest, Occurrence
 from service.engine.loaded import LoadedModel
 from service.engine.requests import Input, TokenizeRequest
 from service.errors import (
@@ -224,3 +225,65 @@ async def test_a_closed_engine_refuses(model: LoadedModel) -> None:
         await house.engine.close()
         with pytest.raises(Unavailable, match="stopping"):
             await house.engine.encode(encode_request(GOLDEN))
+
+
+def attend_request(*texts: str, **fields: Any) -> AttendRequest:
+    return AttendRequest(tuple(Input(Source(text)) for text in texts), **fields)
+
+
+async def test_maps_wait_in_the_explain_lane(model: LoadedModel) -> None:
+    """A deadline passes there, a caller leaves there, and embedding goes on beside it."""
+    async with open_house(model) as house:
+        long = attend_request(*[LONG] * 6, truncation="right", head_reduce="mean", dtype="float16")
+        calls = [asyncio.ensure_future(house.engine.attend(long)) for _ in range(3)]
+        await asyncio.wait(calls, timeout=0)
+        with pytest.raises(DeadlineExceeded, match="before the model had run"):
+            await house.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.02))
+        assert (await encode(house.engine, GOLDEN)).token_count == 5
+        calls[1].cancel()
+        first, second, third = await gather(*calls)
+        assert isinstance(second, asyncio.CancelledError)
+        assert [result.truncated for found in (first, third) for result in found.results] == [True] * 12
+        await house.engine.drain()
+        assert house.sample("attendant_queue_utilization", lane="explain") == 0
+
+
+async def test_a_full_explain_queue_sheds(model: LoadedModel) -> None:
+    """Maps and comparisons are refused with a time to come back; embedding is not."""
+    async with open_house(model, max_explain_queue_tokens=1) as house:
+        with house.engine._explain.batcher.reserve(1):
+            for call in (
+                house.engine.attend(attend_request(GOLDEN)),
+                house.engine.compare(CompareRequest((Occurrence(GOLDEN, word=1), Occurrence(LONG[:80], word=1)))),
+            ):
+                with pytest.raises(QueueFull) as refused:
+                    await call
+                assert refused.value.retry_after_s is not None
+            assert (await encode(house.engine, GOLDEN)).token_count == 5
+
+
+async def test_maps_of_a_poisoned_text(poisoned_model: LoadedModel) -> None:
+    """No NaN leaves; it is counted, and the next text is fine."""
+    async with open_house(poisoned_model) as house:
+        with pytest.raises(NonFiniteOutput):
+            await house.engine.attend(attend_request(f"a {POISON} runs"))
+        assert house.sample("attendant_nonfinite_outputs_total", lane="explain") == 1
+        assert len((await house.engine.attend(attend_request("harmless"))).results[0].maps) == 72
+
+
+async def test_maps_are_counted(house: House) -> None:
+    """Inputs, tokens and stages, as for vectors."""
+    await house.engine.attend(attend_request(GOLDEN, GOLDEN))
+    assert house.sample("attendant_request_tokens_sum") == house.sample("attendant_tokens_total") == 10
+    for stage, count in (("tokenize", 1), ("queue", 1), ("inference", 2), ("postprocess", 1)):
+        assert house.sample("attendant_stage_duration_seconds_count", stage=stage, lane="explain") == count
+
+
+async def test_a_text_is_read_once_however_many_of_its_words_are_compared(house: House) -> None:
+    """Rows are counted: two texts, three occurrences."""
+    text = "The bank by the river bank."
+    found = await house.engine.compare(
+        CompareRequest((Occurrence(text, word=1), Occurrence("A bank.", word=1), Occurrence(text, word=5)))
+    )
+    assert house.sample("attendant_batch_size_count", lane="explain") == 2
+    assert [each.start for each in found.occurrences] == [4, 2, 22]

@@ -1,5 +1,6 @@
 """EncoderService: the numbers of REST, streams in order, and faults that end nothing but themselves."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.rpc.encoder import EncoderServicer
 from tests.conftest import RunningServer
+from tests.service.conftest import House
 
 TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202eright to left"]
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -143,3 +146,24 @@ async def test_leaving_a_stream_leaves_nothing_behind(stub: EncoderServiceStub, 
         while not all(f"{name} 0.0" in lines for name in wanted):
             lines = (await admin.get("/metrics")).text.splitlines()
     assert (await stub.Encode(request_of("a"))).usage.tokens == 3
+
+
+class Patient:
+    """A call's context without a deadline."""
+
+    def time_remaining(self) -> float | None:
+        return None
+
+
+async def test_a_stream_whose_reader_fails_ends(house: House) -> None:
+    """What was read is answered, and the fault is told instead of being waited for."""
+
+    async def broken() -> AsyncIterator[pb.EncodeRequest]:
+        yield request_of("money")
+        raise RuntimeError("the connection broke")
+
+    replies = EncoderServicer(house.host, house.settings).EncodeStream(broken(), Patient())
+    async with asyncio.timeout(30):
+        assert (await anext(replies)).WhichOneof("reply") == "response"
+        with pytest.raises(RuntimeError):
+            await anext(replies)

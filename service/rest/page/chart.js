@@ -1,0 +1,62 @@
+import { written } from "./number.js";
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const HEIGHT = 300;
+const MARGIN = { top: 24, right: 20, bottom: 44, left: 48 };
+
+/**
+ * Lines over layers 0..L as SVG.
+ *
+ * @param {{className: string, values: number[], label?: string, marked?: boolean}[]} lines
+ * @param {string} description for who cannot see it
+ * @param {string} measure the name of the upright axis
+ * @param {number} width in pixels
+ */
+export function lineChart(lines, description, measure, width) {
+  const lowest = Math.min(0.5, ...lines.flatMap(({ values }) => values));
+  const floor = Math.floor(lowest * 5) / 5;
+  const count = lines[0].values.length;
+  const x = (/** @type {number} */ layer) =>
+    MARGIN.left + (layer / Math.max(1, count - 1)) * (width - MARGIN.left - MARGIN.right);
+  const y = (/** @type {number} */ value) =>
+    MARGIN.top + ((1 - value) / (1 - floor)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", class: "chart", "aria-label": description });
+  for (let value = floor; value < 1.001; value += 0.1 * Math.ceil((1 - floor) / 0.6)) {
+    chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
+    chart.append(text(written(value, 1), { x: MARGIN.left - 8, y: y(value) + 4, class: "tick end" }));
+  }
+  for (let layer = 0; layer < count; layer += Math.ceil(count / 13)) {
+    chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: "tick middle" }));
+  }
+  chart.append(text("layer", { x: width - MARGIN.right, y: HEIGHT - 6, class: "tick end" }));
+  chart.append(text(measure, { x: 4, y: 12, class: "tick" }));
+
+  for (const { className, values, label, marked } of lines) {
+    const points = values.map((value, layer) => `${x(layer).toFixed(1)},${y(value).toFixed(1)}`);
+    chart.append(svg("polyline", { class: `curve ${className}`, points: points.join(" ") }));
+    if (marked) values.forEach((value, layer) => {
+      chart.append(svg("circle", { class: `dot ${className}`, cx: x(layer), cy: y(value), r: 3.5 }));
+    });
+    if (label) {
+      const last = values.length - 1;
+      const below = values[last] > 1 - (1 - floor) * 0.8 && className !== "static";
+      chart.append(text(label, {
+        x: width - MARGIN.right, y: y(values[last]) + (below ? 22 : -10), class: `name end ${className}`,
+      }));
+    }
+  }
+  return chart;
+}
+
+function svg(/** @type {string} */ tag, /** @type {Record<string, string | number>} */ attributes) {
+  const made = document.createElementNS(NAMESPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  return made;
+}
+
+function text(/** @type {string} */ content, /** @type {Record<string, string | number>} */ attributes) {
+  const made = svg("text", attributes);
+  made.textContent = content;
+  return made;
+}

@@ -1,0 +1,50 @@
+/**
+ * Make an element. Properties are set on it; names with a dash and `role` become attributes, `on` holds listeners,
+ * `data` the data attributes. Children that are strings become text, never markup.
+ *
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, any>} [properties]
+ * @param {...(Node | string | null | undefined | false)} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (name === "on") for (const [event, listener] of Object.entries(value)) made.addEventListener(event, listener);
+    else if (name === "data") Object.assign(made.dataset, value);
+    else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, String(value));
+    else /** @type {any} */ (made)[name] = value;
+  }
+  for (const child of children) if (child !== null && child !== undefined && child !== false) made.append(child);
+  return made;
+}
+
+/**
+ * A labelled native select.
+ *
+ * @param {string} label
+ * @param {{value: string, text: string, disabled?: boolean}[]} options
+ * @param {string} value
+ * @param {(value: string) => void} onChange
+ * @param {{id: string, disabled?: boolean, describedBy?: string}} more
+ */
+export function select(label, options, value, onChange, { id, disabled = false, describedBy }) {
+  const control = element(
+    "select",
+    { id, disabled, "aria-describedby": describedBy, on: { change: () => onChange(control.value) } },
+    ...options.map((option) => element("option", { ...option, selected: option.value === value })),
+  );
+  return element("div", { className: "picker" }, element("label", { htmlFor: id }, label), control);
+}
+
+/**
+ * A box that scrolls sideways by itself and can be reached with the keyboard to do so.
+ *
+ * @param {string} label
+ * @param {...Node} children
+ */
+export function scroller(label, ...children) {
+  return element("div", { className: "scroller", role: "region", tabIndex: 0, "aria-label": label }, ...children);
+}

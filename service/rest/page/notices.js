@@ -1,0 +1,66 @@
+import { hasKey, keepKey } from "./api.js";
+import { element } from "./element.js";
+
+/** What went wrong, in sentences, each once; and the question for the key. */
+export class Notices {
+  /**
+   * @param {HTMLElement} root
+   * @param {() => void} onRetry
+   */
+  constructor(root, onRetry) {
+    this.root = root;
+    this.onRetry = onRetry;
+    /** @type {Map<string, import("./api.js").ApiError>} */
+    this.errors = new Map();
+    this.shown = "";
+  }
+
+  /** An error of one of the questions that the page asks, or null when it went well. */
+  set(/** @type {string} */ source, /** @type {import("./api.js").ApiError | null} */ error) {
+    if (error) this.errors.set(source, error);
+    else this.errors.delete(source);
+    const errors = [...this.errors.values()];
+    const messages = [...new Set(errors.map(({ message }) => message))];
+    const wantsKey = errors.some(({ status }) => status === 401);
+    const shown = JSON.stringify([messages, wantsKey, wantsKey && hasKey()]);
+    if (shown === this.shown) return;
+    this.shown = shown;
+    if (wantsKey) this.#askForKey();
+    else this.root.replaceChildren(...(messages.length ? [this.#card(messages)] : []));
+  }
+
+  #card(/** @type {string[]} */ messages) {
+    return element(
+      "div",
+      { className: "card", role: "alert" },
+      ...messages.map((message) => element("p", {}, message)),
+      element("p", { className: "actions" }, element("button", { type: "button", on: { click: this.onRetry } }, "Try again")),
+    );
+  }
+
+  #askForKey() {
+    const said = hasKey() ? "The server does not know this key." : "This server asks for a key.";
+    const input = element("input", { id: "key", type: "password", autocomplete: "off", required: true, "aria-describedby": "key-use" });
+    const submit = (/** @type {SubmitEvent} */ event) => {
+      event.preventDefault();
+      keepKey(input.value.trim());
+      this.onRetry();
+    };
+    this.root.replaceChildren(
+      element(
+        "div",
+        { className: "card" },
+        element("p", { role: "alert" }, said),
+        element(
+          "form",
+          { on: { submit } },
+          element("label", { htmlFor: "key" }, "API key"),
+          input,
+          element("button", { type: "submit" }, "Use this key"),
+        ),
+        element("p", { id: "key-use", className: "quiet" }, "Kept in this tab only, until you close it."),
+      ),
+    );
+    input.focus();
+  }
+}

@@ -1,0 +1,114 @@
+/**
+ * What can be chosen, what it means, and the requests that follow from it.
+ *
+ * @typedef {{unit: string, kind: string, layer: string, head: string, special: string, self: boolean}} Settings
+ * @typedef {{layer_count: number, head_count: number, attention_kinds: string[]}} Model
+ */
+
+/** The view that agrees best with what changing a word really does. */
+export const DEFAULTS = {
+  unit: "word", kind: "projection", layer: "rollout", head: "mean", special: "drop", self: false,
+};
+
+export const KINDS = {
+  projection: {
+    name: "projection: share of the result",
+    meaning: "How much of a word's new vector each word put there. Negative: it pushed the vector away.",
+    says: ["draws", "from"],
+  },
+  probs: {
+    name: "probs: attention weights",
+    meaning: "Where each head looks, whatever it finds there.",
+    says: ["gives", "to"],
+  },
+  scores: {
+    name: "scores: before the softmax",
+    meaning: "How well a word's query matches each key; any number, of either sign.",
+    says: ["scores", "for"],
+  },
+  norm: {
+    name: "norm: weights times what they carry",
+    meaning: "The length of what each word sends: a glance at something empty counts for nothing.",
+    says: ["takes", "from"],
+  },
+  block_norm: {
+    name: "block_norm: the whole block",
+    meaning: "The same with the residual path and the layer norm, as the word's vector really gets it.",
+    says: ["takes", "from"],
+  },
+};
+
+const SPECIALS = {
+  drop: "Special tokens such as [CLS] are left out; what went to them is the last column.",
+  renormalize: "Special tokens are left out and each row is scaled to sum to 1 again.",
+  keep: "Special tokens such as [CLS] are shown; much attention rests on them.",
+};
+
+const SUMMED = { projection: true, block_norm: true };
+
+/** What becomes of the special tokens, in one line. */
+export function specialMeaning(/** @type {Settings} */ { kind, special }) {
+  return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are left out." : SPECIALS[special];
+}
+
+/** Whether a kind has a map for each head. */
+export function hasHeads(/** @type {string} */ kind) {
+  return !(kind in SUMMED);
+}
+
+/**
+ * The settings with everything that does not go together put right.
+ *
+ * @param {Settings} asked
+ * @returns {Settings}
+ */
+export function settled(asked) {
+  const settings = { ...asked };
+  if (settings.kind === "scores" && settings.layer === "rollout") settings.layer = "mean";
+  if (settings.kind === "scores" && settings.special === "renormalize") settings.special = "drop";
+  const heads = headNames(settings);
+  if (!heads.includes(settings.head) && !/^\d+$/.test(settings.head)) settings.head = heads[0];
+  return settings;
+}
+
+/** The ways to put heads together that a kind has. */
+export function headNames(/** @type {Settings} */ { kind }) {
+  return kind === "norm" ? ["sum"] : ["mean", "max"];
+}
+
+/** Why no head can be chosen; empty when one can. */
+export function headReason(/** @type {Settings} */ { kind, layer }) {
+  if (!hasHeads(kind)) return `Heads: ${kind} exists only with its heads summed.`;
+  if (layer === "rollout") return "Heads: rollout puts those of each layer together first.";
+  return "";
+}
+
+/**
+ * The body of POST /v1/attend for the map that is shown.
+ *
+ * @param {Settings} settings
+ * @param {string[]} texts
+ */
+export function mapRequest(settings, texts) {
+  const { kind, layer, head, unit, special } = settings;
+  const heads = headReason(settings)
+    ? {}
+    : /^\d+$/.test(head) ? { heads: [Number(head)], head_reduce: "none" } : { heads: "all", head_reduce: head };
+  const layers = layer === "mean" || layer === "rollout"
+    ? { layers: "all", layer_reduce: layer }
+    : { layers: [Number(layer)], layer_reduce: "none" };
+  return { inputs: texts, kind, ...layers, ...heads, unit, special, decimals: 4 };
+}
+
+/**
+ * The body of POST /v1/attend for every layer and head of one sentence; two bytes a number.
+ *
+ * @param {Settings} settings
+ * @param {string} text
+ */
+export function everyHeadRequest({ kind, unit, special }, text) {
+  return {
+    inputs: [text], kind: hasHeads(kind) ? kind : "probs", layers: "all", layer_reduce: "none",
+    heads: "all", head_reduce: "none", unit, special, encoding: "base64", dtype: "float16",
+  };
+}

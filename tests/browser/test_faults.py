@@ -1,0 +1,138 @@
+"""What goes wrong, and how the page says it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Route
+
+from tests.browser.conftest import NewVisit
+from tests.browser.visit import Visit
+from tests.conftest import RunningServer, start_server, stop_server
+
+KEY = "correct-horse"
+
+
+def alert(visit: Visit) -> str:
+    """What the card says."""
+    return visit.page.get_by_role("alert").inner_text()
+
+
+@pytest.mark.parametrize(("length", "status"), [(300, 422), (20_000, 413)])
+def test_the_servers_own_words(visit: Visit, rest: httpx.Client, length: int, status: int) -> None:
+    """Too many tokens, too many characters; the card goes when it is mended."""
+    visit.type(1, "a " * (length // 2 if status == 413 else length))
+    body = visit.asked()[-1]
+    answer = rest.post("/v1/attend", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"] in alert(visit)
+    visit.type(1, "He cashed a check at the bank.")
+    assert visit.page.get_by_role("alert").count() == 0
+
+
+def test_a_full_queue_says_when_to_try_again(visit: Visit) -> None:
+    """And trying again works."""
+    message = "The queue is full."
+
+    def refuse(route: Route) -> None:
+        route.fulfill(status=429, headers={"retry-after": "3"}, json={"error": {"message": message}})
+
+    visit.page.route("**/v1/attend", refuse)
+    visit.choose(kind="norm")
+    assert alert(visit).startswith(f"{message} Try again in 3 seconds.")
+    assert alert(visit).count(message) == 1
+    visit.page.unroute("**/v1/attend")
+    visit.page.get_by_role("button", name="Try again").click()
+    visit.settle()
+    assert visit.page.get_by_role("alert").count() == 0
+    assert "norm" in visit.page.locator("#map caption").inner_text()
+
+
+def test_a_network_that_is_gone(visit: Visit) -> None:
+    """In a sentence, not in the browser's words; the old numbers are still there but dimmed."""
+    visit.page.route("**/v1/attend", lambda route: route.abort())
+    visit.choose(kind="norm")
+    assert "The server cannot be reached." in alert(visit)
+    assert "projection" in visit.page.locator("#map caption").inner_text()
+    assert visit.page.locator("#map.stale").count() == 1
+
+
+def test_an_answer_that_is_not_ours(visit: Visit) -> None:
+    """Some proxy's page."""
+    visit.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    visit.choose(kind="norm")
+    assert "could not be read" in alert(visit)
+
+
+def test_a_late_answer_does_not_overwrite_a_newer_one(visit: Visit) -> None:
+    """The slow request is given up, and what it might still bring is not shown."""
+    held: list[Route] = []
+    given_up: list[str] = []
+    visit.page.on("requestfailed", lambda request: given_up.append(request.post_data or ""))
+
+    def hold(route: Route) -> None:
+        body = route.request.post_data or ""
+        if '"kind":"norm"' in body and "base64" not in body:
+            held.append(route)
+        else:
+            route.continue_()
+
+    visit.page.route("**/v1/attend", hold)
+    visit.page.select_option("#kind", "norm")
+    visit.page.wait_for_timeout(300)
+    assert len(held) == 1
+    assert visit.page.locator("#map[aria-busy=true]").count() == 1
+    visit.choose(kind="block_norm")
+    shown = visit.cells()
+    held[0].continue_()
+    visit.page.wait_for_timeout(300)
+    assert any('"kind":"norm"' in body for body in given_up)
+    assert visit.cells() == shown
+    assert "block_norm" in visit.page.locator("#map caption").inner_text()
+
+
+def test_typing_asks_once_it_pauses(visit: Visit) -> None:
+    """Not for every letter."""
+    before = len(visit.asked())
+    visit.page.get_by_label("Sentence 1", exact=True).focus()
+    visit.page.keyboard.press("End")
+    visit.page.keyboard.type(" It rained a lot.", delay=15)
+    visit.settle()
+    assert len(visit.asked()) - before <= 2
+    assert visit.asked()[-1]["inputs"][0].endswith("It rained a lot.")
+
+
+@pytest.fixture(scope="module")
+def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that asks for a key."""
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(KEY)
+    running = start_server(model_dir=default_artifact, api_keys_file=path)
+    yield running
+    assert stop_server(running) == 0
+
+
+def test_it_asks_for_the_key(locked: RunningServer, new_visit: NewVisit) -> None:
+    """Says so when it is wrong, keeps a right one for this tab alone, and never shows it."""
+    visit = new_visit(locked.rest).open()
+    assert alert(visit) == "This server asks for a key."
+    assert visit.page.evaluate("document.activeElement.id") == "key"
+    visit.page.keyboard.type("wrong-horse")
+    visit.page.keyboard.press("Enter")
+    visit.page.get_by_text("The server does not know this key.").wait_for()
+    visit.page.keyboard.type(KEY)
+    visit.page.keyboard.press("Enter")
+    visit.page.locator("#map .matrix").wait_for()
+    visit.settle()
+    assert visit.page.get_by_role("alert").count() == 0
+    assert "check" in visit.line(1)
+    assert visit.page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
+        [KEY],
+        0,
+        "",
+    ]
+    assert KEY not in visit.page.content()
+    assert "Bearer $ATTENDANT_KEY" in (visit.page.locator("#map pre").text_content() or "")
+    visit.page.reload()
+    visit.page.locator("#map .matrix").wait_for()

@@ -1,0 +1,159 @@
+"""The map: its numbers are the server's, and every picker changes what is asked."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.browser.visit import Visit, written
+
+ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canvas) => {
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return Array.from(pixels).filter((_, place) => place % 4 === 3);
+})"""
+Fields = dict[str, Any]
+
+# What is picked, and what the request then says, by the names of the contract.
+VIEWS: dict[str, tuple[dict[str, str], Fields]] = {
+    "projection": ({"layer": "4"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
+    "rollout": ({"special": "renormalize"}, {"layer_reduce": "rollout", "special": "renormalize"}),
+    "probs of a head": ({"kind": "probs", "layer": "3", "head": "5"}, {"heads": [5], "head_reduce": "none"}),
+    "scores": ({"kind": "scores", "layer": "2", "head": "max"}, {"kind": "scores", "head_reduce": "max"}),
+    "norm": ({"kind": "norm", "layer": "mean", "head": "sum"}, {"layers": "all", "layer_reduce": "mean"}),
+    "norm of a head": ({"kind": "norm", "layer": "1", "head": "0", "special": "keep"}, {"special": "keep"}),
+    "block norm": ({"kind": "block_norm", "layer": "6"}, {"kind": "block_norm", "layers": [6]}),
+}
+
+
+def first(rest: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    """The server's own result for the first sentence."""
+    result: dict[str, Any] = rest.post("/v1/attend", json=body).raise_for_status().json()["results"][0]
+    return result
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_cell_is_the_servers_number(visit: Visit, rest: httpx.Client, name: str) -> None:
+    """And the pickers ask for it. Excluded mass and the bias included; four digits in the name that is read out."""
+    picked, expected = VIEWS[name]
+    visit.choose(**picked)
+    body = visit.asked()[-1]
+    assert {field: body[field] for field in expected} == expected
+    result = first(rest, body)
+    (found,) = result["maps"]
+    extras = [found["bias_share"]] if found["bias_share"] else []
+    extras += [found["excluded_mass"]] if found["excluded_mass"] and not result["units"][0]["special"] else []
+    rows = [row + [extra[place] for extra in extras] for place, row in enumerate(found["matrix"])]
+    assert visit.cells() == [[written(value) for value in row] for row in rows]
+    heads = visit.page.locator("#map thead th").all_inner_texts()
+    units = [unit["text"] for unit in result["units"]]
+    assert heads[: len(units)] == units == visit.page.locator("#map tbody th").all_inner_texts()
+    spoken = visit.page.locator('#map [data-place="1:3"]').get_attribute("aria-label")
+    assert spoken is not None
+    assert (spoken.split()[0], spoken.split()[-1]) == (units[1], units[3])
+    assert written(rows[1][3], 4) in spoken.split()
+
+
+def test_rows_sum_to_one_when_they_are_scaled(visit: Visit) -> None:
+    """Within what rounding to two digits can do."""
+    visit.choose(kind="probs", layer="mean", head="mean", special="renormalize")
+    for row in visit.cells():
+        values = [float(text) for text in row[:-1]]
+        assert sum(values) == pytest.approx(1, abs=0.005 * len(values))
+
+
+def test_tokens_instead_of_words(visit: Visit) -> None:
+    """`cashed` is two tokens; the word that was chosen stays chosen."""
+    visit.page.get_by_label("Tokens", exact=True).check()
+    visit.settle()
+    assert visit.asked()[-1]["unit"] == "token"
+    texts = visit.page.locator(".strip").first.locator(".text").all_inner_texts()
+    assert texts == ["He", "cash", "ed", "a", "check", "at", "the", "bank", "."]
+    assert visit.page.locator(".strip [aria-pressed=true] .text").first.inner_text() == "bank"
+
+
+def test_choices_that_do_not_exist_are_closed_with_a_reason(visit: Visit) -> None:
+    """And what would be refused cannot be asked."""
+    assert visit.page.locator("#head").is_disabled()
+    assert "projection exists only with its heads summed" in visit.page.locator("#head-reason").inner_text()
+    visit.choose(kind="scores")
+    assert visit.page.locator("#layer").input_value() == "mean"
+    assert visit.page.locator("#layer option[value=rollout]").is_disabled()
+    assert visit.page.locator("#special option[value=renormalize]").is_disabled()
+    visit.choose(kind="norm")
+    assert visit.page.locator("#head").input_value() == "sum"
+    assert visit.complaints == []
+
+
+def test_pointing_at_a_word_shows_what_it_draws_on(visit: Visit) -> None:
+    """And the chosen word again when the pointer leaves."""
+    before = visit.line(1)
+    visit.page.locator(".strip").first.get_by_role("button", name="cashed").hover()
+    assert visit.line(1).startswith("cashed draws ")
+    visit.page.locator("h1").hover()
+    assert visit.line(1) == before
+
+
+def test_choosing_a_word_opens_its_sentence(visit: Visit) -> None:
+    """The map below is that sentence's, its row stands out."""
+    visit.page.locator(".strip").nth(1).get_by_role("button", name="river").click()
+    visit.settle()
+    assert visit.page.locator("#open").input_value() == "1"
+    assert visit.page.locator("#map tr.chosen th").inner_text() == "river"
+    assert visit.page.locator("#map tbody th").all_inner_texts()[0] == "They"
+
+
+def test_what_a_word_takes_from_itself_can_count(visit: Visit, rest: httpx.Client) -> None:
+    """Then the strip shows the map's own numbers, without a new request."""
+    asked = len(visit.asked())
+    visit.page.get_by_label("Count what a word takes from itself").check()
+    result = first(rest, visit.asked()[0])
+    bank = [unit["text"] for unit in result["units"]].index("bank")
+    shown = visit.page.locator(".strip").first.locator(".value").all_inner_texts()
+    assert shown == [written(value) for value in result["maps"][0]["matrix"][bank]]
+    assert "from itself" in visit.line(1)
+    assert visit.page.locator("#scale").inner_text() == "The numbers are those of the map below."
+    assert len(visit.asked()) == asked
+
+
+def test_a_small_picture_sets_the_pickers(visit: Visit) -> None:
+    """Each layer and head has one; the kind becomes one that has heads."""
+    assert visit.page.locator(".multiples button").count() == 6 * 12
+    visit.page.get_by_role("button", name="layer 3, head 5").click()
+    visit.settle()
+    shown = {name: visit.page.locator(f"#{name}").input_value() for name in ("kind", "layer", "head")}
+    assert shown == {"kind": "probs", "layer": "3", "head": "5"}
+    body = visit.asked()[-1]
+    assert (body["kind"], body["layers"], body["heads"]) == ("probs", [3], [5])
+    pressed = visit.page.locator(".multiples [aria-pressed=true]")
+    assert pressed.count() == 1
+    assert pressed.get_attribute("aria-label") == "layer 3, head 5"
+
+
+def test_a_small_picture_has_the_maps_pixels(visit: Visit, rest: httpx.Client) -> None:
+    """One pixel a cell, opaque as the square root of its share of the largest."""
+    body = visit.asked()[0] | {"kind": "probs", "layers": "all", "layer_reduce": "none", "decimals": None}
+    maps = first(rest, body | {"heads": "all", "head_reduce": "none"})["maps"]
+    largest = max(value for found in maps for row in found["matrix"] for value in row)
+    alphas = visit.page.evaluate(ALPHAS)
+    for found, shown in zip(maps, alphas, strict=True):
+        expected = [255 * (value / largest) ** 0.5 for row in found["matrix"] for value in row]
+        assert shown == pytest.approx(expected, abs=1.01)
+
+
+def test_a_long_sentence_is_a_picture_with_the_row_as_a_table(visit: Visit, rest: httpx.Client) -> None:
+    """The row of the chosen word, every number of it; the small pictures wait to be asked for."""
+    text = " ".join(f"Day {number} went by on the bank of the river." for number in range(8))
+    visit.type(1, text)
+    result = first(rest, visit.asked()[-1])
+    assert len(result["units"]) > 64
+    size = visit.page.evaluate(
+        "(() => { const c = document.querySelector('#map .heatmap'); return [c.width, c.height]; })()"
+    )
+    assert size == [len(result["units"])] * 2
+    chosen = [unit["text"] for unit in result["units"]].index("river")  # the longest word that both share
+    (found,) = result["maps"]
+    expected = [*found["matrix"][chosen], found["excluded_mass"][chosen]]
+    assert visit.cells("#map .matrix.row tbody tr") == [[written(value, 4)] for value in expected]
+    visit.page.get_by_role("button", name="Draw them all the same").click()
+    visit.settle()
+    assert visit.page.locator(".multiples button").count() == 6 * 12

@@ -1,0 +1,100 @@
+"""One visit of the page in a real browser, and everything that the page asked for and complained about."""
+
+import json
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from playwright.sync_api import Page, Request
+
+TIMEOUT_MS = 20_000
+SETTLED = """() => document.querySelector("#map .matrix td, #map .heatmap, #notices .card")
+    && !document.querySelector("[aria-busy=true]")"""
+CELLS = """(selector) => [...document.querySelectorAll(selector)].map(
+    (row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent))"""
+
+
+def written(value: float, digits: int = 2) -> str:
+    """A number as the page writes it."""
+    text = str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    return text.replace("-", "" if Decimal(text) == 0 else "\u2212")
+
+
+class Visit:
+    """The page, opened."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page = page
+        self.base = base
+        self.requests: list[Request] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(TIMEOUT_MS)
+        page.on("request", self.note)
+        page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def note(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def forget(self) -> "Visit":
+        """As if nothing had happened in this window."""
+        self.page.unroute_all()
+        self.page.mouse.move(0, 0)
+        self.requests.clear()
+        self.complaints.clear()
+        return self
+
+    def open(self) -> "Visit":
+        """Go there, and wait until everything is computed."""
+        self.page.goto(self.base)
+        return self.settle()
+
+    def settle(self) -> "Visit":
+        """Wait until nothing is being computed."""
+        self.page.wait_for_function(SETTLED)
+        return self
+
+    def choose(self, **choices: str) -> "Visit":
+        """Set pickers by their id."""
+        for name, value in choices.items():
+            self.page.select_option(f"#{name}", value)
+        return self.settle()
+
+    def type(self, number: int, text: str) -> "Visit":
+        """Replace the text of sentence 1, 2, ..."""
+        self.page.get_by_label(f"Sentence {number}", exact=True).fill(text)
+        return self.settle()
+
+    def add(self, text: str) -> "Visit":
+        """One more sentence; the focus is in it."""
+        self.page.get_by_role("button", name="Add a sentence").click()
+        self.page.keyboard.insert_text(text)
+        return self.settle()
+
+    def asked(self, route: str = "/v1/attend") -> list[dict[str, Any]]:
+        """The bodies that the page sent to a route, oldest first; those for the small pictures left out."""
+        bodies = [json.loads(sent.post_data or "") for sent in self.requests if sent.url == self.base + route]
+        return [body for body in bodies if "encoding" not in body]
+
+    def cells(self, selector: str = "#map tbody tr") -> list[list[str]]:
+        """The texts of a table's cells, row headers left out."""
+        found: list[list[str]] = self.page.evaluate(CELLS, selector)
+        return found
+
+    def line(self, number: int = 1) -> str:
+        """What a sentence's word draws on, as written below it."""
+        return self.page.locator(".sentence .line").nth(number - 1).inner_text()
+
+    def focused(self) -> str:
+        """The accessible name or text of what has the focus."""
+        found: str = self.page.evaluate(
+            "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
+        )
+        return found
+
+    def tab_to(self, selector: str) -> None:
+        """Press Tab until the focus is on something that matches."""
+        for _ in range(60):
+            self.page.keyboard.press("Tab")
+            if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+                return
+        raise AssertionError(f"Tab never reaches {selector}")
