@@ -188,7 +188,7 @@ def test_an_occurrence_lies_on_tokens(tokenizer: Tokenizer, occurrence: Occurren
 @pytest.mark.parametrize(
     ("occurrence", "reason", "message"),
     [
-        (Occurrence(CHEQUE, word=8), "word_out_of_range", "occurrences[3].word must be 0..7; its text has 8 words."),
+        (Occurrence(CHEQUE, word=8), "word_out_of_range", "occurrences[3].word must be 0..7, the index"),
         (Occurrence(CHEQUE, word=-1), "word_out_of_range", "occurrences[3].word must be 0..7"),
         (Occurrence(CHEQUE, span=(2, 3)), "span_empty", "occurrences[3] covers no token"),
         (Occurrence("bank \x01", word=1), "span_empty", "occurrences[3] covers no token"),

@@ -460,6 +460,22 @@ def test_the_epsilon_of_the_layer_norm_counts(encoder: Encoder, hidden: Floats) 
     assert (large < small).all()
 
 
+@PRECISIONS
+def test_weights_trained_to_nothing_give_zeros_and_no_nan(dtype: torch.dtype, bar: float) -> None:
+    """Values that are all zero roll out to nothing; an output of zeros has no shares."""
+    encoder = random_encoder(dtype)
+    every, blocks = run(encoder, random_ids(TOKENS)).hidden, blocks_of(encoder)
+    nothing = np.zeros_like(blocks[0].norm)
+    silent = [replace(each, value=0 * each.value, value_bias=nothing) for each in blocks]
+    (rolled,) = token_maps(every, silent, plan("norm", layer_reduce="rollout"))
+    assert (rolled.values == 0).all()
+    flat = BlockAttention(every[0], replace(blocks[0], norm=nothing, norm_bias=nothing))
+    assert (flat.projection == 0).all()
+    assert (flat.bias_share == 0).all()
+    (rolled,) = token_maps(every, silent, plan("block_norm", layer_reduce="rollout"))
+    np.testing.assert_allclose(rolled.values[0], np.eye(TOKENS), atol=bar)
+
+
 def test_no_map_takes_memory_for_every_pair_times_the_width() -> None:
     """All kinds of one layer together stay below a quarter of T x T x D."""
     tokens, width = 128, 384
