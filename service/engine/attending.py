@@ -90,15 +90,19 @@ class AttendWork:
         return AttentionMap(layer, head, matrix, sparse, excluded_mass, bias_share, no_mass_rows or [])
 
     def _sparsify(self, values: Floats) -> SparseMatrix:
-        """The largest magnitudes of each row: as many as cover `top_p` of it, and no more than `top_k`."""
+        """The largest magnitudes of each row: as many as cover `top_p` of it, and no more than `top_k`.
+
+        A row of zeros has none.
+        """
         request = self.request
         magnitudes = np.abs(values)
         order = np.argsort(-magnitudes, axis=1, kind="stable")
-        keep = np.full(len(values), values.shape[1] if request.top_k is None else min(request.top_k, values.shape[1]))
+        most = values.shape[1] if request.top_k is None else min(request.top_k, values.shape[1])
+        keep = np.where(magnitudes.any(axis=1), most, 0)
         if request.top_p is not None:
             covered = np.take_along_axis(magnitudes, order, axis=1).cumsum(axis=1, dtype=np.float64)
             enough = covered < request.top_p * covered[:, -1:] * (1 - 1e-9)
-            keep = np.minimum(keep, np.where(covered[:, -1] > 0, enough.sum(axis=1) + 1, 0))
+            keep = np.minimum(keep, enough.sum(axis=1) + 1)
         chosen = np.arange(values.shape[1]) < keep[:, None]
         largest = np.take_along_axis(values, order, axis=1)
         columns = np.array(self.units.columns, dtype=np.intp)
@@ -130,7 +134,7 @@ def smaller_answer(request: AttendRequest, plan: MapPlan) -> str:
         changes.append("fewer layers or heads")
     if request.wire == "json":
         changes.append('encoding: "base64"')
-    if request.wire != "json" and request.dtype == "float32":
+    elif request.dtype == "float32":
         changes.append('dtype: "float16"')
     if request.kind != "scores" and request.top_k is None:
         changes.append("top_k")

@@ -135,7 +135,7 @@ class Engine:
             outline(item, found, request, self._tokenizer, f"{request.field}[{index}]")
             for index, (item, found) in enumerate(zip(request.inputs, tokens, strict=True))
         ]
-        spelling = 'encoding: "base64", or dtype: "float16"' if request.wire == "json" else 'dtype: "float16"'
+        spelling = 'encoding: "base64"' if request.wire == "json" else 'dtype: "float16"'
         size = response_bytes(outlines, request, self._manifest)
         self._check_size(size, len(outlines), f"Send fewer inputs, ask for fewer outputs, or {spelling}.")
         return outlines

@@ -205,7 +205,7 @@ def test_sparse_rows_and_what_they_left_out_are_the_rows(
             sizes = np.abs(decoded(kept.values)[start:end])
             np.testing.assert_array_equal(sizes, magnitudes[row, :count])
             assert count <= sparse.get("top_k", len(found.columns))
-            if "top_p" in sparse and row in thin.no_mass_rows:
+            if row in thin.no_mass_rows:
                 assert count == 0
             elif "top_p" in sparse:
                 enough = sparse["top_p"] * total[row]
@@ -253,8 +253,8 @@ def test_any_row_is_covered_by_as_few_as_possible(
                                values.sum(axis=1), atol=1e-6)  # fmt: skip
     counts = np.diff(sparse.row_starts)
     assert counts.max() <= (top_k or len(values) + 2)
+    assert counts[-1] == 0, "a row of nothing needs nothing"
     if top_p is not None:
-        assert counts[-1] == 0, "a row of nothing needs nothing"
         for row, count in zip(values.astype(np.float64), counts, strict=False):
             covered = np.cumsum(np.sort(row)[::-1])
             needed = int((covered < top_p * covered[-1] * (1 - 1e-9)).sum()) + 1 if covered[-1] > 0 else 0

@@ -236,7 +236,9 @@ async def test_maps_wait_in_the_explain_lane(model: LoadedModel) -> None:
     async with open_house(model) as house:
         long = attend_request(*[LONG] * 6, truncation="right", head_reduce="mean", dtype="float16")
         calls = [asyncio.ensure_future(house.engine.attend(long)) for _ in range(3)]
-        await asyncio.wait(calls, timeout=0)
+        async with asyncio.timeout(30):
+            while house.sample("attendant_queue_texts", lane="explain") < 12:
+                await asyncio.wait(calls, timeout=0)
         with pytest.raises(DeadlineExceeded, match="before the model had run"):
             await house.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.02))
         assert (await encode(house.engine, GOLDEN)).token_count == 5
