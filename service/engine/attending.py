@@ -1,7 +1,7 @@
 """What /v1/attend and Attend answer: measured before the model runs, filled in on the explain lane after it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from model.tokenizer import Tokens
 from service.engine.assembly import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes
-from service.engine.explanations import AttendRequest, AttendResult, AttentionMap, MapPlan, SparseMatrix
+from service.engine.explanations import (
+    AttendRequest,
+    AttendResult,
+    AttentionMap,
+    HeadReduce,
+    MapPlan,
+    SparseMatrix,
+)
 from service.engine.maps import BlockWeights, TokenMaps, token_maps
 from service.engine.pooling import Floats, narrow_map
 from service.engine.requests import DTYPES, Array
@@ -19,6 +26,9 @@ from service.engine.units import Units
 MAP_BYTES = 256
 JSON_INDEX_BYTES = 6
 BINARY_INDEX_BYTES = 3
+
+FEW = 10
+"""A top_k to advise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,7 @@ class AttendWork:
         keep = np.where(magnitudes.any(axis=1), most, 0)
         if request.top_p is not None:
             covered = np.take_along_axis(magnitudes, order, axis=1).cumsum(axis=1, dtype=np.float64)
-            enough = covered < request.top_p * covered[:, -1:] * (1 - 1e-9)
+            enough = covered < request.top_p * covered.max(axis=1, keepdims=True, initial=0) * (1 - 1e-9)
             keep = np.minimum(keep, enough.sum(axis=1) + 1)
         chosen = np.arange(values.shape[1]) < keep[:, None]
         largest = np.take_along_axis(values, order, axis=1)
@@ -125,18 +135,38 @@ class AttendWork:
         return np.ascontiguousarray(values)
 
 
-def smaller_answer(request: AttendRequest, plan: MapPlan) -> str:
-    """What a caller can do about an answer that is too large, the cheapest change first."""
-    changes = []
-    if plan.by_head:
-        changes.append(f'head_reduce: "{"sum" if request.kind == "norm" else "mean"}"')
-    if plan.count > 1:
-        changes.append("fewer layers or heads")
+def smaller_answer(works: Sequence[AttendWork], limit: int) -> str:
+    """What a caller can do about an answer over the limit: each change that is named is enough by itself."""
+    enough = [
+        told for told, smaller in _smaller_requests(works[0].request, works[0].plan) if _fits(works, smaller, limit)
+    ]
+    if enough:
+        return f"Any of these would do: {', '.join(enough)}."
+    return f"Ask for fewer layers or send {'fewer inputs' if len(works) > 1 else 'a shorter text'}."
+
+
+def _fits(works: Sequence[AttendWork], request: AttendRequest, limit: int) -> bool:
+    plan = replace(works[0].plan, head_reduce=request.head_reduce)
+    return sum(replace(work, request=request, plan=plan).response_bytes() for work in works) <= limit
+
+
+def _smaller_requests(request: AttendRequest, plan: MapPlan) -> Iterator[tuple[str, AttendRequest]]:
+    """Single changes to a request, the one that loses least first, as a caller of its door spells them."""
+    bounded = plan.at_most_one(request.special)
     if request.wire == "json":
-        changes.append('encoding: "base64"')
-    elif request.dtype == "float32":
-        changes.append('dtype: "float16"')
-    if request.kind != "scores" and request.top_k is None:
-        changes.append("top_k")
-    changes.append("fewer inputs" if len(request.inputs) > 1 else "a shorter text")
-    return f"Ask for {', '.join(changes[:-1])}{' or ' if len(changes) > 1 else ''}{changes[-1]}."
+        if request.decimals is None and bounded:
+            yield "decimals: 4", replace(request, decimals=4)
+        yield (
+            'encoding: "base64"' + (" without decimals" if request.decimals else ""),
+            replace(request, wire="base64", decimals=None),
+        )
+    else:
+        if request.dtype == "float32":
+            yield 'dtype: "float16"', replace(request, dtype="float16")
+        if request.dtype != "sqrt_uint8" and bounded:
+            yield 'dtype: "sqrt_uint8"', replace(request, dtype="sqrt_uint8")
+    if plan.by_head:
+        reduce: HeadReduce = "sum" if request.kind == "norm" else "mean"
+        yield f'head_reduce: "{reduce}"', replace(request, head_reduce=reduce)
+    if request.kind != "scores":
+        yield f"top_k: {FEW}", replace(request, top_k=FEW)

@@ -24,6 +24,9 @@ from service.engine.units import Units, word_units
 from service.engine.words import overlapping_tokens, words_of
 from service.errors import Invalid
 
+SHARE_DECIMALS = 6
+"""More would be rounding in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -103,7 +106,7 @@ class CompareWork:
         whole = sum(to_units[index] for index in others) or 1.0
         largest = sorted(others, key=lambda index: -to_units[index])[: self.draws_on]
         return [
-            Source(unit.text, unit.start, unit.end, to_units[index] / whole)
+            Source(unit.text, unit.start, unit.end, round(to_units[index] / whole, SHARE_DECIMALS))
             for index in largest
             for unit in (units.units[index],)
         ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -112,7 +112,7 @@ class Engine:
             words = words_of(tokens)
             described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
             size += listed_bytes((*described, *words), request.wire)
-            self._check_size(size, len(request.inputs), "Send fewer inputs.")
+            self._check_size(size, len(request.inputs), lambda: "Send fewer inputs.")
             results.append(TokenizeResult(len(tokens), described, words))
         return results
 
@@ -137,7 +137,7 @@ class Engine:
         ]
         spelling = 'encoding: "base64"' if request.wire == "json" else 'dtype: "float16"'
         size = response_bytes(outlines, request, self._manifest)
-        self._check_size(size, len(outlines), f"Send fewer inputs, ask for fewer outputs, or {spelling}.")
+        self._check_size(size, len(outlines), lambda: f"Send fewer inputs, ask for fewer outputs, or {spelling}.")
         return outlines
 
     def _plan_maps(self, request: AttendRequest, plan: MapPlan) -> list[AttendWork]:
@@ -148,7 +148,7 @@ class Engine:
             units = find_units(item, found, self._tokenizer.surfaces(found), request, f"{request.field}[{index}]")
             works.append(AttendWork(found, units, plan, request, self._model.blocks))
         size = sum(work.response_bytes() for work in works)
-        self._check_size(size, len(works), smaller_answer(request, plan))
+        self._check_size(size, len(works), partial(smaller_answer, works, self._limits.max_response_bytes))
         return works
 
     def _plan_comparison(self, request: CompareRequest, layer_count: int) -> list[CompareWork]:
@@ -167,7 +167,8 @@ class Engine:
             for text, found in places.items()
         ]
         size = comparison_bytes(works, layer_count, request)
-        self._check_size(size, len(request.occurrences), "Send fewer occurrences, or ask for fewer layers.")
+        advice = "Send fewer occurrences, or ask for fewer layers."
+        self._check_size(size, len(request.occurrences), lambda: advice)
         return works
 
     def _tokenize(self, request: EncodeRequest | AttendRequest, *, offsets: bool = True) -> list[Tokens]:
@@ -175,12 +176,12 @@ class Engine:
         limit, truncation, hint = self._manifest.max_tokens, request.truncation, request.too_long_hint
         return [fit(tokens, limit, truncation, f"{request.field}[{index}]", hint) for index, tokens in enumerate(found)]
 
-    def _check_size(self, size: int, inputs: int, advice: str) -> None:
+    def _check_size(self, size: int, inputs: int, advise: Callable[[], str]) -> None:
         limit = self._limits.max_response_bytes
         if size > limit:
             fitting = inputs * limit // size
             room = f" About {fitting} of these {inputs} inputs would fit." if fitting else ""
-            raise ResponseTooLarge(f"The answer could take {size} bytes; the limit is {limit}. {advice}{room}")
+            raise ResponseTooLarge(f"The answer could take {size} bytes; the limit is {limit}. {advise()}{room}")
 
     def _count(self, tokens: Sequence[Tokens]) -> tuple[int, int]:
         """Note how much a request asked; returns its tokens and how many of its inputs were cut."""

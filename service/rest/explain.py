@@ -39,8 +39,8 @@ class AttendBody(StrictModel):
     model: str | None = None
     inputs: Inputs
     kind: Kind = "probs"
-    layers: Literal["all"] | Sequence[int] = "all"
-    heads: Literal["all"] | Sequence[int] = "all"
+    layers: Literal["all"] | list[int] = "all"
+    heads: Literal["all"] | list[int] = "all"
     head_reduce: HeadReduce = "none"
     layer_reduce: MapLayerReduce = "none"
     unit: UnitKind = "token"
@@ -67,7 +67,7 @@ class CompareBody(StrictModel):
 
     model: str | None = None
     occurrences: Sequence[OccurrenceBody]
-    layers: Literal["all"] | Sequence[int] = "all"
+    layers: Literal["all"] | list[int] = "all"
     draws_on: int = DRAWS_ON
 
 

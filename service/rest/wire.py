@@ -27,6 +27,19 @@ TEXT_BRANCH, OBJECT_BRANCH = "<text>", "<object>"
 """Names of a union's branches; pydantic puts them into paths, where callers, who never wrote them, need not see."""
 _UNION_BRANCH = re.compile(r"<|[a-z]+\[|(str|int)$")
 
+PLAINER = {
+    "Input should be": "must be",
+    "Field required": "is required",
+    "Tuple should have at most 2 items after validation, not": "must be a pair, [start, end]; its length is",
+    "a valid array": "a list",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid boolean": "true or false",
+    " or must be": " or",
+}
+"""What pydantic says, and what people say."""
+
 Parsed = TypeVar("Parsed")
 Answer = TypeVar("Answer")
 
@@ -175,8 +188,8 @@ def _explain(problems: Sequence[Any], body: bytes) -> ServiceError:
         expected = "must be a string or an object"
     else:
         expected = " or ".join(dict.fromkeys(problem["msg"] for problem in deepest))
-        expected = expected.replace("Input should be", "must be").replace("Field required", "is required")
-        expected = expected.replace(" or must be", " or")
+        for theirs, ours in PLAINER.items():
+            expected = expected.replace(theirs, ours)
     return Invalid(f"{_path(steps)} {expected[0].lower()}{expected[1:]}.", reason="invalid_field")
 
 

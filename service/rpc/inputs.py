@@ -19,7 +19,10 @@ DTYPE_NUMBERS: dict[DType | MapDType, int] = {
 def meaning(meanings: Sequence[Any], number: int, field: str) -> Any:
     """What an enum's number means; raises `Invalid` for one that is not there."""
     if not 0 <= number < len(meanings):
-        raise Invalid(f"{field} has a value this version does not know.", reason="invalid_field")
+        raise Invalid(
+            f"{field} has a value this version does not know; it takes {', '.join(meanings[1:])}.",
+            reason="invalid_field",
+        )
     return meanings[number]
 
 

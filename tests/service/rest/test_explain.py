@@ -193,6 +193,31 @@ async def test_a_message_says_how_many_inputs_would_fit(model: LoadedModel) -> N
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("attend", {"layers": [1.5]}, "layers[0] must be a whole number."),
+        ("attend", {"heads": ["1"]}, "heads[0] must be a whole number."),
+        ("attend", {"layers": "last"}, "layers must be 'all' or a list."),
+        ("attend", {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
+         "inputs[0].spans[0] must be a pair, [start, end]; its length is 3."),
+        ("attend", {"top_p": "half"}, "top_p must be a number."),
+        ("attend", {"kind": "gradient"}, "kind must be 'probs', 'scores', 'norm', 'block_norm' or 'projection'."),
+        ("attend", {"colour": "red"}, "There is no field colour."),
+        ("compare", {"occurrences": [{"text": "a", "span": [0, True]}]},
+         "occurrences[0].span[1] must be a whole number."),
+        ("compare", {"occurrences": [{"text": "a", "word": "b"}]}, "occurrences[0].word must be a whole number."),
+        ("compare", {"layers": [True]}, "layers[0] must be a whole number."),
+        ("compare", {"draws_on": None}, "draws_on must be a whole number."),
+    ],
+)  # fmt: skip
+async def test_a_body_of_another_shape(house: House, path: str, fields: dict[str, Any], message: str) -> None:
+    """The field by the path that the caller wrote, and what it takes."""
+    whole = {"inputs": "a"} if path == "attend" else {"occurrences": [{"text": "a", "word": 0}] * 2}
+    refused = await house.post(f"/v1/{path}", {**whole, **fields})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (422, message)
+
+
 async def test_maps_never_run_on_the_fast_lane(house: House) -> None:
     """Its rows are counted apart."""
     await attend(house)

@@ -129,6 +129,28 @@ async def test_all_is_a_flag(stub: EncoderServiceStub) -> None:
     assert refused.value.details() == "all_layers is set, and layers names some; send one of the two."
 
 
+SILENT_PAIRS = [
+    ({"text": "a b", "pair": ""}, "a_to_b"),
+    ({"text": "a b", "pair": "\u200d"}, "a_to_b"),
+    ({"text": "\u200d", "pair": "b"}, "b_to_a"),
+]
+
+
+@pytest.mark.parametrize(("pair", "segments"), SILENT_PAIRS)
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"top_k": 2}, {"special": "renormalize", "top_p": 1.0}])
+async def test_a_pair_of_which_one_text_has_no_token(
+    stub: EncoderServiceStub, rest_door: httpx.AsyncClient, pair: dict[str, str], segments: str, fields: dict[str, Any]
+) -> None:
+    """Rows without columns: nothing is kept of them, and they are named; the same through both doors."""
+    body = {"inputs": [pair], "segments": segments, "special": "drop", "layers": [1], "heads": [0], **fields}
+    (result,) = (await rest_door.post("/v1/attend", json=body)).raise_for_status().json()["results"]
+    assert result["columns"] == []
+    assert result["maps"][0]["no_mass_rows"] == list(range(len(result["rows"])))
+    header, message = [message async for message in stub.Attend(attend_request(body))]
+    assert list(header.header.inputs[0].rows) == result["rows"]
+    assert list(message.map.no_mass_rows) == result["maps"][0]["no_mass_rows"]
+
+
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"layers": [7]}, "layers[0] must be 1..6."),
     ({"layers": [0]}, "layers[0] must be 1..6."),

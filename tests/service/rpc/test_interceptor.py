@@ -101,9 +101,9 @@ async def test_enum_values_of_the_future(stub: EncoderServiceStub, field: str) -
     fields: dict[str, Any] = {field: [99] if field == "outputs" else 99}
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")], **fields))
-    assert described(refused.value)[:3] == (
-        "INVALID_ARGUMENT", "invalid_field", f"{field} has a value this version does not know.",
-    )  # fmt: skip
+    code, reason, message, *_ = described(refused.value)
+    assert (code, reason) == ("INVALID_ARGUMENT", "invalid_field")
+    assert message.startswith(f"{field} has a value this version does not know; it takes ")
 
 
 async def test_an_unknown_method(channel: grpc.aio.Channel) -> None:
