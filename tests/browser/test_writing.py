@@ -73,3 +73,12 @@ def test_captions_wrap_on_a_telephone(new_visit: NewVisit) -> None:
         )
         assert min(edges) >= 0, edges
         box.evaluate("(found) => { found.scrollLeft = 150; }")
+
+
+def test_a_number_is_not_broken(new_visit: NewVisit) -> None:
+    """Every row is one line high, also where a number has a sign."""
+    visit = new_visit(viewport={"width": 400, "height": 900}).open().choose(layer="3")
+    assert any(text.startswith("\u2212") for row in visit.cells() for text in row)
+    rows = visit.page.locator("#map tbody tr")
+    heights = rows.evaluate_all("(rows) => rows.map((row) => Math.round(row.getBoundingClientRect().height))")
+    assert len(set(heights)) == 1
