@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Route
 
@@ -19,16 +18,60 @@ def alert(visit: Visit) -> str:
     return visit.page.get_by_role("alert").inner_text()
 
 
-@pytest.mark.parametrize(("length", "status"), [(300, 422), (20_000, 413)])
-def test_the_servers_own_words(visit: Visit, rest: httpx.Client, length: int, status: int) -> None:
-    """Too many tokens, too many characters; the card goes when it is mended."""
-    visit.type(1, "a " * (length // 2 if status == 413 else length))
-    body = visit.asked()[-1]
-    answer = rest.post("/v1/attend", json=body)
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"] in alert(visit)
-    visit.type(1, "He cashed a check at the bank.")
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bank " * 300, "302 tokens, the limit is 256"),
+        ("bank " + "a" * 17_000, "17005 characters, the limit is 16384"),
+    ],
+)
+def test_a_sentence_that_is_too_long(visit: Visit, number: int, text: str, said: str) -> None:
+    """Is named once, as the page names it; the card goes when it is mended."""
+    visit.type(number, text)
+    assert alert(visit) == f"Sentence {number} is too long: {said}. Shorten it."
+    visit.type(number, "He cashed a check at the bank.")
     assert visit.page.get_by_role("alert").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("The answer would have 70 MiB; the limit is 64.", "The answer would have 70 MiB; the limit is 64."),
+        ("inputs[1] has nothing that is kept; send some text.", "Sentence 2 has nothing that is kept; send some text."),
+    ],
+)
+def test_the_servers_own_words(visit: Visit, message: str, said: str) -> None:
+    """For all else; a part of the request is called by its number on the page."""
+
+    def refuse(route: Route) -> None:
+        if "base64" in (route.request.post_data or ""):
+            route.continue_()
+        else:
+            route.fulfill(status=422, json={"error": {"message": message}})
+
+    visit.page.route("**/v1/attend", refuse)
+    visit.choose(kind="norm")
+    assert alert(visit) == said
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_card_does_not_hide_what_is_typed_in(new_visit: NewVisit, width: int) -> None:
+    """However far the page is scrolled when it comes."""
+    visit = new_visit(viewport={"width": width, "height": 900}).open()
+    field = visit.page.get_by_label("Sentence 1", exact=True)
+    field.focus()
+    field.evaluate("(input) => scrollBy(0, input.getBoundingClientRect().top - 20)")
+    visit.page.keyboard.press("ControlOrMeta+a")
+    visit.page.keyboard.insert_text("bank " * 300)
+    visit.page.get_by_role("alert").wait_for()
+    visit.page.wait_for_timeout(200)
+    card, typed = visit.page.locator("#notices .card").bounding_box(), field.bounding_box()
+    assert card is not None
+    assert typed is not None
+    assert card["y"] >= 0
+    assert card["y"] + card["height"] <= typed["y"]
+    assert typed["y"] + typed["height"] < 900
 
 
 def test_a_full_queue_says_when_to_try_again(visit: Visit) -> None:

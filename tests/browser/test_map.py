@@ -84,6 +84,39 @@ def test_choices_that_do_not_exist_are_closed_with_a_reason(visit: Visit) -> Non
     assert visit.complaints == []
 
 
+def test_a_choice_that_a_kind_cannot_take_comes_back(visit: Visit) -> None:
+    """Scores have no rollout and no renormalising; the kinds after them have."""
+    visit.choose(special="renormalize").choose(kind="scores").choose(kind="norm").choose(kind="projection")
+    assert visit.page.locator("#layer").input_value() == "rollout"
+    assert visit.page.locator("#special").input_value() == "renormalize"
+    assert (visit.asked()[-1]["layer_reduce"], visit.asked()[-1]["special"]) == ("rollout", "renormalize")
+    visit.choose(kind="scores", layer="3").choose(kind="projection")
+    assert visit.page.locator("#layer").input_value() == "3"
+
+
+@pytest.mark.parametrize("layer", ["1", "4", "mean", "rollout"])
+@pytest.mark.parametrize("kind", ["projection", "norm", "block_norm", "probs"])
+def test_what_is_said_of_a_view_is_true(visit: Visit, kind: str, layer: str) -> None:
+    """Of the sign, of the layers, and of what scaling does to a row and does not to what was left out."""
+    visit.choose(kind=kind, layer=layer, special="renormalize")
+    of_kind, of_layer, of_special = (
+        visit.page.locator(f"#{name}-meaning").inner_text() for name in ("kind", "layer", "special")
+    )
+    assert ("Negative: it pushed" in of_kind) == (kind == "projection" and layer != "rollout")
+    starts = {"mean": "Mean: the average", "rollout": "Rollout: the layers multiplied"}
+    assert of_layer.startswith(starts.get(layer, f"Layer {layer} alone"))
+    assert visit.page.locator("#layer").get_attribute("aria-describedby") == "layer-meaning"
+    heads = visit.page.locator("#map thead th").all_inner_texts()
+    assert ("the bias stay" in of_special) == ("bias" in heads)
+    assert "on the scale from before" in of_special
+    rows = [[float(text.replace("\u2212", "-")) for text in row] for row in visit.cells()]
+    units = len(heads) - ("bias" in heads) - ("left out" in heads)
+    signed = kind == "projection" and layer != "rollout"
+    assert signed == ("signs aside" in of_special)
+    for row in rows:
+        assert sum(abs(value) for value in row[:units]) == pytest.approx(1, abs=0.005 * units)
+
+
 def test_pointing_at_a_word_shows_what_it_draws_on(visit: Visit) -> None:
     """And the chosen word again when the pointer leaves."""
     before = visit.line(1)
@@ -150,7 +183,7 @@ def test_a_long_sentence_is_a_picture_with_the_row_as_a_table(visit: Visit, rest
         "(() => { const c = document.querySelector('#map .heatmap'); return [c.width, c.height]; })()"
     )
     assert size == [len(result["units"])] * 2
-    chosen = [unit["text"] for unit in result["units"]].index("river")  # the longest word that both share
+    chosen = [unit["text"] for unit in result["units"]].index("bank")
     (found,) = result["maps"]
     expected = [*found["matrix"][chosen], found["excluded_mass"][chosen]]
     assert visit.cells("#map .matrix.row tbody tr") == [[written(value, 4)] for value in expected]

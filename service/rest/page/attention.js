@@ -1,6 +1,9 @@
+import { nearest } from "./choice.js";
 import { element } from "./element.js";
+import { bdi, isolated, which } from "./naming.js";
 import { written } from "./number.js";
 import { KINDS } from "./settings.js";
+import { same } from "./words.js";
 
 /**
  * @typedef {{text: string, start: number, end: number, segment: number, special: boolean}} Unit
@@ -43,9 +46,22 @@ export class AttentionMap {
     return this.self || this.rows[row] !== this.columns[column];
   }
 
-  /** The unit that a character of the sentence belongs to; -1 when there is none. */
-  unitAt(/** @type {number} */ start) {
-    return this.units.findIndex((unit) => !unit.special && unit.start <= start && start < unit.end);
+  /**
+   * The unit that a word of the sentence is in, also when the sentence has been edited since; -1 when there is none.
+   *
+   * @param {import("./words.js").Word} word
+   */
+  unitOf(word) {
+    const there = this.units.findIndex((unit) => !unit.special && unit.start <= word.start && word.start < unit.end);
+    const text = this.units[there]?.text ?? "";
+    if (text && (text.includes(word.text) || word.text.includes(text))) return there;
+    const alike = nearest(this.units.filter((unit) => !unit.special && same(unit, word)), word);
+    return alike ? this.units.indexOf(alike) : -1;
+  }
+
+  /** A unit's name in a sentence: its text, and which it is when there are several of it. */
+  nameOf(/** @type {number} */ index) {
+    return isolated(this.units[index].text) + which(this.units, index);
   }
 
   /**
@@ -69,12 +85,13 @@ export class AttentionMap {
     const draws = this.drawsOf(index);
     const digits = digitsFor(draws);
     const ranked = draws.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, RANKED);
-    const line = element("span", {}, element("strong", {}, this.units[index].text), ` ${verb} `);
+    const line = element("span", {}, element("strong", {}, bdi(this.units[index].text)),
+      `${which(this.units, index)} ${verb} `);
     if (!ranked.length) line.append("on nothing else: there is no other word");
     ranked.forEach(({ index: place, unit, value }, rank) => {
-      const name = place === index ? "itself" : /[\p{L}\p{N}]/u.test(unit.text) ? unit.text : `“${unit.text}”`;
+      const name = place === index ? "itself" : bdi(/[\p{L}\p{N}]/u.test(unit.text) ? unit.text : `“${unit.text}”`);
       line.append(rank ? ", " : "", element("span", { className: "number" }, written(value, digits)), ` ${preposition} `);
-      line.append(element("em", {}, name));
+      line.append(element("em", {}, name), place === index ? "" : which(this.units, place));
     });
     line.append(".");
     return line;

@@ -2,6 +2,8 @@ import { written } from "./number.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
+const LINE = 18;
+const BELOW = 22;
 const MARGIN = { top: 24, right: 20, bottom: 44, left: 48 };
 
 /**
@@ -38,15 +40,29 @@ export function lineChart(lines, description, measure, width) {
     if (marked) values.forEach((value, layer) => {
       chart.append(svg("circle", { class: `dot ${className}`, cx: x(layer), cy: y(value), r: 3.5 }));
     });
-    if (label) {
-      const last = values.length - 1;
-      const below = values[last] > 1 - (1 - floor) * 0.8 && className !== "static";
-      chart.append(text(label, {
-        x: width - MARGIN.right, y: y(values[last]) + (below ? 22 : -10), class: `name end ${className}`,
-      }));
-    }
+  }
+  const named = lines.filter(({ label }) => label).map((line) => ({ ...line, end: y(line.values[count - 1]) }));
+  for (const { label = "", className, place } of apart(named)) {
+    chart.append(text(label, { x: width - MARGIN.right, y: place, class: `name end ${className}` }));
   }
   return chart;
+}
+
+/**
+ * Where the names of lines go so that none lies on another: above its line, the lowest below it where there is room.
+ *
+ * @template {{end: number}} T
+ * @param {T[]} lines
+ */
+function apart(lines) {
+  const ordered = lines.toSorted((a, b) => b.end - a.end);
+  let above = Infinity;
+  return ordered.map((line, rank) => {
+    const below = rank === 0 && lines.length > 1 && line.end + BELOW < HEIGHT - MARGIN.bottom;
+    const place = Math.min(line.end + (below ? BELOW : -10), above - LINE);
+    above = place;
+    return { ...line, place };
+  });
 }
 
 function svg(/** @type {string} */ tag, /** @type {Record<string, string | number>} */ attributes) {

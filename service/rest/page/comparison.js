@@ -2,7 +2,9 @@ import { tinted } from "./attention.js";
 import { lineChart } from "./chart.js";
 import { Curl } from "./curl.js";
 import { element, scroller, select } from "./element.js";
+import { bdi, isolated, listed, which } from "./naming.js";
 import { written } from "./number.js";
+import { wordsOf } from "./words.js";
 
 const MEASURES = {
   cosine: "Cosine of the two vectors, as a search index would take it.",
@@ -20,6 +22,9 @@ export class Comparison {
     /** @type {number | null} */
     this.layer = null;
     this.width = 0;
+    /** @type {number[]} which sentence each occurrence is in */
+    this.numbers = [];
+    this.note = element("p", { className: "quiet left-out" });
     new ResizeObserver(([{ contentRect }]) => {
       if (Math.abs(contentRect.width - this.width) > 8 && this.answer) this.#draw();
     }).observe(root);
@@ -34,9 +39,23 @@ export class Comparison {
   }
 
   /** There is nothing to compare, and why. */
-  say(/** @type {string} */ why) {
+  say(/** @type {(string | Node)[]} */ ...why) {
     this.answer = null;
-    this.root.replaceChildren(element("p", { className: "quiet" }, why));
+    this.root.replaceChildren(element("p", { className: "quiet" }, ...why));
+  }
+
+  /**
+   * Which sentences are compared, and what is said of those that are not.
+   *
+   * @param {number[]} numbers
+   * @param {(string | Node)[]} left
+   */
+  about(numbers, left) {
+    const moved = String(numbers) !== String(this.numbers);
+    this.numbers = numbers;
+    this.note.hidden = !left.length;
+    this.note.replaceChildren(...left);
+    if (moved && this.answer?.occurrences.length === numbers.length) this.#draw();
   }
 
   #draw() {
@@ -60,7 +79,8 @@ export class Comparison {
       spoken, this.measure, Math.max(280, Math.min(760, this.width)),
     );
     this.root.replaceChildren(
-      element("p", { className: "lead" }, ...headline(occurrences, mean[last], flat, last)),
+      element("p", { className: "lead" }, ...headline(occurrences, this.numbers, mean[last], flat, last)),
+      this.note,
       element("div", { className: "pickers" }, select("Measure",
         Object.keys(MEASURES).map((value) => ({ value, text: value })), this.measure,
         (measure) => { this.measure = measure; this.#draw(); }, { id: "measure", describedBy: "measure-meaning" })),
@@ -70,17 +90,21 @@ export class Comparison {
       ...(many ? this.#pairs(occurrences, layers) : []),
       element("h3", {}, "What each of them draws on"),
       element("ol", { className: "occurrences" }, ...occurrences.map((found, place) =>
-        occurrence(found, this.asked.occurrences[place].text))),
+        occurrence(found, this.asked.occurrences[place].text, this.#number(place)))),
       this.curl.root,
     );
     if (focused) document.getElementById(focused)?.focus();
+  }
+
+  #number(/** @type {number} */ place) {
+    return this.numbers[place] ?? place + 1;
   }
 
   /** With more than one pair: each with each, at one layer. */
   #pairs(occurrences, layers) {
     const place = Math.min(this.layer ?? layers.length - 1, layers.length - 1);
     const values = layers[place][this.measure];
-    const names = occurrences.map(({ text }, index) => `${index + 1} ${text}`);
+    const names = occurrences.map(({ text }, index) => `${this.#number(index)} ${isolated(text)}`);
     const lowest = Math.min(...values.flat());
     const rows = values.map((row, index) => element("tr", {}, element("th", { scope: "row" }, names[index]),
       ...row.map((value) => {
@@ -102,10 +126,12 @@ export class Comparison {
   }
 }
 
-function headline(occurrences, last, flat, layer) {
+function headline(occurrences, numbers, last, flat, layer) {
   const texts = [...new Set(occurrences.map(({ text }) => text.toLowerCase()))];
+  const inOne = new Set(numbers).size === 1;
   const subject = texts.length === 1
-    ? [element("strong", {}, texts[0]), ` in ${occurrences.length} sentences`] : texts.slice(0, 6).join(", ");
+    ? [element("strong", {}, bdi(texts[0])), ` in ${occurrences.length} ${inOne ? `places of sentence ${numbers[0]}` : "sentences"}`]
+    : listed(texts.slice(0, 6));
   return [...subject, `: in a word list their vectors are ${flat > 0.9995 ? "the same" : `${written(flat)} alike`}; read in context, `
     + `their similarity is ${written(last)} at layer ${layer}.`];
 }
@@ -126,17 +152,19 @@ function numbers(layers, curves, mean, flat, many) {
   return scroller("Similarity by layer", table);
 }
 
-function occurrence({ text, start, end, draws_on: draws }, /** @type {string} */ sentence) {
+function occurrence({ text, start, end, draws_on: draws }, /** @type {string} */ sentence, /** @type {number} */ number) {
+  const words = wordsOf(sentence);
   const characters = Array.from(sentence);
   const part = (/** @type {number} */ from, /** @type {number} */ to) => characters.slice(from, to).join("");
   const largest = Math.max(...draws.map(({ share }) => share), 0);
-  const bars = draws.map(({ text: word, share }) => {
+  const bars = draws.map(({ text: word, start: from, share }) => {
+    const place = words.findIndex((other) => other.start === from);
     const bar = element("span", { className: "bar" });
     bar.style.setProperty("--length", (largest ? Math.max(0, share) / largest : 0).toFixed(3));
-    return element("li", {}, element("span", { className: "word" }, word), " ", bar, " ",
+    return element("li", {}, element("span", { className: "word" }, bdi(word), place < 0 ? "" : which(words, place)), " ", bar, " ",
       element("span", { className: "number" }, written(share)));
   });
-  return element("li", {},
+  return element("li", { value: number },
     element("p", { className: "quote", dir: "auto" }, start > NEAR ? "…" : "", part(Math.max(0, start - NEAR), start),
       element("strong", {}, text), part(end, end + NEAR), end + NEAR < characters.length ? "…" : ""),
     element("ul", { className: "bars" }, ...bars));

@@ -1,6 +1,7 @@
 import { tinted } from "./attention.js";
 import { paint } from "./canvas.js";
 import { element, scroller } from "./element.js";
+import { bdi, listed, which } from "./naming.js";
 import { written } from "./number.js";
 import { rove } from "./roving.js";
 import { KINDS } from "./settings.js";
@@ -38,7 +39,7 @@ export class Matrix {
     const grid = [];
     const body = map.rows.map((place, row) => {
       const cells = map.columns.map((_, column) => this.#cell(map, row, column));
-      const more = extras.map(({ name, values }, index) => extraCell(map.units[place].text, name, values[row],
+      const more = extras.map(({ name, values }, index) => extraCell(map.nameOf(place), name, values[row],
         `${row}:${map.columns.length + index}`));
       grid.push([...cells, ...more]);
       return element("tr", { className: place === chosen ? "chosen" : "" },
@@ -48,7 +49,7 @@ export class Matrix {
     const table = element(
       "table",
       { className: `matrix${map.columns.length > NARROW_UNITS ? " narrow" : ""}`, role: "grid", "aria-readonly": "true" },
-      element("caption", {}, explained(map, title)),
+      caption(...explained(map, title)),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
         ...heads.map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
       element("tbody", {}, ...body),
@@ -93,17 +94,22 @@ export class Matrix {
 /** How to read a table of a map. */
 function explained(map, title) {
   const signs = map.isSigned ? ", and orange is negative" : "";
-  const empty = map.empty.map((row) => map.units[map.rows[row]].text).join(", ");
-  const gone = empty && ` All that these rows took was left out: ${empty}.`;
-  return `${title}. Rows draw on columns; the deeper the tint, the more${signs}.${gone}`;
+  const empty = map.empty.map((row) => map.units[map.rows[row]].text);
+  const gone = empty.length ? [" All that these rows took was left out: ", ...listed(empty), "."] : [];
+  return [`${title}. Rows draw on columns; the deeper the tint, the more${signs}.`, ...gone];
 }
 
 /** What stands in a cell, as a sentence. */
 function sentence(map, row, column) {
   const [verb, preposition] = KINDS[map.kind].says;
   const own = map.rows[row] === map.columns[column];
-  const [from, to] = [map.units[map.rows[row]].text, map.units[map.columns[column]].text];
+  const [from, to] = [map.nameOf(map.rows[row]), map.nameOf(map.columns[column])];
   return `${from} ${verb} ${written(map.matrix[row][column], 4)} ${preposition} ${own ? "itself" : to}`;
+}
+
+/** A caption that is read in full: it stays in sight and wraps while a wide table scrolls below it. */
+function caption(/** @type {(string | Node)[]} */ ...content) {
+  return element("caption", {}, element("span", {}, ...content));
 }
 
 function extraColumns(map) {
@@ -122,6 +128,7 @@ function extraCell(unit, name, value, place) {
 /** One row of a map as a table of two columns, in the sentence's order. */
 function rowTable(map, row) {
   const from = map.units[map.rows[row]].text;
+  const one = which(map.units, map.rows[row]);
   const [verb, preposition] = KINDS[map.kind].says;
   const rows = map.columns.map((place, column) => {
     const cell = element("td", {}, written(map.matrix[row][column], 4));
@@ -131,7 +138,7 @@ function rowTable(map, row) {
   const extras = extraColumns(map).map(({ name, values }) =>
     element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, written(values[row], 4))));
   const table = element("table", { className: "matrix row" },
-    element("caption", {}, `What ${from} ${verb} ${preposition} each word`),
+    caption("What ", bdi(from), `${one} ${verb} ${preposition} each word`),
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "word"), element("th", { scope: "col" }, "value"))),
     element("tbody", {}, ...rows, ...extras));
   const box = scroller("The row, as a table", table);

@@ -1,6 +1,9 @@
 import { hasKey, keepKey } from "./api.js";
 import { element } from "./element.js";
 
+const MENDED_BY_TYPING = [413, 422];
+const CLEAR_PX = 40; // room for the label above a field
+
 /** What went wrong, in sentences, each once; and the question for the key. */
 export class Notices {
   /**
@@ -26,15 +29,27 @@ export class Notices {
     if (shown === this.shown) return;
     this.shown = shown;
     if (wantsKey) this.#askForKey();
-    else this.root.replaceChildren(...(messages.length ? [this.#card(messages)] : []));
+    else this.root.replaceChildren(...(messages.length ? [this.#card(messages, errors)] : []));
+    // Once the browser has kept what is read in its place: what is typed in must not lie under the card.
+    requestAnimationFrame(() => requestAnimationFrame(() => this.#uncover()));
   }
 
-  #card(/** @type {string[]} */ messages) {
+  #uncover() {
+    const field = document.activeElement;
+    if (!this.root.firstElementChild || !field || field === document.body || this.root.contains(field)) return;
+    const { bottom } = this.root.getBoundingClientRect();
+    const place = field.getBoundingClientRect();
+    if (place.bottom > 0 && place.top < bottom + CLEAR_PX) scrollBy({ top: place.top - bottom - CLEAR_PX, behavior: "instant" });
+  }
+
+  #card(/** @type {string[]} */ messages, /** @type {import("./api.js").ApiError[]} */ errors) {
+    const helps = errors.some(({ status }) => !MENDED_BY_TYPING.includes(status));
+    const again = element("button", { type: "button", on: { click: this.onRetry } }, "Try again");
     return element(
       "div",
       { className: "card", role: "alert" },
       ...messages.map((message) => element("p", {}, message)),
-      element("p", { className: "actions" }, element("button", { type: "button", on: { click: this.onRetry } }, "Try again")),
+      helps && element("p", { className: "actions" }, again),
     );
   }
 

@@ -1,16 +1,19 @@
 import { call } from "./api.js";
 import { AttentionMap } from "./attention.js";
+import { chosenIn, chosenTexts, hasWords, retyped, sentenceOf, settledWords } from "./choice.js";
 import { Comparison } from "./comparison.js";
 import { Curl } from "./curl.js";
 import { element, select } from "./element.js";
+import { ofSentences } from "./faults.js";
 import { Matrix } from "./matrix.js";
 import { Multiples } from "./multiples.js";
+import { isolated, listed } from "./naming.js";
 import { Notices } from "./notices.js";
 import { Pickers } from "./pickers.js";
 import { Query } from "./query.js";
 import { SentenceList } from "./sentences.js";
 import { DEFAULTS, everyHeadRequest, hasHeads, headReason, mapRequest, settled } from "./settings.js";
-import { startingWords, wordsOf } from "./words.js";
+import { same } from "./words.js";
 
 const EXAMPLES = ["He cashed a check at the bank.", "They sat on the bank of the river."];
 const MOST_SENTENCES = 64;
@@ -22,10 +25,10 @@ const CHOOSING_MS = 80;
 /** What is chosen, what is asked for it, and where the answers go. */
 class Page {
   constructor() {
-    /** @type {{id: number, text: string, chosen: import("./words.js").Word | null}[]} */
-    this.sentences = EXAMPLES.map((text, id) => ({ id, text, chosen: null }));
+    this.sentences = settledWords(EXAMPLES.map((text, id) => sentenceOf(id, text)));
     this.made = EXAMPLES.length;
     this.open = 0;
+    this.wished = DEFAULTS; // with what the kind cannot take just now
     this.settings = DEFAULTS;
     /** @type {import("./settings.js").Model | null} */
     this.model = null;
@@ -39,7 +42,7 @@ class Page {
 
     this.notices = new Notices(at("#notices"), () => this.retry());
     this.list = new SentenceList(at("#sentences"), {
-      onText: (id, text) => this.#change(id, { text }, TYPING_MS),
+      onText: (id, text) => this.#retype(id, text),
       onRemove: (id) => this.#remove(id),
       onChoose: (id, unit) => this.#choose(id, unit),
     });
@@ -96,29 +99,16 @@ class Page {
         if (name === "#map" && busy) this.#render();
       },
       onAnswer,
-      onError: (error) => {
+      onError: (error, asked) => {
         if (name === "#map") this.failed = error !== null;
-        this.notices.set(name, error);
+        this.notices.set(name, error && ofSentences(error, asked, this.sentences.map(({ text }) => text)));
         if (error) this.#render();
       },
     });
   }
 
-  /** The sentences that say something, each with the word that is looked at. */
-  #filled() {
-    const words = this.sentences.map(({ text }) => wordsOf(text));
-    const starting = startingWords(words);
-    return this.sentences
-      .map((sentence, place) => {
-        const { text, chosen } = sentence;
-        const kept = chosen && Array.from(text).slice(chosen.start, chosen.end).join("") === chosen.text;
-        return { ...sentence, words: words[place], word: kept ? chosen : starting[place] };
-      })
-      .filter(({ word }) => word !== null);
-  }
-
   #ask(/** @type {number} */ delay) {
-    const filled = this.#filled();
+    const filled = this.sentences.filter(hasWords);
     const texts = filled.map(({ text }) => text);
     this.mapQuery.ask(texts.length ? mapRequest(this.settings, texts) : null, delay);
 
@@ -127,10 +117,36 @@ class Page {
     this.headsQuery.ask(opened && !long ? everyHeadRequest(this.settings, opened.text) : null, delay);
     if (long) this.multiples.offer(() => { this.drawn = opened.text; this.#ask(0); });
 
-    const occurrences = filled.map(({ text, word }) => ({ text, span: [word.start, word.end] }));
+    this.#compare(filled, delay);
+  }
+
+  /** The chosen words of the sentences that have one; of one sentence alone, its word wherever it is. */
+  #compare(/** @type {import("./choice.js").Sentence[]} */ filled, /** @type {number} */ delay) {
+    const having = filled.flatMap(({ id, text, words, word }) => (word ? [{ id, text, words, word }] : []));
+    const places = having.length === 1
+      ? having.flatMap((one) => one.words.filter((word) => same(word, one.word)).map((word) => ({ ...one, word })))
+      : having;
+    const occurrences = places.slice(0, MOST_SENTENCES)
+      .map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
     this.compareQuery.ask(enough ? { occurrences, layers: "all", draws_on: DRAWS_ON } : null, delay);
-    if (!enough) this.comparison.say("Add a second sentence with the same word to see how far context moves it.");
+    const words = listed(chosenTexts(filled), " or ");
+    const lacking = filled.filter(({ word }) => !word).map(({ id }) => `sentence ${this.#number(id)}`).join(", ");
+    if (enough) this.comparison.about(places.map(({ id }) => this.#number(id)), lacking ? ["Left out, without ", ...words, `: ${lacking}.`] : []);
+    else if (!lacking) this.comparison.say("Add a second sentence with the same word to see how far context moves it.");
+    else this.comparison.say(`Only sentence ${this.#number(having[0].id)} has `, ...words, ". Write it into another sentence, or choose "
+      + `a word there to compare it with: in ${lacking}.`);
+  }
+
+  #number(/** @type {number} */ id) {
+    return this.sentences.findIndex((sentence) => sentence.id === id) + 1;
+  }
+
+  /** Why a sentence has no word that is looked at. */
+  #note(/** @type {import("./choice.js").Sentence} */ sentence) {
+    if (sentence.word || !sentence.text.trim()) return [];
+    if (!hasWords(sentence)) return ["There is no word in this sentence, so there is nothing to show."];
+    return ["There is no ", ...listed(chosenTexts(this.sentences), " or "), " in this sentence. Choose another of its words to compare it."];
   }
 
   #receive(answer, asked) {
@@ -152,11 +168,12 @@ class Page {
   }
 
   #render() {
-    const words = new Map(this.#filled().map(({ id, word }) => [id, word]));
+    const sentences = new Map(this.sentences.map((sentence) => [sentence.id, sentence]));
     const readingOf = (/** @type {number} */ id) => {
-      const map = words.has(id) ? this.maps.get(id) ?? null : null;
-      const chosen = map ? map.unitAt(words.get(id)?.start ?? -1) : -1;
-      return { map, chosen, stale: this.waiting || this.failed };
+      const sentence = /** @type {import("./choice.js").Sentence} */ (sentences.get(id));
+      const map = hasWords(sentence) ? this.maps.get(id) ?? null : null;
+      const chosen = map && sentence.word ? map.unitOf(sentence.word) : -1;
+      return { map, chosen, stale: this.waiting || this.failed, note: this.#note(sentence) };
     };
     this.list.show(this.sentences, readingOf, this.open);
     at("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
@@ -177,7 +194,7 @@ class Page {
     const spelled = JSON.stringify([this.sentences.map(({ text }) => text), place]);
     if (this.opener.dataset.spelled === spelled) return;
     const held = this.opener.contains(document.activeElement);
-    const options = this.sentences.map(({ id, text }, index) => ({ value: String(id), text: `${index + 1}. ${text}` }));
+    const options = this.sentences.map(({ id, text }, index) => ({ value: String(id), text: `${index + 1}. ${isolated(text)}` }));
     const picker = select("Sentence", options, String(this.open), (id) => {
       this.open = Number(id);
       this.#ask(0);
@@ -190,7 +207,8 @@ class Page {
   }
 
   #set(/** @type {Partial<import("./settings.js").Settings>} */ change) {
-    this.settings = settled({ ...this.settings, ...change });
+    this.wished = { ...this.wished, ...change };
+    this.settings = settled(this.wished);
     if ("self" in change) this.#read();
     this.#ask(CHOOSING_MS);
     this.#render();
@@ -202,8 +220,12 @@ class Page {
     this.#set({ kind, layer: String(layer), head: String(head) });
   }
 
-  #change(/** @type {number} */ id, change, delay = 0) {
-    this.sentences = this.sentences.map((sentence) => (sentence.id === id ? { ...sentence, ...change } : sentence));
+  #retype(/** @type {number} */ id, /** @type {string} */ text) {
+    this.#settle(this.sentences.map((sentence) => (sentence.id === id ? retyped(sentence, text) : sentence)), TYPING_MS);
+  }
+
+  #settle(/** @type {import("./choice.js").Sentence[]} */ sentences, /** @type {number} */ delay) {
+    this.sentences = settledWords(sentences);
     this.#ask(delay);
     this.#render();
   }
@@ -211,22 +233,21 @@ class Page {
   #choose(/** @type {number} */ id, /** @type {import("./attention.js").Unit} */ unit) {
     if (unit.special) return;
     this.open = id;
-    this.#change(id, { chosen: { text: unit.text, start: unit.start, end: unit.end } });
+    this.#settle(chosenIn(this.sentences, id, unit), 0);
   }
 
   #add() {
     const id = this.made++;
-    this.sentences = [...this.sentences, { id, text: "", chosen: null }];
+    this.sentences = [...this.sentences, sentenceOf(id, "")];
     this.#render();
     this.list.focus(id);
   }
 
   #remove(/** @type {number} */ id) {
-    this.sentences = this.sentences.filter((sentence) => sentence.id !== id);
+    const sentences = this.sentences.filter((sentence) => sentence.id !== id);
     this.maps.delete(id);
-    if (this.open === id) this.open = this.sentences[0].id;
-    this.#ask(0);
-    this.#render();
+    if (this.open === id) this.open = sentences[0].id;
+    this.#settle(sentences, 0);
     at("#add").focus();
   }
 

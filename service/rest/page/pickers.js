@@ -1,5 +1,5 @@
 import { element, select } from "./element.js";
-import { headNames, headReason, KINDS, specialMeaning } from "./settings.js";
+import { headNames, headReason, kindMeaning, KINDS, layerMeaning, specialMeaning } from "./settings.js";
 
 /** The choices of how a map is measured. Rebuilt on every change; the focus stays on the control that has it. */
 export class Pickers {
@@ -27,7 +27,9 @@ export class Pickers {
         select("Kind", kinds(model), settings.kind, (kind) => this.onChange({ kind }), {
           id: "kind", describedBy: "kind-meaning",
         }),
-        select("Layer", layers(settings, model), settings.layer, (layer) => this.onChange({ layer }), { id: "layer" }),
+        select("Layer", layers(settings, model), settings.layer, (layer) => this.onChange({ layer }), {
+          id: "layer", describedBy: "layer-meaning",
+        }),
         select("Head", heads(settings, model, reason), settings.head, (head) => this.onChange({ head }), {
           id: "head", disabled: reason !== "", describedBy: "head-reason",
         }),
@@ -39,7 +41,8 @@ export class Pickers {
       element(
         "ul",
         { className: "meanings" },
-        element("li", { id: "kind-meaning" }, KINDS[settings.kind].meaning),
+        element("li", { id: "kind-meaning" }, kindMeaning(settings)),
+        element("li", { id: "layer-meaning" }, layerMeaning(settings)),
         element("li", { id: "head-reason", hidden: !reason }, reason),
         element("li", { id: "special-meaning" }, specialMeaning(settings)),
       ),

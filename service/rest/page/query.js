@@ -8,7 +8,7 @@ export class Query {
   /**
    * @param {string} route
    * @param {{onBusy: (busy: boolean) => void, onAnswer: (answer: any, asked: any) => void,
-   *          onError: (error: import("./api.js").ApiError | null) => void}} listeners
+   *          onError: (error: import("./api.js").ApiError | null, asked?: any) => void}} listeners
    */
   constructor(route, listeners) {
     this.route = route;
@@ -44,7 +44,7 @@ export class Query {
       if (signal.aborted) return;
       this.forget();
       this.listeners.onBusy(false);
-      this.listeners.onError(/** @type {any} */ (error));
+      this.listeners.onError(/** @type {any} */ (error), body);
       return;
     }
     if (signal.aborted) return;

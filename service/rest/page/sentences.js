@@ -3,7 +3,8 @@ import { Strip } from "./strip.js";
 
 /**
  * @typedef {{id: number, text: string}} Sentence
- * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean}} Reading
+ * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean,
+ *            note: (string | Node)[]}} Reading  `note` says why no word is chosen
  * @typedef {{onText: (id: number, text: string) => void, onRemove: (id: number) => void,
  *            onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
  */
@@ -51,9 +52,11 @@ class Card {
     this.remove = element("button", { type: "button", className: "remove", on: { click: () => onRemove(id) } });
     this.remove.append("Remove");
     this.line = element("p", { className: "line" });
+    /** @type {(string | Node)[]} */
+    this.note = [];
     this.strip = new Strip(
       (index) => this.map && onChoose(id, this.map.units[index]),
-      (index) => this.map && this.line.replaceChildren(this.map.described(index)),
+      (index) => this.map && this.line.replaceChildren(...(index < 0 ? this.note : [this.map.described(index)])),
     );
     const head = element("div", { className: "head" }, this.label, this.remove);
     this.root = element("li", { className: "sentence" }, head, this.input, this.strip.root, this.line);
@@ -65,8 +68,9 @@ class Card {
    * @param {Reading} reading
    * @param {boolean} open
    */
-  show(number, removable, { map, chosen, stale }, open) {
+  show(number, removable, { map, chosen, stale, note }, open) {
     this.map = map;
+    this.note = note;
     this.label.textContent = `Sentence ${number}`;
     this.remove.hidden = !removable;
     this.remove.setAttribute("aria-label", `Remove sentence ${number}`);
@@ -74,7 +78,9 @@ class Card {
     this.root.classList.toggle("open", open);
     // One voice: the sentence that is open speaks, the others can be read.
     this.line.setAttribute("aria-live", open ? "polite" : "off");
-    this.strip.root.hidden = this.line.hidden = map === null;
+    this.strip.root.hidden = map === null;
+    this.line.hidden = map === null && !note.length;
     if (map) this.strip.show(map, chosen, `Words of sentence ${number}`);
+    else this.line.replaceChildren(...note);
   }
 }

@@ -14,41 +14,69 @@ export const KINDS = {
   projection: {
     name: "projection: share of the result",
     meaning: "How much of a word's new vector each word put there. Negative: it pushed the vector away.",
+    rolled: "How much of a word's vector came from each word. Sizes alone count, whatever their sign: nothing is negative.",
     says: ["draws", "from"],
   },
   probs: {
     name: "probs: attention weights",
     meaning: "Where each head looks, whatever it finds there.",
+    rolled: "Where the heads look on average, whatever they find there; half of each layer is what a word keeps of itself.",
     says: ["gives", "to"],
   },
   scores: {
     name: "scores: before the softmax",
     meaning: "How well a word's query matches each key; any number, of either sign.",
+    rolled: "",
     says: ["scores", "for"],
   },
   norm: {
     name: "norm: weights times what they carry",
     meaning: "The length of what each word sends: a glance at something empty counts for nothing.",
+    rolled: "The lengths of what each word sends, as shares. What a word keeps of itself beside the attention is not in it.",
     says: ["takes", "from"],
   },
   block_norm: {
     name: "block_norm: the whole block",
-    meaning: "The same with the residual path and the layer norm, as the word's vector really gets it.",
+    meaning: "The length of what each word sends, with the residual path and the layer norm, as the word's vector really gets it.",
+    rolled: "The lengths of what each word sends, as shares, with the residual path and the layer norm.",
     says: ["takes", "from"],
   },
 };
 
 const SPECIALS = {
   drop: "Special tokens such as [CLS] are left out; what went to them is the last column.",
-  renormalize: "Special tokens are left out and each row is scaled to sum to 1 again.",
   keep: "Special tokens such as [CLS] are shown; much attention rests on them.",
 };
 
 const SUMMED = { projection: true, block_norm: true };
 
+/** What the numbers are, in one line. */
+export function kindMeaning(/** @type {Settings} */ { kind, layer }) {
+  return layer === "rollout" ? KINDS[kind].rolled : KINDS[kind].meaning;
+}
+
+/** What the choice of a layer means, in one line. */
+export function layerMeaning(/** @type {Settings} */ { layer }) {
+  if (layer === "rollout") {
+    return "Rollout: the layers multiplied, so what arrives through all of them, from the words themselves up to the last layer.";
+  }
+  if (layer === "mean") return "Mean: the average of each layer's own map; nothing is followed from one layer to the next.";
+  if (layer === "1") return "Layer 1 alone: the first mixing, of the words as they come in.";
+  return `Layer ${layer} alone: what it mixes has been mixed by the layers before it already.`;
+}
+
 /** What becomes of the special tokens, in one line. */
-export function specialMeaning(/** @type {Settings} */ { kind, special }) {
+export function specialMeaning(/** @type {Settings} */ { kind, layer, special }) {
+  if (special === "renormalize") return `Special tokens are left out and ${scaling(kind, layer)}`;
   return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are left out." : SPECIALS[special];
+}
+
+function scaling(/** @type {string} */ kind, /** @type {string} */ layer) {
+  const stays = "what is left out stays on the scale from before.";
+  if (kind === "probs" || layer === "rollout") return `each row is scaled to sum to 1 again; ${stays}`;
+  if (kind !== "projection") return `each row of lengths is scaled to sum to 1; ${stays}`;
+  return "each row is scaled so that the sizes of its values, signs aside, sum to 1; what is left out and the bias stay on "
+    + "the scale from before.";
 }
 
 /** Whether a kind has a map for each head. */

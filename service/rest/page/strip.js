@@ -7,7 +7,7 @@ import { rove } from "./roving.js";
 export class Strip {
   /**
    * @param {(index: number) => void} onChoose a unit was chosen
-   * @param {(index: number) => void} onLook a unit is pointed at or focused; the chosen one when that is over
+   * @param {(index: number) => void} onLook a unit is pointed at or focused; when that is over the chosen one, or -1
    */
   constructor(onChoose, onLook) {
     this.onChoose = onChoose;
@@ -73,8 +73,8 @@ export class Strip {
   }
 
   #look(/** @type {number} */ index) {
-    if (!this.map || index < 0) return;
-    const draws = this.map.drawsOf(index);
+    if (!this.map) return;
+    const draws = index < 0 ? [] : this.map.drawsOf(index);
     const digits = digitsFor(draws);
     const largest = Math.max(0, ...draws.map(({ value }) => Math.abs(value)));
     const values = new Map(draws.map((draw) => [draw.index, draw.value]));
