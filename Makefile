@@ -44,13 +44,13 @@ lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproje
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
-bench: $(VENV)/dev model  ## measure: BENCH=quick for a short one
+bench: $(VENV)/dev model  ## measure: BENCH=quick for a short one, PEERS=0 without other servers
 	@command -v wrk >/dev/null || (apt-get update -qq && apt-get install -qq -y wrk) || \
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
-	@$(BIN)/python -m tests.bench $(BENCH)
+	@$(BIN)/python -m tests.bench $(BENCH) $(if $(filter 0,$(PEERS)),--no-peers)
 
 clean:  ## remove what was made
-	rm -rf $(VENV) models test-results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,9 +1,12 @@
-"""`make bench`: the workloads and the ceiling beside each, in one run on one machine; BENCH=quick is a short run."""
+"""`make bench`: the workloads, the ceiling beside each, peers beside both, in one run on one machine.
+
+`make bench BENCH=quick` is a short run without peers; PEERS=0 leaves them out of a long one.
+"""
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.bench.closed import US, WORKLOADS, Contestant, Figure
 from tests.bench.growth import measure_growth
 from tests.bench.load import ROOT
 from tests.bench.open_loop import allow_connections
+from tests.bench.peers import serving_peers
 from tests.bench.startup import measure_start, resident_mib
 from tests.bench.workloads import Corpus, read_corpus
 from tests.conftest import RunningServer, start_server, stop_server
@@ -36,10 +40,11 @@ class Plan:
     growth_s: float
     texts: int
     starts: int
+    peers: bool
 
 
-QUICK = Plan(seconds=3, rounds=1, overload_s=4, growth_s=0.7, texts=300, starts=1)
-FULL = Plan(seconds=8, rounds=3, overload_s=10, growth_s=2, texts=2000, starts=3)
+QUICK = Plan(seconds=3, rounds=1, overload_s=4, growth_s=0.7, texts=300, starts=1, peers=False)
+FULL = Plan(seconds=8, rounds=3, overload_s=10, growth_s=2, texts=2000, starts=3, peers=True)
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,18 @@ def main(arguments: Sequence[str]) -> int:
     """Measure everything; the exit status says whether every bar was reached."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("length", nargs="?", choices=("full", "quick"), default="full")
+    parser.add_argument("--no-peers", action="store_true", help="leave other servers out")
     options = parser.parse_args(arguments)
     plan = QUICK if options.length == "quick" else FULL
     try:
-        verdicts = run(plan)
+        verdicts = run(plan, peers=plan.peers and not options.no_peers)
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
     return 0 if all_reached(verdicts) else 1
 
 
-def run(plan: Plan) -> list[Verdict]:
+def run(plan: Plan, *, peers: bool) -> list[Verdict]:
     allow_connections()
     ground = prepare(plan)
     machine = describe_machine(ground.provider)
@@ -86,7 +92,7 @@ def run(plan: Plan) -> list[Verdict]:
     growth = measure_growth(ground.settings, ground.corpus, plan.growth_s, plan.rounds, say)
     say(growth.describe())
     with serving(ground) as server:
-        figures = contest(ground, server)
+        figures, left_out = contest(ground, server, peers)
         loaded_mib = resident_mib(server.pid)
         url = f"{server.rest}/v1/encode"
         capacity = ours(figures, "W1 c=64").texts_per_second
@@ -108,6 +114,8 @@ def run(plan: Plan) -> list[Verdict]:
     ]
     say(f"\nmedians\n{report.table(medians)}\n\n{report.stage_table(medians)}\n")
     say(f"memory after the load {loaded_mib:.0f} MiB; {report.busyness()}")
+    for name, reason in left_out.items():
+        say(f"left out: {name}: {reason}")
     say("\n".join(verdict.describe() for verdict in verdicts))
     record: dict[str, Any] = {
         "machine": machine,
@@ -116,6 +124,7 @@ def run(plan: Plan) -> list[Verdict]:
         "start": asdict(start),
         "rss_after_load_mib": loaded_mib,
         "figures": [asdict(figure) for figure in figures],
+        "left_out": left_out,
         "offered": [asdict(one) for one in offered],
         "attention": asdict(attention),
         "growth": asdict(growth),
@@ -134,17 +143,23 @@ def prepare(plan: Plan) -> Ground:
     return Ground(plan, settings, artifact, provider, corpus, Bare(artifact, provider))
 
 
-def contest(ground: Ground, server: RunningServer) -> list[Figure]:
-    """Every workload, in rounds."""
-    contestant = Contestant.ours(server)
+def contest(ground: Ground, server: RunningServer, peers: bool) -> tuple[list[Figure], dict[str, str]]:
+    """Every workload on every contestant, in rounds; who goes first within a workload changes with the round."""
+    texts = [*ground.sentences[:64], *ground.passages[:8]]
+    contestants, left_out = [Contestant.ours(server)], dict[str, str]()
     figures: list[Figure] = []
-    for number in range(ground.plan.rounds):
-        for workload in WORKLOADS:
-            measured = closed.measure(workload, [contestant], ground.bare, ground.corpus, ground.plan.seconds)
-            figures += measured
-            for figure in measured:
-                say(f"[{number + 1}/{ground.plan.rounds}] {figure.describe()}")
-    return figures
+    with ExitStack() as stack:
+        if peers:
+            others, left_out = stack.enter_context(serving_peers(texts, ground.bare.reference(texts), say))
+            contestants += others
+        for number in range(ground.plan.rounds):
+            turned = contestants[number % len(contestants) :] + contestants[: number % len(contestants)]
+            for workload in WORKLOADS:
+                measured = closed.measure(workload, turned, ground.bare, ground.corpus, ground.plan.seconds)
+                figures += measured
+                for figure in measured:
+                    say(f"[{number + 1}/{ground.plan.rounds}] {figure.describe()}")
+    return figures, left_out
 
 
 def ours(figures: Sequence[Figure], workload: str) -> Figure:

@@ -169,7 +169,7 @@ def judge(figures: Sequence[Figure]) -> list[Verdict]:
     for bar, workload, wanted in CEILING_BARS:
         shares = [figure.share for figure in figures if (figure.workload, figure.contestant) == (workload, US)]
         verdicts.append(at_least(bar, workload, float(np.median(shares)), wanted, "of the ceiling"))
-    tails = [figure.p99_ms / figure.p50_ms for figure in _ours(figures, "W1 c=64")]
+    tails = [figure.p99_ms / figure.p50_ms for figure in _ours(figures, "W1 c=64") if figure.p50_ms]
     verdicts.append(at_most("C3", "p99 of W1 c=64", float(np.median(tails)), TAIL_BAR, "x its p50"))
     singles = [figure.p50_ms / figure.bare_run_ms for figure in _ours(figures, "W1 c=1") if figure.bare_run_ms]
     verdicts.append(at_most("C4", "p50 of W1 c=1", float(np.median(singles)), SINGLE_BAR, "x a bare run"))
@@ -186,14 +186,14 @@ def _ours(figures: Sequence[Figure], workload: str) -> list[Figure]:
 def _beside_peers(bar: str, workload: str, wanted: float, figures: Sequence[Figure]) -> Verdict:
     """Against the better of infinity's engines, by medians."""
     ours = float(np.median([figure.texts_per_second for figure in _ours(figures, workload)]))
-    engines = {figure.contestant for figure in figures if figure.contestant.startswith("infinity")}
-    rates = {
-        engine: float(np.median([
-            figure.texts_per_second for figure in figures if (figure.workload, figure.contestant) == (workload, engine)
-        ]))
-        for engine in engines
-    }  # fmt: skip
-    if not rates:
+    rates: dict[str, list[float]] = {}
+    for figure in figures:
+        if figure.workload == workload and figure.contestant.startswith("infinity"):
+            rates.setdefault(figure.contestant, []).append(figure.texts_per_second)
+    medians = {engine: float(np.median(found)) for engine, found in rates.items()}
+    best = max(medians, key=lambda engine: medians[engine], default="")
+    if not best:
         return unmeasured(bar, f"{workload} beside infinity", "no engine of it took part")
-    best = max(rates, key=lambda engine: rates[engine])
-    return at_least(bar, f"{workload} beside infinity", ours / rates[best], wanted, f"x {best}")
+    if not medians[best]:
+        return unmeasured(bar, f"{workload} beside infinity", "it answered nothing in the time")
+    return at_least(bar, f"{workload} beside infinity", ours / medians[best], wanted, f"x {best}")
