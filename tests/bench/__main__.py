@@ -1,6 +1,7 @@
 """`make bench`: the workloads, the ceiling beside each, peers beside both, in one run on one machine.
 
-`make bench BENCH=quick` is a short run without peers; PEERS=0 leaves them out of a long one.
+`make bench BENCH=quick` is a short run without peers; PEERS=0 leaves them out of a long one; PLOTS=readme also writes
+the plots of tests/bench/README.md.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from model.artifact import TOKENIZER, Artifact
 from model.tokenizer import Tokenizer
 from service.config import Settings, load_settings
 from service.engine.providers import Provider, choose_provider
-from tests.bench import accuracy, closed, overload, report
+from tests.bench import accuracy, closed, overload, plots, report
 from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.bars import Verdict, all_reached
 from tests.bench.ceiling import Bare, describe_machine
@@ -72,17 +73,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("length", nargs="?", choices=("full", "quick"), default="full")
     parser.add_argument("--no-peers", action="store_true", help="leave other servers out")
+    parser.add_argument("--readme-plots", action="store_true", help="write the plots of the bench's README too")
     options = parser.parse_args(arguments)
     plan = QUICK if options.length == "quick" else FULL
     try:
-        verdicts = run(plan, peers=plan.peers and not options.no_peers)
+        verdicts = run(plan, peers=plan.peers and not options.no_peers, readme_plots=options.readme_plots)
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
     return 0 if all_reached(verdicts) else 1
 
 
-def run(plan: Plan, *, peers: bool) -> list[Verdict]:
+def run(plan: Plan, *, peers: bool, readme_plots: bool) -> list[Verdict]:
     allow_connections()
     ground = prepare(plan)
     machine = describe_machine(ground.provider)
@@ -131,6 +133,9 @@ def run(plan: Plan, *, peers: bool) -> list[Verdict]:
         "distances": distances,
     }
     report.write(record, verdicts)
+    ours_alone = [figure for figure in medians if figure.contestant == US]
+    for directory in (report.DIRECTORY, plots.README) if readme_plots else (report.DIRECTORY,):
+        plots.plot_run(ours_alone, offered, growth, directory)
     return verdicts
 
 

@@ -1,5 +1,6 @@
 """Bars: what was wanted, what was found, and by how much the one passes or falls short of the other."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,8 @@ class Verdict:
         name = f"{self.bar:<3} {self.what}"
         if self.found is None:
             return f"--     {name}: not measured, {self.unit}"
-        margin = f", by {abs(self.found - self.wanted) / abs(self.wanted):.0%}" if self.wanted else ""
+        known = self.wanted and math.isfinite(self.found)
+        margin = f", by {abs(self.found - self.wanted) / abs(self.wanted):.0%}" if known else ""
         word = "pass " if self.reached else "SHORT"
         return f"{word}  {name}: {self.found:.3g} ({self.sense} {self.wanted:g} {self.unit}".rstrip() + f"{margin})"
 

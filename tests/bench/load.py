@@ -15,6 +15,10 @@ ROOT = Path(__file__).parent.parent.parent
 END_TIMEOUT_S = 10
 
 
+class LoadError(Exception):
+    """A sender could not do its work; the message says which."""
+
+
 @dataclass(frozen=True)
 class Load:
     """What is sent where, over how many connections; `bodies` is a file with one JSON body a line."""
@@ -82,7 +86,7 @@ def wrk_answer(process: "subprocess.Popen[str]") -> Answered:
     out, _ = process.communicate()
     line = next((line for line in out.splitlines() if line.startswith("BENCH ")), None)
     if line is None:
-        raise RuntimeError(f"wrk ended with {process.returncode} and no figures: {out}")
+        raise LoadError(f"wrk ended with {process.returncode} and no figures: {out}")
     return Answered(**json.loads(line.removeprefix("BENCH ")))
 
 
@@ -106,7 +110,7 @@ def run_senders(module: str, jobs: Sequence[dict[str, object]]) -> list[dict[str
         for sender in senders:
             assert sender.stdout is not None
             if sender.stdout.readline().strip() != "ready":
-                raise RuntimeError(f"{module}: a sender did not become ready")
+                raise LoadError(f"{module}: a sender did not become ready")
         for sender in senders:
             _tell(sender, "go")
         answers = [sender.communicate()[0] for sender in senders]

@@ -34,3 +34,9 @@ def test_what_was_not_measured_is_said_and_does_not_count() -> None:
     assert verdict.describe() == "--     C5  P8 beside infinity: not measured, no engine of it took part"
     assert all_reached([verdict, at_most("C10", "memory", 200, 600)])
     assert not all_reached([verdict, at_most("C10", "memory", 700, 600)])
+
+
+def test_what_is_not_a_number_has_no_margin() -> None:
+    assert (
+        at_most("C9", "p99 of refusals", math.nan, 50, "ms").describe() == "SHORT  C9  p99 of refusals: nan (<= 50 ms)"
+    )
