@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help run test check format proto docs lock model bench clean
+.PHONY: help run test check format proto docs lock model bench soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -44,13 +44,18 @@ lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproje
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
-bench: $(VENV)/dev model  ## measure: BENCH=quick for a short one
+bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short one, PEERS=0 without other servers
+	@$(BIN)/python -m tests.bench $(BENCH) $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
+
+soak: $(VENV)/bench model wrk  ## an hour of load: does memory grow? SOAK=60 for so many seconds
+	@$(BIN)/python -m tests.bench.soak $(SOAK)
+
+wrk:
 	@command -v wrk >/dev/null || (apt-get update -qq && apt-get install -qq -y wrk) || \
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
-	@$(BIN)/python -m tests.bench $(BENCH)
 
 clean:  ## remove what was made
-	rm -rf $(VENV) models test-results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -62,4 +67,9 @@ $(VENV)/run: $(INPUTS)
 $(VENV)/dev: $(VENV)/run
 	@echo "installing what checks and tests need into $(VENV)"
 	@$(PIP) -e '.[cpu,export,dev]'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/dev
+	@echo "installing what plots need into $(VENV)"
+	@$(PIP) -e '.[cpu,export,dev,bench]'
 	@touch $@

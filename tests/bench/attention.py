@@ -3,12 +3,9 @@
 Its reference is transformers in this process, eager, with `output_attentions`: what people do without a server.
 """
 
-import json
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +15,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from model.source import locate
-from tests.bench.load import Load, run_wrk
+from tests.bench.bars import Verdict, at_least, at_most
+from tests.bench.load import Load, bodies_file, run_wrk
 from tests.conftest import RunningServer
 
 A1 = {"unit": "word", "head_reduce": "mean"}
@@ -40,19 +38,21 @@ class AttentionFigures:
     probs_ms: float
     norm_ms: float
 
-    def verdicts(self) -> list[tuple[str, bool]]:
-        """Each bar with what was measured."""
+    def verdicts(self) -> list[Verdict]:
+        beside = self.w1_p99_beside_ms / self.w1_p99_alone_ms
         return [
-            _verdict("A1 c=1", self.served_ms / self.eager_ms, ALONE_BAR, "x transformers eager in process"),
-            _verdict("W1 p99 beside A1", self.w1_p99_beside_ms / self.w1_p99_alone_ms, BESIDE_P99_BAR, "x alone"),
-            _verdict("A1 beside W1", self.a1_rate_beside / self.a1_rate_alone, BESIDE_RATE_BAR, "of its own", False),
-            _verdict("norm of 128 tokens", self.norm_ms / self.probs_ms, NORM_BAR, "x its probs"),
+            at_most("C7", "A1 c=1", self.served_ms / self.eager_ms, ALONE_BAR, "x transformers eager in process"),
+            at_most("C7", "p99 of W1 c=16 beside A1 c=8", beside, BESIDE_P99_BAR, "x alone"),
+            at_least("C7", "rate of A1 beside W1", self.a1_rate_beside / self.a1_rate_alone, BESIDE_RATE_BAR, "alone"),
+            at_most("", "norm of 128 tokens", self.norm_ms / self.probs_ms, NORM_BAR, "x its probs"),
         ]
 
-
-def _verdict(name: str, found: float, bar: float, unit: str, at_most: bool = True) -> tuple[str, bool]:
-    reached = found <= bar if at_most else found >= bar
-    return f"{'pass ' if reached else 'short'} {name}: {found:.2f} ({'<=' if at_most else '>='} {bar} {unit})", reached
+    def describe(self) -> str:
+        return (
+            f"A1 c=1 p50 {self.served_ms:.1f} ms, transformers eager {self.eager_ms:.1f} ms; "
+            f"A1 c=8 {self.a1_rate_alone:.0f}/s, beside W1 {self.a1_rate_beside:.0f}/s; "
+            f"W1 c=16 p99 {self.w1_p99_alone_ms:.0f} ms, beside A1 {self.w1_p99_beside_ms:.0f} ms"
+        )
 
 
 def measure_attention(
@@ -62,8 +62,8 @@ def measure_attention(
     served, eager = _alone(server, sentences[:TEXTS])
     probs, norm = _kinds(server, passage)
     with (
-        _bodies([{"inputs": text} for text in sentences]) as w1,
-        _bodies([{"inputs": text, **A1} for text in sentences]) as a1,
+        bodies_file([{"inputs": text} for text in sentences]) as w1,
+        bodies_file([{"inputs": text, **A1} for text in sentences]) as a1,
     ):
         encode = Load(f"{server.rest}/v1/encode", 16, w1)
         attend = Load(f"{server.rest}/v1/attend", 8, a1)
@@ -109,11 +109,3 @@ def _kinds(server: RunningServer, passage: str) -> tuple[float, float]:
                 client.post("/v1/attend", json=body).raise_for_status()
                 spent.append(time.perf_counter() - started)
     return float(np.median(times["probs"])) * 1000, float(np.median(times["norm"])) * 1000
-
-
-@contextmanager
-def _bodies(bodies: Sequence[object]) -> Iterator[str]:
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.writelines(json.dumps(body) + "\n" for body in bodies)
-        file.flush()
-        yield file.name

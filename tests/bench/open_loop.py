@@ -1,0 +1,225 @@
+"""Open loop: requests leave when they are due, whatever has come back. One sender, in a process of its own.
+
+A request takes a connection that is free or opens another, so that no answer delays the next request. Latencies are
+from the moment a request was due, which no slow server can put off; those of refusals from when it was written, for
+there the question is how soon the server says no. How late the sender itself was is given too.
+"""
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from tests.bench.load import Load, await_start, receive_job, run_senders
+
+SEED = 20_262
+LEFT_S = 0.5
+PATIENCE_MS = 0.5
+"""The shortest sleep between sends; what is due together leaves together."""
+MOST_CONNECTIONS = 15_000
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What was offered a second and what became of it. NaN where nothing of the kind came."""
+
+    offered: float
+    sent: float
+    goodput: float
+    refused: float
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    refusal_p50_ms: float
+    refusal_p99_ms: float
+    late_p99_ms: float
+
+    def describe(self) -> str:
+        return (
+            f"offered {self.offered:6.0f}/s  sent {self.sent:6.0f}/s  good {self.goodput:6.0f}/s  "
+            f"refused {self.refused:6.0f}/s in p99 {self.refusal_p99_ms:6.1f} ms  "
+            f"p50 {self.p50_ms:7.1f} ms  p99 {self.p99_ms:7.1f} ms  sender late p99 {self.late_p99_ms:.1f} ms"
+            + (f"  {self.failed} FAILED" if self.failed else "")
+        )
+
+
+def run_open(load: Load, rate: float, fill_s: float, seconds: float) -> Offered:
+    """Offer `rate` requests a second, Poisson: first for `fill_s`, in which the queue fills, then for `seconds`."""
+    job = {"url": load.url, "bodies": load.bodies, "rate": rate, "fill_s": fill_s, "seconds": seconds}
+    (found,) = run_senders("open_loop", [job])
+    return Offered(offered=rate, **found)
+
+
+def allow_connections() -> None:
+    """As many open files as we may have, for the sender and for the server that is started after this."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection with at most one request on it."""
+
+    def __init__(self, sender: "Sender") -> None:
+        self._sender = sender
+        self._due = self._written = 0.0
+        self._status, self._missing, self._head = 0, 0, b""
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def send(self, request: bytes, due: float) -> None:
+        assert self.transport is not None
+        self._due, self._written = due, time.perf_counter()
+        self._head, self._status, self._missing = b"", 0, 0
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._status:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self._head[:end].lower()
+            self._status = int(head[9:12])
+            at = head.index(b"content-length:") + 15
+            self._missing = int(head[at:].split(b"\r\n", 1)[0])
+            data = self._head[end + 4 :]
+        self._missing -= len(data)
+        if self._missing <= 0:
+            self._sender.answered(self, self._status, self._due, self._written)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sender.lost(self)
+
+
+class Sender:
+    """Sends on a timetable and keeps what came of it."""
+
+    def __init__(self, url: str, requests: Sequence[bytes]) -> None:
+        address = urlsplit(url)
+        self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
+        self._requests = requests
+        self._free: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.answers: list[tuple[float, int, float, float]] = []
+        self.failed = 0
+
+    def answered(self, connection: Connection, status: int, due: float, written: float) -> None:
+        self.answers.append((time.perf_counter(), status, due, written))
+        self._free.append(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._free:
+            self._free.remove(connection)
+        elif not self._closing:
+            self.failed += 1
+
+    async def send_all(self, due: NDArray[np.float64]) -> list[float]:
+        """Send at the times `due`, seconds from now; returns how late each left."""
+        late: list[float] = []
+        started = time.perf_counter()
+        at = 0
+        while at < len(due):
+            now = time.perf_counter() - started
+            while at < len(due) and due[at] <= now:
+                self._send(self._requests[at % len(self._requests)], started + due[at])
+                late.append(now - due[at])
+                at += 1
+            if at < len(due):
+                await asyncio.sleep(max(due[at] - (time.perf_counter() - started), PATIENCE_MS / 1000))
+        await asyncio.sleep(LEFT_S)
+        return late
+
+    def close(self) -> None:
+        """Hang up; the server drops what it has not run."""
+        self._closing = True
+        for connection in list(self._all):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    def _send(self, request: bytes, due: float) -> None:
+        if self._free:
+            self._free.pop().send(request, due)
+        elif len(self._all) + len(self._opening) < MOST_CONNECTIONS:
+            task = asyncio.ensure_future(self._open(request, due))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+        else:
+            self.failed += 1
+
+    async def _open(self, request: bytes, due: float) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(lambda: Connection(self), self._host, self._port)
+        except OSError:
+            self.failed += 1
+            return
+        self._all.add(connection)
+        connection.send(request, due)
+
+
+def request_of(url: str, body: str) -> bytes:
+    address, data = urlsplit(url), body.strip().encode()
+    head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+async def offer(
+    url: str, requests: Sequence[bytes], rate: float, fill_s: float, seconds: float
+) -> dict[str, float | int]:
+    """Only what is answered after `fill_s` counts."""
+    end_s = fill_s + seconds
+    count = int(rate * end_s)
+    due = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, count))
+    sender = Sender(url, requests)
+    await asyncio.to_thread(await_start)
+    started = time.perf_counter()
+    late = await sender.send_all(due)
+    sender.close()
+    counted = [
+        (status, at - due_at, at - written)
+        for at, status, due_at, written in sender.answers
+        if fill_s <= at - started <= end_s
+    ]
+    good = [waited * 1000 for status, waited, _ in counted if status == 200]
+    refused = [waited * 1000 for status, _, waited in counted if status == 429]
+    return {
+        "sent": len(late) / max(end_s, due[-1] + late[-1]),
+        "goodput": len(good) / seconds,
+        "refused": len(refused) / seconds,
+        "failed": sender.failed + sum(status not in (200, 429) for status, _, _ in counted),
+        "p50_ms": quantile(good, 0.5),
+        "p99_ms": quantile(good, 0.99),
+        "refusal_p50_ms": quantile(refused, 0.5),
+        "refusal_p99_ms": quantile(refused, 0.99),
+        "late_p99_ms": quantile(late, 0.99) * 1000,
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """NaN of nothing."""
+    return float(np.quantile(values, share)) if values else float("nan")
+
+
+def main() -> None:
+    job = receive_job()
+    allow_connections()
+    with open(job["bodies"]) as file:
+        requests = [request_of(job["url"], line) for line in file]
+    print(json.dumps(uvloop.run(offer(job["url"], requests, job["rate"], job["fill_s"], job["seconds"]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Where a request's time went, as the server's own /metrics tell: means over what happened between two readings."""
+
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+STAGES = ("tokenize", "queue", "inference", "postprocess")
+STAGE_METRIC = "attendant_stage_duration_seconds"
+REQUEST_METRIC = "attendant_request_duration_seconds"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Sums and counts of the histograms of the stages, and of whole requests."""
+
+    sums: dict[str, float]
+    counts: dict[str, float]
+
+    @classmethod
+    def of(cls, text: str) -> "Reading":
+        """Of a page of metrics; only the fast lane, and requests of any door and route that ended well."""
+        sums: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name, _, kind = sample.name.rpartition("_")
+                if kind not in ("sum", "count"):
+                    continue
+                if name == STAGE_METRIC and sample.labels["lane"] == "fast":
+                    key = sample.labels["stage"]
+                elif name == REQUEST_METRIC and sample.labels["outcome"] == "ok":
+                    key = "request"
+                else:
+                    continue
+                kept = sums if kind == "sum" else counts
+                kept[key] = kept.get(key, 0.0) + sample.value
+        return cls(sums, counts)
+
+    @classmethod
+    def take(cls, admin: str) -> "Reading":
+        """Of the server whose admin port is at `admin`."""
+        return cls.of(httpx.get(f"{admin}/metrics", timeout=10).raise_for_status().text)
+
+    def means_since(self, earlier: "Reading") -> dict[str, float]:
+        """Milliseconds: each stage's mean, and of the whole request; inference is of a row, which requests share."""
+        means = {}
+        for key in (*STAGES, "request"):
+            count = self.counts.get(key, 0.0) - earlier.counts.get(key, 0.0)
+            if count:
+                means[key] = (self.sums[key] - earlier.sums.get(key, 0.0)) / count * 1000
+        return means

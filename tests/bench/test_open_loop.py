@@ -1,0 +1,50 @@
+"""The open-loop sender against a server of our own that never answers, or refuses."""
+
+import asyncio
+from typing import cast
+
+import numpy as np
+import pytest
+
+from tests.bench.open_loop import Sender, request_of
+
+
+class Replier(asyncio.Protocol):
+    """Answers every request with the same bytes; keeps what it saw and what is open."""
+
+    seen: list[bytes]
+    opened: set["Replier"]
+
+    def __init__(self, reply: bytes, seen: list[bytes], opened: set["Replier"]) -> None:
+        self._reply, self.seen, self.opened = reply, seen, opened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.opened.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.seen.append(data)
+        self._transport.write(self._reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.opened.discard(self)
+
+
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
+async def test_requests_leave_whatever_comes_back(reply: bytes) -> None:
+    seen: list[bytes] = []
+    opened: set[Replier] = set()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Replier(reply, seen, opened), "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
+        sender = Sender(url, [request_of(url, '{"inputs": "a"}')])
+        late = await sender.send_all(np.arange(1, 6) / 100)
+        sender.close()
+        for _ in range(200):
+            if opened:
+                await asyncio.sleep(0.01)
+    assert not opened
+    assert len(late) == len(seen) == 5
+    assert [status for _, status, _, _ in sender.answers] == ([429] * 5 if reply else [])
+    assert sender.failed == 0
