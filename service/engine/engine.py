@@ -49,7 +49,7 @@ class Engine:
         share = partial(choose, shared=fast.row_lengths.shared)
         self._fast: Lane[Text, TextVectors] = Lane("fast", fast, share, settings.max_queue_tokens, metrics)
         self._explain: Lane[ExplainWork, Any] = Lane(
-            "explain", explain, one_alone, settings.max_explain_queue_tokens, metrics
+            "explain", explain, one_alone, settings.max_explain_queue_tokens, metrics, lambda: self._fast.busy
         )
 
     async def drain(self) -> None:

@@ -47,6 +47,7 @@ class Lane(Generic[Item, Result]):
         choose_row: ChooseRow,
         max_queue_tokens: int,
         metrics: Metrics,
+        gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.precision = runtime.provider.precision
@@ -58,12 +59,18 @@ class Lane(Generic[Item, Result]):
                 row_length=runtime.row_length,
                 workers=runtime.provider.workers,
                 max_queue_tokens=max_queue_tokens,
+                gives_way=gives_way,
             ),
             metrics,
         )
         self.observe_tokenize = metrics.stage_seconds.labels("tokenize", name).observe
         self.observe_postprocess = metrics.stage_seconds.labels("postprocess", name).observe
         self._nonfinite_outputs = metrics.nonfinite_outputs.labels(name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits."""
+        return self.batcher.waiting_tokens > 0
 
     def submit(self, items: Sequence[Item], deadline: float) -> "asyncio.Future[list[Result]]":
         """Queue one request's items; as `Batcher.submit`."""

@@ -64,8 +64,10 @@ async def start(bench: Bench) -> AsyncIterator[Start]:
         shared: int = 8,
         max_queue_tokens: int = 1000,
         metrics: Metrics | None = None,
+        gives_way: Callable[[], bool] = lambda: False,
     ) -> Batcher[int, int]:
-        plan = Plan("test", run, partial(choose, shared=shared), lambda items: 64, workers, max_queue_tokens)
+        choose_row = partial(choose, shared=shared)
+        plan = Plan("test", run, choose_row, lambda items: 64, workers, max_queue_tokens, gives_way)
         started.append(Batcher(plan, metrics or Metrics(CollectorRegistry())))
         return started[-1]
 
@@ -135,6 +137,20 @@ async def test_workers_run_side_by_side(start: Start) -> None:
         return list(items)
 
     assert await start(run, workers=2).submit([1, 2], [2, 2], FOREVER) == [1, 2]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_worker_rests_while_more_urgent_work_waits(
+    start: Start, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Once a row, and only then; what waits behind it is run all the same."""
+    rests: list[float] = []
+    monkeypatch.setattr("service.engine.batcher.time.sleep", rests.append)
+    batcher = start(gives_way=lambda: busy, shared=1)
+    assert await batcher.submit([1, 2, 3], [1, 1, 1], FOREVER) == [10, 20, 30]
+    await batcher.close()
+    assert len(rests) == (3 if busy else 0)
+    assert all(rest > 0 for rest in rests)
 
 
 async def test_too_few_results_are_an_error(start: Start) -> None:

@@ -44,6 +44,16 @@ async def test_each_lane_has_its_own_queue(model: LoadedModel) -> None:
             assert (await encode(opened.engine, TEXT)).token_count == 11
 
 
+async def test_explaining_gives_way_to_embedding(house: House) -> None:
+    """While anything waits in the fast lane, and never the other way round."""
+    fast, explain = house.engine._fast.batcher, house.engine._explain.batcher
+    assert not explain._plan.gives_way()
+    with fast.reserve(1):
+        assert explain._plan.gives_way()
+    with explain.reserve(1):
+        assert not fast._plan.gives_way()
+
+
 async def test_both_lanes_agree_on_the_last_layer(house: House) -> None:
     """Up to the precision of the fast one."""
     fast = (await encode(house.engine, TEXT, outputs=("tokens",))).results[0].token_vectors
