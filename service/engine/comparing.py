@@ -20,7 +20,7 @@ from service.engine.explanations import (
 from service.engine.maps import BlockWeights, token_maps
 from service.engine.pooling import Floats
 from service.engine.requests import Array
-from service.engine.units import Units, word_units
+from service.engine.units import Units
 from service.engine.words import overlapping_tokens, words_of
 from service.errors import Invalid
 
@@ -75,7 +75,8 @@ class CompareWork:
     """One text of a comparison, and the places in it, by the number of their occurrence."""
 
     tokens: Tokens
-    surfaces: Sequence[str]
+    units: Units
+    """Its words."""
     places: Mapping[int, Place]
     draws_on: int
     blocks: Sequence[BlockWeights]
@@ -87,17 +88,19 @@ class CompareWork:
         if not self.draws_on:
             draws_on: list[list[Source]] = [[] for _ in places]
         else:
-            rolled, units = self._roll_out(hidden)
-            draws_on = [self._sources(place, rolled, units) for place in places]
+            rolled = self._roll_out(hidden)
+            draws_on = [self._sources(place, rolled) for place in places]
         return Seen(hidden.sum(axis=1, dtype=np.float64), vectors, draws_on)
 
-    def _roll_out(self, hidden: Floats) -> tuple[Floats, Units]:
+    def _roll_out(self, hidden: Floats) -> Floats:
         plan = MapPlan("projection", (len(self.blocks),), tuple(range(self.blocks[0].heads)), "none", "rollout")
         (found,) = token_maps(hidden, self.blocks, plan)
-        return found.values[0], word_units(self.tokens, self.surfaces)
+        rolled: Floats = found.values[0]
+        return rolled
 
-    def _sources(self, place: Place, rolled: Floats, units: Units) -> list[Source]:
+    def _sources(self, place: Place, rolled: Floats) -> list[Source]:
         """The other words, by their share of what all other words give to the occurrence."""
+        units = self.units
         row: NDArray[np.float64] = rolled[place.first : place.last].mean(axis=0, dtype=np.float64)
         to_units: list[float] = (units.members @ row).tolist()
         inside = units.members[:, place.first : place.last]
@@ -147,7 +150,7 @@ def comparison_bytes(works: Sequence[CompareWork], layer_count: int, request: Co
     value = 4 if request.wire == "binary" else JSON_VALUE_BYTES["float32"]
     listed = 0
     for work in works:
-        units = sorted(word_units(work.tokens, work.surfaces).units, key=lambda unit: -len(unit.text))
+        units = sorted(work.units.units, key=lambda unit: -len(unit.text))
         places = list(work.places.values())
         listed += len(places) * (listed_bytes(units[: request.draws_on], request.wire)) + listed_bytes(
             places, request.wire

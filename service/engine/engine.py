@@ -29,7 +29,7 @@ from service.engine.requests import (
     TokenizeResponse,
     TokenizeResult,
 )
-from service.engine.units import find_units
+from service.engine.units import find_units, word_units
 from service.engine.words import describe_tokens, words_of
 from service.errors import DeadlineExceeded, NotFound, ResponseTooLarge
 from service.metrics import Metrics
@@ -162,7 +162,11 @@ class Engine:
             places.setdefault(occurrence.text, {})[index] = find_place(occurrence, found, where)
         works = [
             CompareWork(
-                tokens[text], self._tokenizer.surfaces(tokens[text]), found, request.draws_on, self._model.blocks
+                tokens[text],
+                word_units(tokens[text], self._tokenizer.surfaces(tokens[text])),
+                found,
+                request.draws_on,
+                self._model.blocks,
             )
             for text, found in places.items()
         ]

@@ -111,19 +111,17 @@ class BlockAttention:
         Signed; a row and its `bias_share` sum to 1. The inner products are taken in each head's own space, so that
         they cost what the scores cost.
         """
-        seen = self._centre(self._weights.norm * self._normed)
-        values = self._split(seen @ self._weights.output.T) @ self._values.swapaxes(1, 2)
+        values = self._split(self._direction @ self._weights.output.T) @ self._values.swapaxes(1, 2)
         values *= self.probs
         parts = values.sum(axis=0)
         each = np.arange(len(parts))
-        parts[each, each] += np.einsum("id,id->i", self._hidden, seen)
+        parts[each, each] += np.einsum("id,id->i", self._hidden, self._direction)
         return parts / (self._deviation * self._squared_length)[:, None]
 
     @cached_property
     def bias_share(self) -> Floats:
         """`(T,)`: the share of y that the biases of the output map and the layer norm make, and no token."""
-        seen = self._centre(self._weights.norm * self._normed)
-        biases = seen @ self._weights.output_bias / self._deviation + self._normed @ self._weights.norm_bias
+        biases = self._direction @ self._weights.output_bias / self._deviation + self._normed @ self._weights.norm_bias
         return biases / self._squared_length
 
     @cached_property
@@ -150,6 +148,11 @@ class BlockAttention:
     def _normed(self) -> Floats:
         """`(T, D)`, y: the layer norm's output."""
         return self._scale_centred(self._summed) / self._deviation[:, None] + self._weights.norm_bias
+
+    @cached_property
+    def _direction(self) -> Floats:
+        """`(T, D)`: y taken back through the layer norm, so that a part's product with it is its part of `<y, y>`."""
+        return self._centre(self._weights.norm * self._normed)
 
     @cached_property
     def _squared_length(self) -> Floats:

@@ -15,8 +15,8 @@ class Replier(asyncio.Protocol):
     seen: list[bytes]
     opened: set["Replier"]
 
-    def __init__(self, reply: bytes, seen: list[bytes], opened: set["Replier"]) -> None:
-        self._reply, self.seen, self.opened = reply, seen, opened
+    def __init__(self, reply: bytes, seen: list[bytes], opened: set["Replier"], all_closed: asyncio.Event) -> None:
+        self._reply, self.seen, self.opened, self.all_closed = reply, seen, opened, all_closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -28,22 +28,24 @@ class Replier(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.opened.discard(self)
+        if not self.opened:
+            self.all_closed.set()
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
 async def test_requests_leave_whatever_comes_back(reply: bytes) -> None:
     seen: list[bytes] = []
     opened: set[Replier] = set()
+    all_closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Replier(reply, seen, opened), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Replier(reply, seen, opened, all_closed), "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
         sender = Sender(url, [request_of(url, '{"inputs": "a"}')])
         late = await sender.send_all(np.arange(1, 6) / 100)
         sender.close()
-        for _ in range(200):
-            if opened:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            await all_closed.wait()
     assert not opened
     assert len(late) == len(seen) == 5
     assert [status for _, status, _, _ in sender.answers] == ([429] * 5 if reply else [])

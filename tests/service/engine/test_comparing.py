@@ -63,7 +63,7 @@ def works_of(tokenizer: Tokenizer, occurrences: list[Occurrence], draws_on: int 
             for number, each in enumerate(occurrences)
             if each.text == text
         }
-        works.append(CompareWork(tokens, tokenizer.surfaces(tokens), places, draws_on, blocks))
+        works.append(CompareWork(tokens, word_units(tokens, tokenizer.surfaces(tokens)), places, draws_on, blocks))
     return works
 
 
@@ -219,7 +219,7 @@ def test_a_word_draws_on_all_others_and_not_on_itself(tokenizer: Tokenizer, occu
     (place,) = work.places.values()
     plan = MapPlan("projection", (LAYERS,), (0, 1, 2, 3), "none", "rollout")
     (rolled,) = token_maps(hidden, work.blocks, plan)
-    units = word_units(work.tokens, work.surfaces)
+    units = work.units
     taken = units.members @ rolled.values[0, place.first : place.last].mean(axis=0)
     own = {index for index, row in enumerate(units.members) if row[place.first : place.last].any()}
     left = {
