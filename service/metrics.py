@@ -1,7 +1,8 @@
 """Every metric, declared once on the registry that is passed in. Base units; label sets exist from the start."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -104,6 +105,8 @@ class Metrics:
             ["model", "sha256", "provider", "precision"],
             registry=registry,
         )
+        # Looking a label set up costs as much as counting; every set that is counted is kept by the metric anyway.
+        self._counters = cache(self._find_counters)
         for reason in REFUSALS:
             self.rejected.labels(reason)
         for where in ("queue", "batch"):
@@ -131,6 +134,13 @@ class Metrics:
 
     def observe_request(self, door: str, method: str, code: str, http_status: int, started: float) -> None:
         """Count one answer; `started` is a time.perf_counter() reading."""
+        count, observe = self._counters(door, method, code, http_status)
+        count()
+        observe(time.perf_counter() - started)
+
+    def _find_counters(
+        self, door: str, method: str, code: str, http_status: int
+    ) -> tuple[Callable[[], None], Callable[[float], None]]:
         if http_status < 400:
             outcome = "ok"
         elif http_status in (429, 503):
@@ -139,5 +149,4 @@ class Metrics:
             outcome = "client_error"
         else:
             outcome = "error"
-        self.requests.labels(door, method, code).inc()
-        self.request_seconds.labels(door, method, outcome).observe(time.perf_counter() - started)
+        return self.requests.labels(door, method, code).inc, self.request_seconds.labels(door, method, outcome).observe

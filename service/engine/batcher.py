@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 WINDOW = 64
 """How many waiting items a worker looks at for its next row."""
+CROWDED = 0.9
 
 
 class _Job(Generic[Result]):
@@ -101,21 +102,31 @@ class Batcher(Generic[Item, Result]):
     def waiting_tokens(self) -> int:
         return self._queued_tokens + self._reserved_tokens
 
-    @contextmanager
-    def reserve(self, tokens: int) -> Iterator[None]:
-        """Hold room in the queue while a request is made ready; raise `QueueFull` or `Unavailable` at once.
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that the next request may well be refused."""
+        return self.waiting_tokens > CROWDED * self._plan.max_queue_tokens
+
+    def check_room(self, tokens: int) -> None:
+        """Raise `QueueFull` or `Unavailable` unless so many tokens may be queued now.
 
         A request larger than the whole queue is let in when nothing waits.
         """
+        if self._closing:
+            raise Unavailable("The server is stopping; send the request to another.", reason="draining")
+        waiting = self.waiting_tokens
+        if waiting and waiting + tokens > self._plan.max_queue_tokens:
+            raise QueueFull(
+                f"The queue holds {waiting} tokens of {self._plan.max_queue_tokens}, "
+                f"and this request's {tokens} do not fit. Try again later.",
+                retry_after_s=self._seconds_to_drain(),
+            )
+
+    @contextmanager
+    def reserve(self, tokens: int) -> Iterator[None]:
+        """Hold room in the queue while a request is made ready; raises what `check_room` does, at once."""
         with self._filled:
-            if self._closing:
-                raise Unavailable("The server is stopping; send the request to another.", reason="draining")
-            if self.waiting_tokens and self.waiting_tokens + tokens > self._plan.max_queue_tokens:
-                raise QueueFull(
-                    f"The queue holds {self.waiting_tokens} tokens of {self._plan.max_queue_tokens}, "
-                    f"and this request's {tokens} do not fit. Try again later.",
-                    retry_after_s=self._seconds_to_drain(),
-                )
+            self.check_room(tokens)
             self._reserved_tokens += tokens
         try:
             yield

@@ -17,7 +17,7 @@ from service.engine.facts import facts_of, limits_of
 from service.engine.lane import Lane, one_alone
 from service.engine.loaded import LoadedModel
 from service.engine.packing import choose
-from service.engine.passage import Passage, aside, characters, estimate_tokens, fit
+from service.engine.passage import Passage, aside, characters, estimate_tokens, fit, tokens_of
 from service.engine.requests import (
     EncodeRequest,
     EncodeResponse,
@@ -58,6 +58,15 @@ class Engine:
 
     async def close(self) -> None:
         await asyncio.gather(self._fast.batcher.close(), self._explain.batcher.close())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests for the fast lane may well be refused: then it pays to ask `check_room` first."""
+        return self._fast.batcher.crowded
+
+    def check_room(self, characters: int) -> None:
+        """Raise `QueueFull` or `Unavailable` when the fast lane has no room for a request of so many characters."""
+        self._fast.batcher.check_room(tokens_of(characters))
 
     async def encode(self, request: EncodeRequest) -> EncodeResponse:
         """Vectors of the inputs. Cancelling drops what has not run; raises a `ServiceError` for everything else."""

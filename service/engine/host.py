@@ -36,6 +36,11 @@ class Host:
         return self._engine is not None
 
     @property
+    def crowded(self) -> bool:
+        """As `Engine.crowded`; never before there is an engine."""
+        return self._engine is not None and self._engine.crowded
+
+    @property
     def alive(self) -> bool:
         return self.status is not Status.FAILED
 

@@ -68,7 +68,12 @@ def characters(inputs: Sequence[Input]) -> int:
 
 
 def estimate_tokens(inputs: Sequence[Input]) -> int:
-    return 2 * len(inputs) + characters(inputs) // CHARACTERS_PER_TOKEN
+    return 2 * len(inputs) + tokens_of(characters(inputs))
+
+
+def tokens_of(characters: int) -> int:
+    """About how many tokens so many characters are."""
+    return characters // CHARACTERS_PER_TOKEN
 
 
 def fit(tokens: Tokens, limit: int, truncation: Truncation, where: str, hint: str) -> Tokens:

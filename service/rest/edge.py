@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import __version__
 from service.config import Settings
 from service.engine.host import Host
-from service.errors import Internal, MethodNotAllowed, NotFound, ServiceError
+from service.errors import Cancelled, Internal, MethodNotAllowed, NotFound, ServiceError
 from service.keys import Keys
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
@@ -39,12 +39,17 @@ log = logging.getLogger("attendant.rest")
 
 @dataclass
 class Exchange:
-    """One request on its way through the edge."""
+    """One request on its way through the edge.
+
+    Of an error it keeps only what is counted: the error itself knows, by its traceback, every frame that it passed,
+    and so would keep the whole request until the next collection of garbage.
+    """
 
     request_id: str
     door: str
     route: str = ""
-    error: ServiceError | None = None
+    refusal: str = ""
+    left: bool = False
 
 
 class Edge:
@@ -54,12 +59,14 @@ class Edge:
         self,
         app: FastAPI,
         routers: Sequence[APIRouter],
+        host: Host,
         metrics: Metrics,
         keys: Keys | None,
         open_paths: Iterable[str],
     ) -> None:
         self._app = app
         self._direct = direct_endpoints(routers)
+        self._host = host
         self._metrics = metrics
         self._keys = keys
         self._open_paths = frozenset(open_paths)
@@ -102,20 +109,42 @@ class Edge:
                 await error_response(exchange, Internal())(scope, receive, send_marked)
         finally:
             self._metrics.in_flight.dec()
-            self._count(scope, exchange, status or 499, size, started)
+            exchange.route = exchange.route or getattr(scope.get("route"), "path", OTHER)
+            self._count(exchange, status or Cancelled.http_status, size, started)
 
-    def _count(self, scope: Scope, exchange: Exchange, status: int, size: int, started: float) -> None:
-        error = exchange.error
-        if error is not None and error.label:
-            self._metrics.rejected.labels(error.label).inc()
-        if error is not None and error.http_status == 499:
-            status = 499
-        route = exchange.route or getattr(scope.get("route"), "path", OTHER)
-        self._metrics.observe_request(exchange.door, route, str(status), status, started)
+    @property
+    def shut(self) -> bool:
+        """As `Gate.shut`."""
+        return self._host.crowded
+
+    def turn_away(self, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+        """As `Gate.turn_away`: what a full queue would refuse after some ten times the work."""
+        route = path.decode("latin-1")
+        if not (route == openai.EMBEDDINGS_PATH or (route == native.ENCODE_PATH and native.is_for_fast_lane(body))):
+            return None
+        started = time.perf_counter()
+        exchange = Exchange(request_id(headers.get(HEADER.encode(), b"").decode("latin-1")), door_of(route), route)
+        try:
+            if self._keys is not None:
+                self._keys.check(headers.get(b"authorization"))
+            self._host.engine.check_room(len(body))
+        except ServiceError as error:
+            response = error_response(exchange, error)
+            response.headers[HEADER] = exchange.request_id
+            self._count(exchange, response.status_code, len(response.body), started)
+            return response
+        return None
+
+    def _count(self, exchange: Exchange, status: int, size: int, started: float) -> None:
+        if exchange.refusal:
+            self._metrics.rejected.labels(exchange.refusal).inc()
+        if exchange.left:
+            status = Cancelled.http_status
+        self._metrics.observe_request(exchange.door, exchange.route, str(status), status, started)
         self._metrics.response_bytes.labels(exchange.door).observe(size)
 
 
-def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None) -> ASGIApp:
+def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None) -> Edge:
     """Everything on the REST port."""
     app = FastAPI(
         title="Attendant",
@@ -140,7 +169,7 @@ def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None
                 metrics.create_requests(door_of(route.path), [route.path])
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
-    return Edge(app, routers, metrics, keys, (*health.PATHS, *DOCS_PATHS, *page))
+    return Edge(app, routers, host, metrics, keys, (*health.PATHS, *DOCS_PATHS, *page))
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
@@ -185,7 +214,7 @@ def door_of(path: str) -> str:
 
 def error_response(exchange: Exchange, error: ServiceError) -> Response:
     """The error as its door spells it."""
-    exchange.error = error
+    exchange.refusal, exchange.left = error.label, isinstance(error, Cancelled)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))

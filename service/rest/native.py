@@ -35,6 +35,7 @@ from service.rest.wire import (
 )
 
 NAME = "rest"
+ENCODE_PATH = "/v1/encode"
 
 
 class EncodeBody(StrictModel):
@@ -65,11 +66,16 @@ TOKENIZE = TypeAdapter(TokenizeBody)
 BODIES = (EncodeBody, TokenizeBody)
 
 
+def is_for_fast_lane(body: bytes) -> bool:
+    """Whether a body of /v1/encode asks for the last layer alone, told without parsing it."""
+    return b'"layers"' not in body
+
+
 def make_router(host: Host, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["native"])
 
-    @router.post("/v1/encode", openapi_extra=body_of(EncodeBody))
+    @router.post(ENCODE_PATH, openapi_extra=body_of(EncodeBody))
     async def encode(request: Request) -> Response:
         """Vectors of the inputs: pooled, of tokens, words or spans, static."""
         body = await read_json(request, ENCODE, settings)

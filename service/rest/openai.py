@@ -15,7 +15,8 @@ from service.errors import Invalid, NotFound, ServiceError, Unauthenticated, Unr
 from service.rest.wire import StrictModel, answer, body_of, deadline_of, marks, read_json, while_connected
 
 NAME = "openai"
-PATHS = ("/v1/embeddings", "/v1/models")
+EMBEDDINGS_PATH = "/v1/embeddings"
+PATHS = (EMBEDDINGS_PATH, "/v1/models")
 MAX_INPUTS = 2048
 
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -39,7 +40,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["openai"])
 
-    @router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody))
+    @router.post(EMBEDDINGS_PATH, openapi_extra=body_of(EmbeddingsBody))
     async def embeddings(request: Request) -> Response:
         """One vector for each input."""
         body = await read_json(request, EMBEDDINGS, settings)

@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry
 from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file, write_manifest
 from model.tokenizer import Source
 from service.config import Settings
+from service.engine.batcher import Batcher
 from service.engine.engine import Engine
 from service.engine.host import Host
 from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, EncodeResponse, Input
+from service.engine.requests import EncodeRequest, EncodeResponse, Input, Text, TextVectors
 from service.keys import Keys
 from service.metrics import Metrics
 from service.rest.edge import make_app
@@ -95,6 +96,11 @@ async def open_house(model: LoadedModel, keys: Keys | None = None, **options: An
         yield House(engine, host, metrics, client, settings)
     await engine.drain()
     await engine.close()
+
+
+def fast_queue(house: House) -> Batcher[Text, TextVectors]:
+    """The fast lane's queue, to hold room in it."""
+    return house.engine._fast.batcher
 
 
 @pytest.fixture

@@ -242,6 +242,20 @@ async def test_an_empty_queue_takes_a_request_larger_than_itself(start: Start) -
         pass
 
 
+async def test_it_is_crowded_when_it_is_nearly_full(start: Start) -> None:
+    """Above nine tenths; asking for room holds none."""
+    batcher = start(max_queue_tokens=10)
+    with batcher.reserve(9):
+        assert not batcher.crowded
+        batcher.check_room(1)
+        batcher.check_room(1)
+        with batcher.reserve(1):
+            assert batcher.crowded
+            with pytest.raises(QueueFull):
+                batcher.check_room(1)
+    assert not batcher.crowded
+
+
 async def test_a_failed_reservation_is_given_back(start: Start) -> None:
     """Whatever goes wrong between admission and the queue."""
     batcher = start()

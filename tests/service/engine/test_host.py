@@ -5,8 +5,10 @@ from prometheus_client import CollectorRegistry
 
 from service.engine.engine import Engine
 from service.engine.host import Host, Status
-from service.errors import Unavailable
+from service.engine.loaded import LoadedModel
+from service.errors import QueueFull, Unavailable
 from service.metrics import Metrics
+from tests.service.conftest import fast_queue, open_house
 
 
 @pytest.fixture
@@ -31,6 +33,18 @@ async def test_a_ready_host_gives_its_engine(host: Host, engine: Engine) -> None
     host.become_ready(engine)
     assert host.engine is engine
     assert (host.ready, host.loaded, sample(host, "attendant_ready")) == (True, True, 1)
+
+
+async def test_a_host_is_as_crowded_as_its_engine(model: LoadedModel) -> None:
+    """And not at all before it has one."""
+    async with open_house(model, max_queue_tokens=100) as house:
+        assert not Host(house.metrics).crowded
+        assert not house.host.crowded
+        with fast_queue(house).reserve(100):
+            assert house.host.crowded
+            with pytest.raises(QueueFull):
+                house.engine.check_room(8)
+        house.engine.check_room(8)
 
 
 async def test_a_draining_host_serves_until_it_refuses(host: Host, engine: Engine) -> None:

@@ -1,18 +1,23 @@
 """The HTTP server itself: slow clients are not waited for, and the app is told of no signal."""
 
 import asyncio
+import gc
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.config import Settings
 from service.engine.loaded import LoadedModel
+from service.engine.requests import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
-from service.rest.server import Server
-from tests.service.conftest import open_house
+from service.rest.server import MAX_HELD_BYTES, Gate, Server
+from tests.service.conftest import fast_queue, open_house
 
 HELLO: ASGIApp = PlainTextResponse("hello")
 
@@ -25,12 +30,14 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, header_timeout_s: float) -> AsyncIterator[tuple[asyncio.StreamReader,
+async def serving(
+    app: ASGIApp, header_timeout_s: float, gate: Gate | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader,
                                                                                asyncio.StreamWriter]]:  # fmt: skip
     """A connection to a server of `app`."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(app, header_timeout_s, 5)
+    server = Server(app, header_timeout_s, 5, gate)
     task = asyncio.create_task(server.serve([bound]))
     await server.started_event.wait()
     reader, writer = await asyncio.open_connection(*bound.getsockname())
@@ -112,3 +119,151 @@ async def test_a_caller_who_hangs_up_is_counted_as_gone(model: LoadedModel) -> N
             writer.close()
             await until(lambda: house.sample("attendant_requests_in_flight") == 0)
         assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
+
+
+async def test_work_is_cancelled_when_its_caller_hangs_up(model: LoadedModel) -> None:
+    """However long it would have waited."""
+    cancelled = asyncio.Event()
+
+    async def never(request: EncodeRequest) -> EncodeResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async with open_house(model) as house:
+        house.engine.encode = never  # type: ignore[method-assign]
+        async with serving(make_app(house.host, Settings(), house.metrics, None), 10) as (_, writer):
+            writer.write(post(b'{"inputs": "bank"}', b"Content-Type: application/json").replace(b"/x", b"/v1/encode"))
+            await until(lambda: house.sample("attendant_requests_in_flight") == 1)
+            writer.close()
+            await asyncio.wait_for(cancelled.wait(), 20)
+            await until(lambda: house.sample("attendant_requests_in_flight") == 0)
+        assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
+
+
+class Doorman:
+    """A gate that is shut and turns away what has `no` in it."""
+
+    def __init__(self) -> None:
+        self.shut = True
+        self.asked: list[tuple[bytes, bytes]] = []
+
+    def turn_away(self, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+        self.asked.append((path, body))
+        return (
+            PlainTextResponse("go away", 429, {"x-kind": headers.get(b"x-kind", b"").decode()})
+            if b"no" in body
+            else None
+        )
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(b"echo " + await Request(scope, receive).body())(scope, receive, send)
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return b"".join(
+        (b"POST /x HTTP/1.1\r\nHost: a\r\n", *(header + b"\r\n" for header in headers),
+         b"Content-Length: %d\r\n\r\n" % len(body), body)
+    )  # fmt: skip
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The status and the body of the next answer."""
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).lower()
+    size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head[9:12]), await reader.readexactly(size)
+
+
+async def test_a_shut_gate_turns_away_and_lets_in() -> None:
+    """On one connection, in any order; what is let in reaches the app whole."""
+    gate = Doorman()
+    async with serving(echo, 10, gate) as (reader, writer):
+        for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
+            writer.write(post(body))
+            assert await answer_of(reader) == ((429, b"go away") if b"no" in body else (200, b"echo " + body))
+        gate.shut = False
+        writer.write(post(b"no"))
+        assert await answer_of(reader) == (200, b"echo no")
+    assert gate.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
+
+
+async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
+    """Byte by byte, and several at once; every answer in its place."""
+    async with serving(echo, 10, Doorman()) as (reader, writer):
+        for byte in post(b"no, thank you", b"X-Kind: slow"):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert await answer_of(reader) == (429, b"go away")
+        writer.write(post(b"no") + post(b"yes") + post(b"no 2") + post(b"yes 2"))
+        # Behind one that the app has not answered yet nothing is held, or its refusal would overtake the answer.
+        found = [await answer_of(reader) for _ in range(4)]
+    assert found == [(429, b"go away"), (200, b"echo yes"), (200, b"echo no 2"), (200, b"echo yes 2")]
+
+
+@pytest.mark.parametrize("head", [b"Expect: 100-continue", b"Transfer-Encoding: chunked"])
+async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
+    """A body that is only announced, or of unknown length."""
+    gate = Doorman()
+    async with serving(echo, 10, gate) as (reader, writer):
+        if head.startswith(b"Expect"):
+            writer.write(post(b"no", head).removesuffix(b"no"))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+            writer.write(b"no")
+        else:
+            writer.write(b"POST /x HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n2\r\nno\r\n0\r\n\r\n")
+        assert await answer_of(reader) == (200, b"echo no")
+        writer.write(post(b"n" * (MAX_HELD_BYTES + 1)))
+        assert (await answer_of(reader))[0] == 200
+    assert gate.asked == []
+
+
+async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
+    """As the long way does."""
+    async with serving(echo, 10, Doorman()) as (reader, writer):
+        writer.write(post(b"no", b"Connection: close"))
+        answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_what_is_held_is_not_held_for_ever() -> None:
+    """A body that does not come while the gate is shut ends with the time for headers."""
+    async with serving(echo, 0.05, Doorman()) as (reader, writer):
+        writer.write(post(b"no").removesuffix(b"o"))
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+
+
+async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
+    """Answered, invalid, refused by a full queue: every object goes at once, so collections may be rare."""
+    async with open_house(model, max_queue_tokens=200) as house:
+        app = make_app(house.host, house.settings, house.metrics, None)
+
+        async def ask_all() -> list[int]:
+            async with serving(app, 10, app) as (reader, writer):
+                kind = b"Content-Type: application/json"
+                found = []
+                for body in (b'{"inputs": "bank"}', b'{"inputs": ""}', b'{"inputs": 3}', b"{"):
+                    writer.write(post(body, kind).replace(b"/x", b"/v1/encode"))
+                    found.append((await answer_of(reader))[0])
+                with fast_queue(house).reserve(200):
+                    for path in (b"/v1/encode", b"/v1/tokenize"):
+                        writer.write(post(b'{"inputs": "bank"}', kind).replace(b"/x", path))
+                        found.append((await answer_of(reader))[0])
+                return found
+
+        await ask_all()
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            assert await ask_all() == [200, 422, 422, 400, 429, 429]
+            gc.collect()
+            left = Counter(type(found).__name__ for found in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not {"Exchange", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left
