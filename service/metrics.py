@@ -79,7 +79,10 @@ class Metrics:
             registry=registry,
         )
         self.busy_seconds = Counter(
-            "attendant_inference_busy_seconds", "Time the workers spent running rows.", ["lane"], registry=registry
+            "attendant_inference_busy_seconds",
+            "Time spent running rows, times the threads that ran them.",
+            ["lane"],
+            registry=registry,
         )
         self.inference_errors = Counter(
             "attendant_inference_errors", "Rows that the runtime failed.", ["lane"], registry=registry

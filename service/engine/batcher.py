@@ -47,6 +47,14 @@ class _Entry(Generic[Item, Result]):
     size: int
 
 
+@dataclass(slots=True)
+class _Row(Generic[Item, Result]):
+    """What a worker took: its entries, none when all that waited were dropped, and the threads they are run by."""
+
+    entries: list[_Entry[Item, Result]]
+    threads: int
+
+
 @dataclass(frozen=True)
 class Plan(Generic[Item, Result]):
     """What a batcher is for.
@@ -62,7 +70,10 @@ class Plan(Generic[Item, Result]):
     row_length: Callable[[Sequence[Item]], int]
     workers: int
     max_queue_tokens: int
+    run_wide: Callable[[Sequence[Item]], list[Result]]
     gives_way: Callable[[], bool] = lambda: False
+    wide_threads: int = 1
+    wide_tokens: int = 0
 
 
 class Batcher(Generic[Item, Result]):
@@ -78,6 +89,7 @@ class Batcher(Generic[Item, Result]):
         self._queued_tokens = 0
         self._reserved_tokens = 0
         self._closing = False
+        self._waking = False
         self._running = 0
         self._tokens_per_second = 0.0
         self._metrics = metrics
@@ -147,8 +159,16 @@ class Batcher(Generic[Item, Result]):
                 raise Unavailable("The server is stopping; send the request to another.", reason="draining")
             self._queue.extend(entries)
             self._queued_tokens += sum(sizes)
-            self._filled.notify(len(entries))
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake)
         return job.future
+
+    def _wake(self) -> None:
+        """Wake the workers, one turn of the loop after what was queued: requests that came together run together."""
+        self._waking = False
+        with self._filled:
+            self._filled.notify(len(self._queue))
 
     async def drain(self) -> None:
         """Return when nothing is being made ready, nothing waits and nothing runs."""
@@ -186,27 +206,28 @@ class Batcher(Generic[Item, Result]):
     def _work(self) -> None:
         while (row := self._take()) is not None:
             started = time.perf_counter()
-            if row:
+            if row.entries:
                 self._run(row)
             seconds = time.perf_counter() - started
-            tokens = sum(entry.size for entry in row)
+            tokens = sum(entry.size for entry in row.entries)
             with self._filled:
-                self._running -= 1
+                self._running -= row.threads
                 if tokens:
-                    rate = tokens / seconds * self._plan.workers
+                    rate = tokens / seconds * self._plan.workers / row.threads
                     self._tokens_per_second += (rate - self._tokens_per_second) * 0.1
+                if row.threads > 1:
+                    self._filled.notify(len(self._queue))
                 self._tell_idle()
-            if row and self._plan.gives_way():
+            if row.entries and self._plan.gives_way():
                 time.sleep(seconds / 2)
 
-    def _take(self) -> list[_Entry[Item, Result]] | None:
-        """Wait for items and take the next row: None when closing, empty when all that waited were dropped."""
+    def _take(self) -> _Row[Item, Result] | None:
+        """Wait for items and for a thread to run them, and take the next row; None when closing."""
         with self._filled:
-            while not self._queue and not self._closing:
+            while not self._closing and not (self._queue and self._running < self._plan.workers):
                 self._filled.wait()
             if not self._queue:
                 return None
-            self._running += 1
             window: list[_Entry[Item, Result]] = []
             now, dropped = time.monotonic(), 0
             while self._queue and len(window) < WINDOW:
@@ -216,50 +237,60 @@ class Batcher(Generic[Item, Result]):
                     dropped += 1
                 else:
                     window.append(entry)
-            free = self._plan.workers - self._running + 1
-            chosen = set(self._plan.choose([entry.size for entry in window], free)) if window else set()
+            chosen, threads = self._share([entry.size for entry in window])
+            self._running += threads
             self._queue.extendleft(reversed([entry for at, entry in enumerate(window) if at not in chosen]))
-            row = [window[at] for at in sorted(chosen)]
-            self._queued_tokens -= sum(entry.size for entry in row)
+            row = _Row([window[at] for at in sorted(chosen)], threads)
+            self._queued_tokens -= sum(entry.size for entry in row.entries)
         if dropped:
             self._metrics.cancelled.labels("queue").inc(dropped)
         return row
 
-    def _run(self, row: list[_Entry[Item, Result]]) -> None:
+    def _share(self, sizes: list[int]) -> tuple[set[int], int]:
+        """Which of the items in the window go into the next row, and how many threads run it."""
+        if not sizes:
+            return set(), 1
+        free, wide = self._plan.workers - self._running, self._plan.wide_threads
+        if 1 < wide <= free and not self._queue and sum(sizes) <= self._plan.wide_tokens:
+            return set(range(len(sizes))), wide
+        return set(self._plan.choose(sizes, free)), 1
+
+    def _run(self, row: _Row[Item, Result]) -> None:
         started = time.perf_counter()
-        for job in {entry.job for entry in row}:
+        for job in {entry.job for entry in row.entries}:
             if not job.started:
                 job.started = True
                 self._observe_queue(started - job.submitted)
-        items = [entry.item for entry in row]
+        items = [entry.item for entry in row.entries]
         lane = self._plan.lane
+        run = self._plan.run if row.threads == 1 else self._plan.run_wide
         try:
-            results = self._plan.run(items)
-            if len(results) != len(row):
-                raise RuntimeError(f"{len(row)} items gave {len(results)} results; this is a bug")
+            results = run(items)
+            if len(results) != len(items):
+                raise RuntimeError(f"{len(items)} items gave {len(results)} results; this is a bug")
         except Exception as error:  # noqa: BLE001  # whatever it is belongs to the callers of this row
             self._metrics.inference_errors.labels(lane).inc()
             self._isolate(row, error)
             return
         seconds = time.perf_counter() - started
         self._observe_inference(seconds)
-        self._metrics.busy_seconds.labels(lane).inc(seconds)
-        tokens = sum(entry.size for entry in row)
+        self._metrics.busy_seconds.labels(lane).inc(seconds * row.threads)
+        tokens = sum(entry.size for entry in row.entries)
         self._metrics.tokens.inc(tokens)
-        self._observe_texts(len(row))
+        self._observe_texts(len(items))
         self._observe_tokens(tokens)
         self._observe_padding(1 - tokens / self._plan.row_length(items))
-        self._call_loop(self._deliver, row, results)
+        self._call_loop(self._deliver, row.entries, results)
 
-    def _isolate(self, row: list[_Entry[Item, Result]], error: Exception) -> None:
+    def _isolate(self, row: _Row[Item, Result], error: Exception) -> None:
         """A row failed: run its halves, so that only the item at fault fails and its mates get their answers."""
-        if len(row) > 1:
+        if len(row.entries) > 1:
             self._metrics.row_retries.labels(self._plan.lane).inc(2)
-            middle = len(row) // 2
-            self._run(row[:middle])
-            self._run(row[middle:])
+            middle = len(row.entries) // 2
+            for half in (row.entries[:middle], row.entries[middle:]):
+                self._run(_Row(half, row.threads))
             return
-        self._call_loop(self._fail, row[0].job, error)
+        self._call_loop(self._fail, row.entries[0].job, error)
 
     def _call_loop(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell

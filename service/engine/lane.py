@@ -11,8 +11,6 @@ from service.engine.providers import Provider
 from service.errors import DeadlineExceeded, Internal, NonFiniteOutput, ServiceError
 from service.metrics import Metrics
 
-ChooseRow = Callable[[Sequence[int], int], list[int]]
-
 
 class Tokenized(Protocol):
     """What waits in a lane."""
@@ -32,7 +30,14 @@ class Runs(Protocol[Item_contra, Result]):
     @property
     def provider(self) -> Provider: ...
 
+    @property
+    def wide_tokens(self) -> int: ...
+
     def run(self, items: Sequence[Item_contra], /) -> list[Result]: ...
+
+    def run_wide(self, items: Sequence[Item_contra], /) -> list[Result]: ...
+
+    def choose(self, sizes: Sequence[int], free: int, /) -> list[int]: ...
 
     def row_length(self, items: Sequence[Item_contra], /) -> int: ...
 
@@ -44,7 +49,6 @@ class Lane(Generic[Item, Result]):
         self,
         name: str,
         runtime: Runs[Item, Result],
-        choose_row: ChooseRow,
         max_queue_tokens: int,
         metrics: Metrics,
         gives_way: Callable[[], bool] = lambda: False,
@@ -55,11 +59,14 @@ class Lane(Generic[Item, Result]):
             Plan(
                 lane=name,
                 run=runtime.run,
-                choose=choose_row,
+                choose=runtime.choose,
                 row_length=runtime.row_length,
                 workers=runtime.provider.workers,
                 max_queue_tokens=max_queue_tokens,
                 gives_way=gives_way,
+                run_wide=runtime.run_wide,
+                wide_threads=runtime.provider.wide_threads,
+                wide_tokens=runtime.wide_tokens,
             ),
             metrics,
         )
@@ -90,8 +97,3 @@ class Lane(Generic[Item, Result]):
             raise
         except Exception as error:
             raise Internal from error
-
-
-def one_alone(sizes: Sequence[int], free: int) -> list[int]:
-    """The oldest text, by itself."""
-    return [0]

@@ -23,8 +23,10 @@ PLUGIN_LIBRARY = "attendant_openvino"
 
 FEW_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 """For the plugin, which compiles for each new shape (3 to 25 ms) and keeps what it compiled."""
-MANY_LENGTHS = tuple(range(8, 257, 8))
+MANY_LENGTHS = tuple(range(4, 257, 4))
 """For onnxruntime itself, to which a new shape is nothing, and padding is all it could save."""
+MOST_WIDE_THREADS = 4
+"""A row of a few texts is too small for more."""
 
 Precision = Literal["bf16", "f32"]
 
@@ -39,14 +41,25 @@ class Provider:
     shared_row_tokens: int
     row_lengths: tuple[int, ...]
     threads_per_run: int = 1
+    wide_threads: int = 1
+    """For a row that has the machine to itself; 1 where such a row is run like any other."""
+    wide_tokens: int = 0
+    """The longest such row; what is more is sooner done in several rows side by side."""
+    compiles: bool = False
+    """Whether it prepares for each length of row that it meets, so that all are to be run before the first request."""
 
-    def open(self, artifact: Artifact, graph: GraphRecord) -> onnxruntime.InferenceSession:
-        """A session over the very bytes that were verified."""
+    def open(self, artifact: Artifact, graph: GraphRecord, *, wide: bool = False) -> onnxruntime.InferenceSession:
+        """A session over the very bytes that were verified.
+
+        The threads of a `wide` run wait for each other awake: there are a hundred such waits in a run of 3 ms, and
+        nothing else that has work. Those of others sleep, for the event loop needs the core.
+        """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = self.threads_per_run
+        options.intra_op_num_threads = self.wide_threads if wide else self.threads_per_run
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if wide else "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         weights = artifact.read(WEIGHTS)
         options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
         if self.name == CPU:
@@ -82,12 +95,13 @@ def choose_provider(
             raise ConfigError(
                 "ATTENDANT_PRECISION: bf16 needs the OpenVINO plugin on an Intel CPU; this is not one. Use auto or f32."
             )
-        return Provider(CPU, "f32", workers, row_tokens or 128, MANY_LENGTHS)
+        shared, wide = row_tokens or 128, min(workers, MOST_WIDE_THREADS)
+        return Provider(CPU, "f32", workers, shared, MANY_LENGTHS, wide_threads=wide, wide_tokens=shared * 3 // 2)
     has_bf16 = "BF16" in device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split()
     if precision == "bf16" and not has_bf16:
         raise ConfigError("ATTENDANT_PRECISION: this CPU has no bf16 unit. Use auto or f32.")
     chosen: Precision = "bf16" if precision != "f32" and has_bf16 else "f32"
-    return Provider(OPENVINO, chosen, workers, row_tokens or 256, FEW_LENGTHS)
+    return Provider(OPENVINO, chosen, workers, row_tokens or 256, FEW_LENGTHS, compiles=True)
 
 
 def explain_provider(threads: int = 0) -> Provider:

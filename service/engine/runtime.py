@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact, Pooling
 from model.tokenizer import Tokens
-from service.engine.packing import Row, RowLengths, lay_out
+from service.engine.packing import Row, RowLengths, choose, lay_out
 from service.engine.pooling import pool_row
 from service.engine.providers import Provider
 from service.engine.requests import ExplainWork, Text, TextVectors
@@ -25,13 +25,24 @@ class Runtime:
         self.row_lengths = RowLengths.up_to(
             artifact.manifest.max_tokens, provider.shared_row_tokens, provider.row_lengths
         )
+        self.wide_tokens = min(provider.wide_tokens, artifact.manifest.max_tokens)
         self._types = artifact.manifest.types
-        self._session = provider.open(artifact, artifact.manifest.graphs["fast"])
+        graph = artifact.manifest.graphs["fast"]
+        self._session = provider.open(artifact, graph)
+        self._wide_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
 
     def warm_up(self) -> None:
-        """Run every row length once, so that no caller pays for a shape's first time."""
-        for length in self.row_lengths.lengths:
-            self._hidden(lay_out([([0] * length, None)], length))
+        """Run what is dear the first time: every length where lengths are compiled, else one, for the memory."""
+        lengths = (
+            self.row_lengths.lengths if self.provider.compiles else (self.row_lengths.fit(self.row_lengths.shared),)
+        )
+        for session in {self._session, self._wide_session}:
+            for length in lengths:
+                _hidden(session, lay_out([([0] * length, None)], length))
+
+    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
+        """Which of the waiting texts share the next row."""
+        return choose(sizes, free, shared=self.row_lengths.shared)
 
     def row_length(self, texts: Sequence[Text]) -> int:
         return self.row_lengths.fit(sum(len(text.tokens) for text in texts))
@@ -41,10 +52,17 @@ class Runtime:
 
         Raises `NonFiniteOutput`, or what onnxruntime raises.
         """
+        return self._run(self._session, texts)
+
+    def run_wide(self, texts: Sequence[Text]) -> list[TextVectors]:
+        """The same on as many threads as the provider has for a row that is alone."""
+        return self._run(self._wide_session, texts)
+
+    def _run(self, session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> list[TextVectors]:
         row = lay_out(
             [(text.tokens.ids, model_types(text.tokens, self._types)) for text in texts], self.row_length(texts)
         )
-        hidden = self._hidden(row)[0]
+        hidden = _hidden(session, row)[0]
         # One sum tells: a NaN or infinity anywhere stays in it.
         if not np.isfinite(hidden[: row.tokens].sum()):
             raise NonFiniteOutput
@@ -58,13 +76,11 @@ class Runtime:
             for index, (text, start, size) in enumerate(zip(texts, row.starts, row.sizes, strict=True))
         ]
 
-    def _hidden(self, row: Row) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
-        (hidden,) = self._session.run(None, row.inputs)
-        return hidden  # type: ignore[no-any-return]
-
 
 class ExplainRuntime:
     """The explain graph: what every layer gave, in float32 on onnxruntime's own provider, one text a row."""
+
+    wide_tokens = 0
 
     def __init__(self, artifact: Artifact, provider: Provider) -> None:
         self.provider = provider
@@ -85,6 +101,12 @@ class ExplainRuntime:
         """Run each text and do its work. Raises `NonFiniteOutput`, or what onnxruntime raises."""
         return [text(self._every_layer(text.tokens)) for text in texts]
 
+    run_wide = run
+
+    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
+        """The oldest text, by itself."""
+        return [0]
+
     def row_length(self, texts: Sequence[ExplainWork]) -> int:
         return sum(len(text.tokens) for text in texts)
 
@@ -94,6 +116,13 @@ class ExplainRuntime:
         if not np.isfinite(every.sum()):
             raise NonFiniteOutput
         return every[:, 0]  # type: ignore[no-any-return]
+
+
+def _hidden(
+    session: onnxruntime.InferenceSession, row: Row
+) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
+    (hidden,) = session.run(None, row.inputs)
+    return hidden  # type: ignore[no-any-return]
 
 
 def model_types(tokens: Tokens, types: int) -> list[int] | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -64,10 +65,11 @@ async def start(bench: Bench) -> AsyncIterator[Start]:
         shared: int = 8,
         max_queue_tokens: int = 1000,
         metrics: Metrics | None = None,
-        gives_way: Callable[[], bool] = lambda: False,
+        **options: Any,
     ) -> Batcher[int, int]:
         choose_row = partial(choose, shared=shared)
-        plan = Plan("test", run, choose_row, lambda items: 64, workers, max_queue_tokens, gives_way)
+        options.setdefault("run_wide", run)
+        plan = Plan("test", run, choose_row, lambda items: 64, workers, max_queue_tokens, **options)
         started.append(Batcher(plan, metrics or Metrics(CollectorRegistry())))
         return started[-1]
 
@@ -137,6 +139,53 @@ async def test_workers_run_side_by_side(start: Start) -> None:
         return list(items)
 
     assert await start(run, workers=2).submit([1, 2], [2, 2], FOREVER) == [1, 2]
+
+
+async def test_what_fits_one_row_is_run_wide_when_nothing_else_runs(start: Start, bench: Bench) -> None:
+    """By all threads at once; whatever comes meanwhile waits, and then is shared by the workers."""
+    wide: list[list[int]] = []
+
+    def run_wide(items: Sequence[int]) -> list[int]:
+        wide.append(list(items))
+        return bench(items)
+
+    metrics = Metrics(CollectorRegistry())
+    batcher = start(workers=2, shared=8, run_wide=run_wide, wide_threads=2, wide_tokens=8, metrics=metrics)
+    first = await bench.hold(batcher)
+    later = [batcher.submit([item], [5], FOREVER) for item in (2, 3, 4)]
+    await asyncio.sleep(0)
+    bench.gate.set()
+    assert await asyncio.gather(first, *later) == [[10], [20], [30], [40]]
+    assert wide[0] == [1]
+    # Three times five are more than eight: the two workers run narrow rows, and only the last may be alone again.
+    assert sorted(bench.rows[:3]) == [[1], [2], [3]]
+    assert len(wide) == 1 or wide[1:] == [[4]]
+
+
+async def test_a_wide_row_leaves_no_thread_for_another(start: Start, bench: Bench) -> None:
+    """And busy seconds count each of its threads."""
+    metrics = Metrics(CollectorRegistry())
+    batcher = start(workers=2, wide_threads=2, wide_tokens=8, metrics=metrics)
+    first = await bench.hold(batcher)
+    second = batcher.submit([2], [1], FOREVER)
+    assert batcher._running == 2
+    bench.gate.set()
+    assert (await first, await second) == ([10], [20])
+    assert bench.rows == [[1], [2]]
+    busy = metrics.registry.get_sample_value("attendant_inference_busy_seconds_total", {"lane": "test"})
+    inference = metrics.registry.get_sample_value(
+        "attendant_stage_duration_seconds_sum", {"stage": "inference", "lane": "test"}
+    )
+    assert inference
+    assert busy == pytest.approx(2 * inference)
+
+
+async def test_what_comes_together_runs_together(start: Start, bench: Bench) -> None:
+    """Requests of one turn of the loop share a row, though a worker is idle when the first of them is queued."""
+    batcher = start()
+    found = [batcher.submit([item], [1], FOREVER) for item in (1, 2, 3)]
+    assert await asyncio.gather(*found) == [[10], [20], [30]]
+    assert bench.rows == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -325,7 +374,7 @@ def test_a_result_for_a_closed_loop_is_harmless(bench: Bench) -> None:
     metrics = Metrics(CollectorRegistry())
 
     async def leave_work_behind() -> Batcher[int, int]:
-        plan = Plan("test", bench, partial(choose, shared=1), lambda items: 64, 1, 1000)
+        plan = Plan("test", bench, partial(choose, shared=1), lambda items: 64, 1, 1000, run_wide=bench)
         batcher: Batcher[int, int] = Batcher(plan, metrics)
         await bench.hold(batcher)
         batcher.submit([2], [1], FOREVER)

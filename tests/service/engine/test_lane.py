@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 
-from service.engine.lane import one_alone
 from service.engine.loaded import LoadedModel
 from service.errors import QueueFull
 from tests.service.conftest import House, encode, open_house
 
 TEXT = "He cashed a check at the bank."
-
-
-def test_one_alone_takes_the_oldest() -> None:
-    """Whatever waits and whoever is free."""
-    assert one_alone([9, 1, 1], 4) == [0]
 
 
 async def test_the_last_layer_runs_on_the_fast_lane(house: House) -> None:

@@ -1,6 +1,7 @@
 """The runtime: a text's vectors are its own, in any company; a number that is not finite never leaves."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,17 @@ SENTENCES = (
 )
 
 
+class Noting:
+    """A session that notes each run."""
+
+    def __init__(self, session: Any, calls: list[int]) -> None:
+        self._session, self._calls = session, calls
+
+    def run(self, outputs: None, inputs: dict[str, Any]) -> Any:
+        self._calls.append(inputs["ids"].size)
+        return self._session.run(outputs, inputs)
+
+
 def texts(model: LoadedModel, *sentences: str) -> list[Text]:
     return [Text(tokens, "mean", True) for tokens in model.tokenizer.encode([Source(text) for text in sentences])]
 
@@ -41,6 +53,26 @@ def test_a_text_gets_the_same_vectors_in_any_company(model: LoadedModel) -> None
             assert cosine(vectors, alone[sentence]) >= least_cosine(model)
 
 
+def test_a_wide_run_gives_the_same(model: LoadedModel) -> None:
+    """However many threads it takes."""
+    company = texts(model, *SENTENCES)
+    for narrow, wide in zip(model.runtime.run(company), model.runtime.run_wide(company), strict=True):
+        assert narrow.pooled is not None
+        assert cosine(narrow.pooled, wide.pooled) >= least_cosine(model)
+
+
+async def test_a_lone_text_is_run_wide(house: House, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the provider has threads for it; many texts are not."""
+    calls: list[int] = []
+    session = model.runtime._wide_session
+    monkeypatch.setattr(model.runtime, "_wide_session", Noting(session, calls))
+    await encode(house.engine, SENTENCES[0])
+    alone = len(calls)
+    assert alone == (1 if model.runtime.provider.wide_threads > 1 else 0)
+    await encode(house.engine, *(f"short text number {n}" for n in range(128)))
+    assert len(calls) <= alone + 1  # what is left at the end may fit one row
+
+
 def test_context_makes_the_vector(model: LoadedModel) -> None:
     """The same word at the same place differs between texts, so segments do not leak and are not ignored."""
     money, river = hidden_of(model, ["money bank grows", "river bank flows"])
@@ -51,10 +83,12 @@ def test_what_padding_holds_never_matters(model: LoadedModel) -> None:
     """Ids and positions of segment 0 may be anything."""
     (text,) = texts(model, SENTENCES[2])
     row = lay_out([(text.tokens.ids, None)], 64)
-    clean = model.runtime._hidden(row)[0, : row.tokens].copy()
+    session = model.runtime._session
+    (clean,) = session.run(None, row.inputs)
     row.inputs["ids"][0, row.tokens :] = 2769
     row.inputs["positions"][0, row.tokens :] = 17
-    assert cosine(model.runtime._hidden(row)[0, : row.tokens], clean) >= least_cosine(model)
+    (other,) = session.run(None, row.inputs)
+    assert cosine(other[0, : row.tokens], clean[0, : row.tokens]) >= least_cosine(model)
 
 
 def test_only_what_is_wanted_comes_back(model: LoadedModel) -> None:
