@@ -55,10 +55,15 @@ def _verify(directory: Path) -> int:
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     for name, graph in manifest.graphs.items():
         parity = graph.parity
-        print(
-            f"  graph {name}: differs from torch by {parity.max_abs_difference:.2e} at most, "
+        line = (
+            f"  graph {name}, {graph.precision}: differs from torch by {parity.max_abs_difference:.2e} at most, "
             f"{parity.tolerance:.0e} allowed, over {parity.rows} rows"
         )
+        if graph.accuracy is not None:
+            accuracy = graph.accuracy
+            line += f"; smallest cosine to f32 {accuracy.min_cosine:.6f} over {accuracy.texts} texts"
+            line += f", in f32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
+        print(line)
     return 0
 
 

@@ -103,7 +103,9 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
                 f"{graph}.onnx: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
                 f"{parity.tolerance:.0e} is allowed. Nothing was written."
             )
-        graphs[graph] = GraphRecord(file=f"{graph}.onnx", inputs=INPUTS, outputs=OUTPUTS, parity=parity)
+        graphs[graph] = GraphRecord(
+            file=f"{graph}.onnx", weights=WEIGHTS, inputs=INPUTS, outputs=OUTPUTS, precision="f32", parity=parity
+        )
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
     find = _tensor_finder(root / graphs["explain"].file)
@@ -125,7 +127,6 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         normalize=text_vector.normalize,
         dense=dense,
         prompts=text_vector.prompts,
-        precision="f32",
         graphs=graphs,
         static=find(encoder.embeddings.tokens.weight),
         attention_kinds=KINDS,  # every family that checkpoint.py reads has the block that the formulas are of

@@ -14,7 +14,7 @@ from typing import Literal
 
 import onnxruntime
 
-from model.artifact import WEIGHTS, Artifact, GraphRecord
+from model.artifact import Artifact, GraphRecord
 from service.config import ConfigError
 
 OPENVINO = "OpenVINOExecutionProvider"
@@ -47,8 +47,8 @@ class Provider:
         options.intra_op_num_threads = self.threads_per_run
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        weights = artifact.read(WEIGHTS)
-        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
+        weights = artifact.read(graph.weights)
+        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
         if self.name == CPU:
             return onnxruntime.InferenceSession(artifact.read(graph.file), options, providers=[CPU])
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -37,7 +37,7 @@ def test_verify_says_what_it_found(exported: Path, capsys: pytest.CaptureFixture
     first, *graphs = out.splitlines()
     assert first == f"{exported}: tiny-bert, 4 files, sha256:{Artifact.open(exported).digest}"
     near = r"differs from torch by \d\.\d\de-0\d at most, \de-04 allowed, over 8 rows"
-    assert re.fullmatch(rf"  graph fast: {near}\n  graph explain: {near}", "\n".join(graphs))
+    assert re.fullmatch(rf"  graph fast, f32: {near}\n  graph explain, f32: {near}", "\n".join(graphs))
     assert err == ""
 
 
