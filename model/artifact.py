@@ -24,6 +24,9 @@ WEIGHTS = "weights.bin"
 
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
+Variant = Literal["cuda"]
+VARIANTS: tuple[Variant, ...] = ("cuda",)
+"""Graphs that an artifact may hold beside `fast` and `explain`, by the name of each in the manifest."""
 GraphPrecision = Literal["f32", "f16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")

@@ -33,8 +33,14 @@ def sample_sentences(count: int) -> list[str]:
 
 
 def read_texts(path: Path) -> list[str]:
-    """A file with one text a line; blank lines are none. Raises OSError, or ValueError where it is not UTF-8."""
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    """A file with one text a line; blank lines are none. Raises OSError, or ValueError where there is no text in it."""
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8.") from None
+    if not texts:
+        raise ValueError(f"{path}: no text in it.")
+    return texts
 
 
 def _sentences_of(text: str) -> list[str]:

@@ -31,8 +31,9 @@ def test_a_file_has_a_text_a_line(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "texts") == ["money bank grows", "  river bänk flows"]
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """Rather than read as something else."""
-    (tmp_path / "texts").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="utf-8"):
+@pytest.mark.parametrize(("body", "message"), [(b"\xff\xfe\x00", "not UTF-8"), (b"\n  \n", "no text in it")])
+def test_a_file_without_texts_is_refused(tmp_path: Path, body: bytes, message: str) -> None:
+    """Rather than measure over nothing."""
+    (tmp_path / "texts").write_bytes(body)
+    with pytest.raises(ValueError, match=message):
         read_texts(tmp_path / "texts")
