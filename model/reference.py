@@ -63,8 +63,7 @@ FUNCTION = f"""
     shape = Shape (query)
     mixed_float = Reshape (mixed_split, shape)
 
-    minus_one = Constant <value_float = -1.0> ()
-    nan = Sqrt (minus_one)
+    nan = Div (nothing, nothing)
     written = Where (covered, mixed_float, nan)
     mixed = CastLike (written, query)
 }}

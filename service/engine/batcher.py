@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WINDOW = 64
-"""How many waiting items a worker looks at for its next row."""
+"""Enough for rows of a few hundred tokens."""
 
 
 class _Job(Generic[Result]):
@@ -53,6 +53,7 @@ class Plan(Generic[Item, Result]):
     `run` runs a row of items. `choose` picks, from the sizes that wait and the number of workers that could start
     now (this one included), which share the next row. `row_length` says how long the row of some items is.
     `gives_way` says whether more urgent work waits elsewhere: then a worker rests after a row, half as long as it ran.
+    `window` is how many waiting items a worker looks at for its next row.
     """
 
     lane: str
@@ -62,6 +63,7 @@ class Plan(Generic[Item, Result]):
     workers: int
     max_queue_tokens: int
     gives_way: Callable[[], bool] = lambda: False
+    window: int = WINDOW
 
 
 class Batcher(Generic[Item, Result]):
@@ -198,7 +200,7 @@ class Batcher(Generic[Item, Result]):
             self._running += 1
             window: list[_Entry[Item, Result]] = []
             now, dropped = time.monotonic(), 0
-            while self._queue and len(window) < WINDOW:
+            while self._queue and len(window) < self._plan.window:
                 entry = self._queue.popleft()
                 if entry.job.future.done() or entry.job.deadline <= now:
                     self._queued_tokens -= entry.size

@@ -16,7 +16,6 @@ from service.engine.explanations import AttendRequest, AttendResponse, CompareRe
 from service.engine.facts import facts_of, limits_of
 from service.engine.lane import Lane, one_alone
 from service.engine.loaded import LoadedModel
-from service.engine.packing import choose
 from service.engine.passage import Passage, aside, characters, estimate_tokens, fit
 from service.engine.requests import (
     EncodeRequest,
@@ -46,8 +45,7 @@ class Engine:
         self._limits = limits_of(settings, self._manifest.max_tokens)
         self.facts = facts_of(model, self._limits, settings)
         fast, explain = model.runtime, model.explain
-        share = partial(choose, shared=fast.row_lengths.shared)
-        self._fast: Lane[Text, TextVectors] = Lane("fast", fast, share, settings.max_queue_tokens, metrics)
+        self._fast: Lane[Text, TextVectors] = Lane("fast", fast, fast.choose, settings.max_queue_tokens, metrics)
         self._explain: Lane[ExplainWork, Any] = Lane(
             "explain", explain, one_alone, settings.max_explain_queue_tokens, metrics, lambda: self._fast.busy
         )

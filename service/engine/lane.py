@@ -60,6 +60,7 @@ class Lane(Generic[Item, Result]):
                 workers=runtime.provider.workers,
                 max_queue_tokens=max_queue_tokens,
                 gives_way=gives_way,
+                window=runtime.provider.window,
             ),
             metrics,
         )

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact, Pooling
 from model.tokenizer import Tokens
-from service.engine.packing import Row, RowLengths, lay_out
+from service.engine.packing import Row, RowLengths, choose, lay_out
 from service.engine.pooling import pool_row
 from service.engine.providers import Provider
 from service.engine.requests import ExplainWork, Text, TextVectors
@@ -26,12 +26,16 @@ class Runtime:
             artifact.manifest.max_tokens, provider.shared_row_tokens, provider.row_lengths
         )
         self._types = artifact.manifest.types
-        self._session = provider.open(artifact, artifact.manifest.graphs["fast"])
+        self._session = provider.open(artifact, artifact.manifest.graphs[provider.graph])
 
     def warm_up(self) -> None:
         """Run every row length once, so that no caller pays for a shape's first time."""
         for length in self.row_lengths.lengths:
             self._hidden(lay_out([([0] * length, None)], length))
+
+    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
+        """Which waiting texts share the next row, when so many workers could start one."""
+        return choose(sizes, free, shared=self.row_lengths.shared)
 
     def row_length(self, texts: Sequence[Text]) -> int:
         return self.row_lengths.fit(sum(len(text.tokens) for text in texts))

@@ -10,6 +10,7 @@ from model.tokenizer import Source
 from service.engine.loaded import LoadedModel
 from service.engine.packing import lay_out
 from service.engine.requests import Text
+from service.engine.runtime import Runtime
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, House, cosine, encode, least_cosine
 
@@ -51,6 +52,7 @@ def test_what_padding_holds_never_matters(model: LoadedModel) -> None:
     """Ids and positions of segment 0 may be anything."""
     (text,) = texts(model, SENTENCES[2])
     row = lay_out([(text.tokens.ids, None)], 64)
+    assert isinstance(model.runtime, Runtime)
     clean = model.runtime._hidden(row)[0, : row.tokens].copy()
     row.inputs["ids"][0, row.tokens :] = 2769
     row.inputs["positions"][0, row.tokens :] = 17
