@@ -1,6 +1,8 @@
 """A CUDA GPU: whether one is there, and a session that really runs on it or does not open."""
 
+import contextlib
 import ctypes
+import sys
 from dataclasses import dataclass
 
 import onnxruntime
@@ -44,7 +46,8 @@ def open_session(graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu) ->
 
     Of NVIDIA's libraries cuDNN is left out: nothing in our graph asks for it.
     """
-    onnxruntime.preload_dlls(cudnn=False)
+    with contextlib.redirect_stdout(sys.stderr):  # it prints what it misses
+        onnxruntime.preload_dlls(cudnn=False)
     chosen = {
         "device_id": str(gpu.device),
         "enable_cuda_graph": "1",
