@@ -3,9 +3,13 @@
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError
+from model.artifact import VARIANTS, Artifact, ArtifactError
+from model.corpus import read_texts, sample_sentences
+
+TEXTS = 2000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,6 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     making.add_argument("-o", "--out", type=Path, required=True, help="the directory to write")
     making.add_argument("--revision", help="a hub id's branch, tag or commit")
     making.add_argument("--name", help="the name it is served under (default: the last part of the source)")
+    making.add_argument(
+        "--with", dest="variants", action="append", default=[], choices=VARIANTS, help="a further graph; repeatable"
+    )
+    making.add_argument(
+        "--texts", type=Path, help="a file of texts, one a line, to measure its accuracy over (default: 2000 sentences)"
+    )
     checking = commands.add_parser("verify", help="check every byte of an artifact against its manifest")
     checking.add_argument("artifact", type=Path)
     options = parser.parse_args(arguments)
@@ -31,19 +41,40 @@ def _export(options: argparse.Namespace) -> int:
 
     try:
         # Only this command needs torch; `verify` works where it is not installed.
-        from model.export import ParityError, export
+        from model.accuracy import AccuracyError
+        from model.export import ParityError, Variants, export
         from model.published import CheckpointError
         from model.source import SourceError
     except ModuleNotFoundError as missing:
         return _fail(f"{missing.name} is not installed; exporting needs it: pip install 'attendant[cpu,export]'")
     try:
-        manifest = export(options.source, options.out, revision=options.revision, name=options.name, progress=progress)
-    except (SourceError, CheckpointError, ParityError, ArtifactError) as error:
+        texts = _texts(options)
+    except ValueError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{options.texts}: {error.strerror}.")
+    try:
+        manifest = export(
+            options.source,
+            options.out,
+            revision=options.revision,
+            name=options.name,
+            progress=progress,
+            variants=Variants(options.variants, texts),
+        )
+    except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename or options.out}: {error.strerror or error}.")
     progress(f"wrote {manifest.name} to {options.out}")
     return 0
+
+
+def _texts(options: argparse.Namespace) -> Sequence[str]:
+    """What accuracy is measured over; nothing where nothing is measured."""
+    if not options.variants:
+        return ()
+    return read_texts(options.texts) if options.texts else sample_sentences(TEXTS)
 
 
 def _verify(directory: Path) -> int:
@@ -55,10 +86,15 @@ def _verify(directory: Path) -> int:
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     for name, graph in manifest.graphs.items():
         parity = graph.parity
-        print(
-            f"  graph {name}: differs from torch by {parity.max_abs_difference:.2e} at most, "
+        line = (
+            f"  graph {name}, {graph.precision}: differs from torch by {parity.max_abs_difference:.2e} at most, "
             f"{parity.tolerance:.0e} allowed, over {parity.rows} rows"
         )
+        if graph.accuracy is not None:
+            accuracy = graph.accuracy
+            line += f"; smallest cosine to f32 {accuracy.min_cosine:.7f} over {accuracy.texts} texts"
+            line += f", in f32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
+        print(line)
     return 0
 
 

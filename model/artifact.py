@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
@@ -24,6 +24,10 @@ WEIGHTS = "weights.bin"
 
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
+Variant = Literal["cuda"]
+VARIANTS: tuple[Variant, ...] = ("cuda",)
+"""Graphs that an artifact may hold beside `fast` and `explain`, by the name of each in the manifest."""
+GraphPrecision = Literal["f32", "f16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map, as service/engine/maps.py defines them."""
@@ -90,11 +94,27 @@ class ParityRecord(_Record):
     tolerance: float
 
 
+class AccuracyRecord(_Record):
+    """How near a narrowed graph stays to the encoder in float32: the smallest cosine of a text's vector over `texts`.
+
+    `kept` names the parts of the encoder that stay in float32 because the cosine asked for it.
+    """
+
+    texts: int
+    min_cosine: float
+    kept: tuple[str, ...]
+
+
 class GraphRecord(_Record):
+    """One graph. `weights` is the file that its weights lie in; `accuracy` is of those that are narrower than f32."""
+
     file: str
+    weights: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    precision: GraphPrecision
     parity: ParityRecord
+    accuracy: AccuracyRecord | None = None
 
 
 class Manifest(_Record):
@@ -120,7 +140,6 @@ class Manifest(_Record):
     normalize: bool
     dense: tuple[DenseRecord, ...]
     prompts: dict[str, str]
-    precision: Literal["f32"]
     graphs: dict[str, GraphRecord]
     static: TensorRecord
     attention_kinds: tuple[Kind, ...]
@@ -178,7 +197,7 @@ class Artifact:
             if name not in listed:
                 raise ArtifactError(f"{path}: not listed in {MANIFEST}. An artifact holds only what it lists.")
         for name in [
-            *(graph.file for graph in self.manifest.graphs.values()),
+            *(name for graph in self.manifest.graphs.values() for name in (graph.file, graph.weights)),
             TOKENIZER,
             self.manifest.static.file,
             *(tensor.file for block in self.manifest.blocks for tensor in block.tensors()),

@@ -1,17 +1,15 @@
 """A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
 
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir
 import torch
 from torch import Tensor, nn
 
@@ -27,12 +25,16 @@ from model.artifact import (
     DenseRecord,
     GraphRecord,
     Manifest,
+    ParityRecord,
     TensorRecord,
+    Variant,
     describe_file,
     write_manifest,
 )
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.cuda import write_cuda
 from model.encoder import Block, Encoder, EveryLayer
+from model.graphs import Signature, write_graph
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
@@ -42,19 +44,40 @@ from model.tokenizer import Tokenizer
 DENSE_WEIGHTS = "dense.bin"
 INPUTS = ("ids", "positions", "types", "segments")
 OUTPUTS = ("hidden",)
-OPSET = 20
 
 Progress = Callable[[str], None]
+
+
+VARIANT_WRITERS: dict[Variant, Callable[[Path, Checkpoint, Sequence[str], Progress], GraphRecord]] = {
+    "cuda": write_cuda,
+}
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What to write beside the graphs of every artifact, and the texts that its accuracy is measured over."""
+
+    names: Sequence[Variant] = ()
+    texts: Sequence[str] = ()
 
 
 class ParityError(Exception):
     """The exported graph does not compute what the encoder computes; no artifact was written."""
 
 
-def export(source: str, out: Path, *, revision: str | None, name: str | None, progress: Progress) -> Manifest:
+def export(
+    source: str,
+    out: Path,
+    *,
+    revision: str | None,
+    name: str | None,
+    progress: Progress,
+    variants: Variants = Variants(),
+) -> Manifest:
     """Write the artifact of `source` to the directory `out`, replacing an artifact that is there.
 
-    The directory appears whole or not at all. Raises SourceError, CheckpointError, ParityError or ArtifactError.
+    The directory appears whole or not at all. Raises SourceError, CheckpointError, ParityError, AccuracyError or
+    ArtifactError.
     """
     if out.exists() and not out.is_dir():
         raise ArtifactError(f"{out}: not a directory. Name a new one.")
@@ -69,7 +92,7 @@ def export(source: str, out: Path, *, revision: str | None, name: str | None, pr
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"
         root.mkdir()
-        manifest = _write(root, checkpoint, origin, name or origin.name, progress)
+        manifest = _write(root, checkpoint, origin, name or origin.name, progress, variants)
         progress("verifying the artifact")
         Artifact.open(root)
         _replace(out, root, Path(scratch) / "old")
@@ -87,7 +110,9 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progress: Progress) -> Manifest:
+def _write(
+    root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progress: Progress, variants: Variants
+) -> Manifest:
     encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
     modules: dict[str, Encoder | EveryLayer] = {"fast": encoder, "explain": EveryLayer(encoder)}
@@ -97,13 +122,13 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         export_graph(module, root / f"{graph}.onnx")
         progress("comparing torch with onnxruntime over a grid of lengths")
         parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_tokens)
-        progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
-        if not parity.max_abs_difference <= parity.tolerance:
-            raise ParityError(
-                f"{graph}.onnx: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
-                f"{parity.tolerance:.0e} is allowed. Nothing was written."
-            )
-        graphs[graph] = GraphRecord(file=f"{graph}.onnx", inputs=INPUTS, outputs=OUTPUTS, parity=parity)
+        _check_parity(f"{graph}.onnx", parity, progress)
+        graphs[graph] = GraphRecord(
+            file=f"{graph}.onnx", weights=WEIGHTS, inputs=INPUTS, outputs=OUTPUTS, precision="f32", parity=parity
+        )
+    for variant in variants.names:
+        graphs[variant] = VARIANT_WRITERS[variant](root, checkpoint, variants.texts, progress)
+        _check_parity(graphs[variant].file, graphs[variant].parity, progress)
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
     find = _tensor_finder(root / graphs["explain"].file)
@@ -125,7 +150,6 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
         normalize=text_vector.normalize,
         dense=dense,
         prompts=text_vector.prompts,
-        precision="f32",
         graphs=graphs,
         static=find(encoder.embeddings.tokens.weight),
         attention_kinds=KINDS,  # every family that checkpoint.py reads has the block that the formulas are of
@@ -137,50 +161,19 @@ def _write(root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progre
     return manifest
 
 
-def export_graph(module: nn.Module, path: Path) -> None:
-    """A graph from four int64 inputs `(R, T)`, both free, to what the module gives, with its weights in WEIGHTS.
-
-    All graphs of an artifact share that file: raises `ArtifactError` when the weights beside `path` are not the same.
-    """
-    example = tuple(torch.zeros(2, 16, dtype=torch.int64) for _ in INPUTS)
-    rows, tokens = torch.export.Dim("R"), torch.export.Dim("T")
-    exporter_log = logging.getLogger("torch.onnx")
-    level = exporter_log.level
-    exporter_log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                module,
-                example,
-                input_names=INPUTS,
-                output_names=OUTPUTS,
-                dynamic_shapes=tuple({0: rows, 1: tokens} for _ in INPUTS),
-                opset_version=OPSET,
-                dynamo=True,
-                verbose=False,
-            )
-    finally:
-        exporter_log.setLevel(level)
-    assert program is not None
-    _forget_the_machine(program.model)
-    with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
-        onnx_ir.save(program.model, Path(scratch) / path.name, external_data=WEIGHTS, size_threshold_bytes=64)
-        weights, shared = Path(scratch) / WEIGHTS, path.parent / WEIGHTS
-        if shared.exists() and describe_file(weights) != describe_file(shared):
-            raise ArtifactError(f"{path.name}: its weights differ from those of the graphs before it; this is a bug.")
-        os.replace(weights, shared)
-        os.replace(Path(scratch) / path.name, path)
+def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
+    progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
+    if not parity.max_abs_difference <= parity.tolerance:
+        raise ParityError(
+            f"{graph}: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
+            f"{parity.tolerance:.0e} is allowed. Nothing was written."
+        )
 
 
-def _forget_the_machine(model: onnx_ir.Model) -> None:
-    """The exporter notes source paths and stack traces on every node; the same model must give the same bytes."""
-    model.metadata_props.clear()
-    for graph in model.graphs():
-        graph.metadata_props.clear()
-        for node in graph:
-            node.metadata_props.clear()
-            node.doc_string = None
+def export_graph(module: Encoder | EveryLayer, path: Path) -> None:
+    """A graph from four int64 inputs `(R, T)`, both free, to what the module gives, with its weights in WEIGHTS."""
+    examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
+    write_graph(module, path, WEIGHTS, Signature(examples, {name: {0: "R", 1: "T"} for name in INPUTS}, OUTPUTS))
 
 
 def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:

@@ -4,8 +4,9 @@ The reference is torch with each text *alone*; the graph gets the same texts pac
 one figure proves both the export and the packing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -26,22 +27,43 @@ Row = dict[str, NDArray[np.int64]]
 
 
 def measure_parity(module: Encoder | EveryLayer, graph: Path, max_tokens: int) -> ParityRecord:
-    """Run the grid through the exported module and its graph; the tolerance in the record is absolute."""
+    """Run the grid through the exported module and its graph."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return compare(module, lambda texts: session.run(None, pack(texts))[0], max_tokens, TOLERANCE)
+
+
+def compare(
+    module: Encoder | EveryLayer, run: Callable[[list[Row]], NDArray[Any]], max_tokens: int, tolerance: float
+) -> ParityRecord:
+    """Run the grid through the module, and each of its rows through `run`, which gives `(..., T, D)`.
+
+    `tolerance` is a share of the largest value in the reference; in the record it is absolute.
+    """
     rng = np.random.default_rng(0)
     lengths = [row for row in (*GRID, (max_tokens,)) if max(row) <= max_tokens]
     worst, largest = 0.0, 1.0
     for row_lengths in lengths:
         texts = [_random_text(module.config, length, rng) for length in row_lengths]
         reference = np.concatenate([_torch_alone(module, text) for text in texts], axis=-2)
-        (packed,) = session.run(None, pack(texts))
+        found = run(texts)
         if not np.isfinite(reference).all():
-            return ParityRecord(rows=len(lengths), max_abs_difference=float("nan"), tolerance=TOLERANCE)
-        worst = float(np.maximum(worst, np.abs(packed - reference).max()))  # max() would lose a NaN
+            return ParityRecord(rows=len(lengths), max_abs_difference=float("nan"), tolerance=tolerance)
+        worst = float(np.maximum(worst, np.abs(found - reference).max()))  # max() would lose a NaN
         largest = max(largest, float(np.abs(reference).max()))
-    return ParityRecord(rows=len(lengths), max_abs_difference=worst, tolerance=TOLERANCE * largest)
+    return ParityRecord(rows=len(lengths), max_abs_difference=worst, tolerance=tolerance * largest)
+
+
+def make_text(ids: Sequence[int], types: Sequence[int]) -> Row:
+    """One text alone in its row: `(1, T)` for each input."""
+    length = len(ids)
+    return {
+        "ids": np.array([ids], dtype=np.int64),
+        "positions": np.arange(length)[None],
+        "types": np.array([types], dtype=np.int64),
+        "segments": np.ones((1, length), dtype=np.int64),
+    }
 
 
 def pack(texts: Sequence[Row]) -> Row:
@@ -51,13 +73,21 @@ def pack(texts: Sequence[Row]) -> Row:
     return row
 
 
-def _random_text(config: EncoderConfig, length: int, rng: np.random.Generator) -> Row:
-    return {
-        "ids": rng.integers(0, config.vocab_size, (1, length)),
-        "positions": np.arange(length)[None],
-        "types": rng.integers(0, config.types, (1, length)),
-        "segments": np.ones((1, length), dtype=np.int64),
+def pack_flat(texts: Sequence[Row]) -> dict[str, NDArray[np.int32]]:
+    """Texts end to end as a flat graph takes them: `(sum of T,)` for each token's inputs, and the bounds of B texts."""
+    row: dict[str, NDArray[np.int32]] = {
+        name: np.concatenate([text[name][0] for text in texts]).astype(np.int32)
+        for name in ("ids", "positions", "types")
     }
+    lengths = [text["ids"].shape[1] for text in texts]
+    row["cumulative_lengths"] = np.cumsum([0, *lengths], dtype=np.int32)
+    row["token_offset"] = np.zeros((len(texts), max(lengths)), dtype=np.int32)
+    return row
+
+
+def _random_text(config: EncoderConfig, length: int, rng: np.random.Generator) -> Row:
+    ids = rng.integers(0, config.vocab_size, length).tolist()
+    return make_text(ids, rng.integers(0, config.types, length).tolist())
 
 
 def _torch_alone(module: nn.Module, text: Row) -> NDArray[np.float32]:

@@ -48,13 +48,17 @@ class Settings(BaseSettings):
         None, description="A file with one key a line; when set, callers must send one as a bearer token."
     )
 
-    precision: Literal["auto", "bf16", "f32"] = Field(
-        "auto", description="auto is bf16 where the CPU has the unit and the plugin is installed, else f32."
-    )
-    provider: Literal["auto", "openvino", "cpu"] = Field(
+    precision: Literal["auto", "bf16", "f16", "f32"] = Field(
         "auto",
-        description="What runs the model; auto is the OpenVINO plugin where it can be had, else onnxruntime itself.",
+        description="auto is f16 on a GPU, bf16 where the CPU has the unit and the plugin is installed, else f32.",
     )
+    provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
+        "auto",
+        description="What runs the model; auto is a CUDA GPU where there is one and the artifact has a graph for it, "
+        "else the OpenVINO plugin where it can be had, else onnxruntime itself.",
+    )
+    gpu_device: int = Field(0, ge=0, description="Which GPU, as CUDA counts them.")
+    gpu_memory_bytes: int = Field(0, ge=0, description="GPU memory the model may take; 0 is as much as there is.")
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0 is what the cgroup and affinity allow.")
     row_tokens: int = Field(0, ge=0, description="Longest row that texts share, in tokens; 0 is the provider's best.")
 

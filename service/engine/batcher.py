@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WINDOW = 64
-"""How many waiting items a worker looks at for its next row."""
+"""How many waiting items a worker looks at for its next row: enough for rows of a few hundred tokens."""
 CROWDED = 0.9
 
 
@@ -62,6 +62,7 @@ class Plan(Generic[Item, Result]):
     `run` runs a row of items. `choose` picks, from the sizes that wait and the number of workers that could start
     now (this one included), which share the next row. `row_length` says how long the row of some items is.
     `gives_way` says whether more urgent work waits elsewhere: then a worker rests after a row, half as long as it ran.
+    `window` is how many waiting items a worker looks at for its next row.
     """
 
     lane: str
@@ -74,6 +75,7 @@ class Plan(Generic[Item, Result]):
     gives_way: Callable[[], bool] = lambda: False
     wide_threads: int = 1
     wide_tokens: int = 0
+    window: int = WINDOW
 
 
 class Batcher(Generic[Item, Result]):
@@ -230,7 +232,7 @@ class Batcher(Generic[Item, Result]):
                 return None
             window: list[_Entry[Item, Result]] = []
             now, dropped = time.monotonic(), 0
-            while self._queue and len(window) < WINDOW:
+            while self._queue and len(window) < self._plan.window:
                 entry = self._queue.popleft()
                 if entry.job.future.done() or entry.job.deadline <= now:
                     self._queued_tokens -= entry.size

@@ -67,6 +67,7 @@ class Lane(Generic[Item, Result]):
                 run_wide=runtime.run_wide,
                 wide_threads=runtime.provider.wide_threads,
                 wide_tokens=runtime.wide_tokens,
+                window=runtime.provider.window,
             ),
             metrics,
         )

@@ -7,10 +7,19 @@ import numpy as np
 from model.artifact import TOKENIZER, Artifact
 from model.tokenizer import Tokenizer
 from service.config import Settings
+from service.engine.cuda import CUDA, Gpu
+from service.engine.flat import FlatRuntime
 from service.engine.maps import BlockWeights
 from service.engine.pooling import Floats, Head
-from service.engine.providers import choose_provider, explain_provider
+from service.engine.providers import Provider, choose_provider, explain_provider
 from service.engine.runtime import ExplainRuntime, Runtime
+
+
+def open_runtime(artifact: Artifact, provider: Provider) -> Runtime | FlatRuntime:
+    """The runtime of the provider's graph."""
+    if provider.name != CUDA:
+        return Runtime(artifact, provider)
+    return FlatRuntime(artifact.manifest, provider, provider.open(artifact, artifact.manifest.graphs[provider.graph]))
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,7 @@ class LoadedModel:
 
     artifact: Artifact
     tokenizer: Tokenizer
-    runtime: Runtime
+    runtime: Runtime | FlatRuntime
     explain: ExplainRuntime
     head: Head
     blocks: tuple[BlockWeights, ...]
@@ -30,9 +39,16 @@ class LoadedModel:
     @classmethod
     def load(cls, settings: Settings) -> "LoadedModel":
         """Verify, open and warm up; blocks for seconds. Raises `ArtifactError` or `ConfigError`."""
-        provider = choose_provider(settings.provider, settings.precision, settings.threads, settings.row_tokens)
         artifact = Artifact.open(settings.model_dir, settings.model_sha256)
-        runtime = Runtime(artifact, provider)
+        provider = choose_provider(
+            settings.provider,
+            settings.precision,
+            settings.threads,
+            settings.row_tokens,
+            artifact.manifest.graphs,
+            Gpu(settings.gpu_device, settings.gpu_memory_bytes),
+        )
+        runtime = open_runtime(artifact, provider)
         runtime.warm_up()
         tokenizer = Tokenizer(artifact.read(TOKENIZER))
         return cls(

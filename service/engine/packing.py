@@ -35,14 +35,17 @@ class RowLengths:
         return next(length for length in self.lengths if length >= tokens)
 
 
-def choose(sizes: Sequence[int], free: int, *, shared: int) -> list[int]:
+def choose(sizes: Sequence[int], free: int, *, shared: int, texts: int | None = None) -> list[int]:
     """Which of the waiting texts, oldest first, go into the next row: the oldest always, then whatever still fits.
 
     With several workers `free`, a row takes no more than its share of what waits, so that they work side by side.
+    `texts` is the most that a row can have.
     """
     room = min(shared, -(-sum(sizes) // free)) - sizes[0]
     chosen = [0]
     for index in range(1, len(sizes)):
+        if len(chosen) == texts:
+            break
         if sizes[index] <= room:
             chosen.append(index)
             room -= sizes[index]

@@ -1,4 +1,6 @@
-"""Where the model runs: the OpenVINO plugin where it can be had, else onnxruntime's own CPU provider.
+"""Where the model runs: a CUDA GPU, else the OpenVINO plugin where it can be had, else onnxruntime's CPU provider.
+
+A GPU takes a graph of its own, which the artifact must hold.
 
 The plugin computes in bf16 on CPUs that have the unit, which makes it several times faster; it is a separate
 package that exists for x86-64 Linux and takes Intel processors only.
@@ -7,6 +9,7 @@ package that exists for x86-64 Linux and takes Intel processors only.
 import json
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,8 +17,9 @@ from typing import Literal
 
 import onnxruntime
 
-from model.artifact import WEIGHTS, Artifact, GraphRecord
+from model.artifact import Artifact, GraphRecord
 from service.config import ConfigError
+from service.engine.cuda import CUDA, FIRST_GPU, Gpu, built_for_cuda, gpu_count, open_session
 
 OPENVINO = "OpenVINOExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -28,12 +32,17 @@ MANY_LENGTHS = tuple(range(4, 257, 4))
 MOST_WIDE_THREADS = 4
 """A row of a few texts is too small for more."""
 
-Precision = Literal["bf16", "f32"]
+GPU_ROW_TOKENS = 16384
+"""Enough to keep a large GPU busy."""
+GPU_WINDOW = 1024
+"""Texts that are looked at for such a row; with 16 tokens each they fill it."""
+
+Precision = Literal["bf16", "f16", "f32"]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A chosen provider: its precision, how many rows it runs at once, and what rows suit it."""
+    """A chosen provider: its precision, its graph, how many rows are in hand at once, and what rows suit it."""
 
     name: str
     precision: Precision
@@ -47,6 +56,9 @@ class Provider:
     """The longest such row; what is more is sooner done in several rows side by side."""
     compiles: bool = False
     """Whether it prepares for each length of row that it meets, so that all are to be run before the first request."""
+    graph: str = "fast"
+    window: int = 64
+    gpu: Gpu = FIRST_GPU
 
     def open(self, artifact: Artifact, graph: GraphRecord, *, wide: bool = False) -> onnxruntime.InferenceSession:
         """A session over the very bytes that were verified.
@@ -60,8 +72,10 @@ class Provider:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if wide else "0")
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        weights = artifact.read(WEIGHTS)
-        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
+        weights = artifact.read(graph.weights)
+        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+        if self.name == CUDA:
+            return open_session(artifact.read(graph.file), options, self.gpu)
         if self.name == CPU:
             return onnxruntime.InferenceSession(artifact.read(graph.file), options, providers=[CPU])
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -77,13 +91,46 @@ class Provider:
 
 
 def choose_provider(
-    provider: Literal["auto", "openvino", "cpu"],
-    precision: Literal["auto", "bf16", "f32"],
+    provider: Literal["auto", "cuda", "openvino", "cpu"],
+    precision: Literal["auto", "bf16", "f16", "f32"],
     threads: int = 0,
     row_tokens: int = 0,
+    graphs: Collection[str] = ("fast",),
+    gpu: Gpu = FIRST_GPU,
 ) -> Provider:
-    """Decide where to run; raise `ConfigError` when what was asked for cannot be had here."""
-    workers = threads or available_cpus()
+    """Decide where to run; raise `ConfigError` when what was asked for cannot be had here.
+
+    `graphs` are the names of those that the artifact holds.
+    """
+    if provider in ("auto", "cuda") and precision in ("auto", "f16"):
+        missing = _why_no_gpu(graphs, gpu)
+        if missing is None:
+            return gpu_provider(row_tokens, gpu)
+        if provider == "cuda" or precision == "f16":
+            option = "ATTENDANT_PROVIDER: cuda" if provider == "cuda" else "ATTENDANT_PRECISION: f16"
+            raise ConfigError(f"{option} cannot be had here: {missing}")
+    elif provider == "cuda" or precision == "f16":
+        raise ConfigError(f"ATTENDANT_PRECISION: {provider} cannot compute in {precision}; f16 is CUDA's. Use auto.")
+    return _choose_cpu(provider, precision, threads or available_cpus(), row_tokens)
+
+
+def gpu_provider(row_tokens: int = 0, gpu: Gpu = FIRST_GPU) -> Provider:
+    """A GPU: long rows, and two workers, of whom one makes its row while the other's runs."""
+    return Provider(CUDA, "f16", 2, row_tokens or GPU_ROW_TOKENS, (), graph="cuda", window=GPU_WINDOW, gpu=gpu)
+
+
+def _why_no_gpu(graphs: Collection[str], gpu: Gpu) -> str | None:
+    """What is missing for running on the GPU, and what to do about it; None when nothing is."""
+    if not built_for_cuda():
+        return "it needs onnxruntime-gpu in place of onnxruntime. Run: pip install 'attendant[gpu]'"
+    if gpu.device >= (count := gpu_count()):
+        return f"ATTENDANT_GPU_DEVICE is {gpu.device}, and the CUDA driver knows {count} devices."
+    if "cuda" not in graphs:
+        return "the artifact has no graph for it. Export it again: attendant-model export SOURCE -o DIR --with cuda"
+    return None
+
+
+def _choose_cpu(provider: str, precision: str, workers: int, row_tokens: int) -> Provider:
     device = None if provider == "cpu" else _openvino_cpu()
     if device is None:
         if provider == "openvino":

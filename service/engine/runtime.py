@@ -27,7 +27,7 @@ class Runtime:
         )
         self.wide_tokens = min(provider.wide_tokens, artifact.manifest.max_tokens)
         self._types = artifact.manifest.types
-        graph = artifact.manifest.graphs["fast"]
+        graph = artifact.manifest.graphs[provider.graph]
         self._session = provider.open(artifact, graph)
         self._wide_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
 
@@ -41,7 +41,7 @@ class Runtime:
                 _hidden(session, lay_out([([0] * length, None)], length))
 
     def choose(self, sizes: Sequence[int], free: int) -> list[int]:
-        """Which of the waiting texts share the next row."""
+        """Which waiting texts share the next row, when so many workers could start one."""
         return choose(sizes, free, shared=self.row_lengths.shared)
 
     def row_length(self, texts: Sequence[Text]) -> int:

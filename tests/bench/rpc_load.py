@@ -21,12 +21,12 @@ PROCESSES = 2
 OPTIONS = [("grpc.max_receive_message_length", 1 << 28)]
 
 
-def run_rpc(load: Load, seconds: float) -> Answered:
+def run_rpc(load: Load, seconds: float, processes: int = PROCESSES) -> Answered:
     """`load.url` is the address of the gRPC door; its connections are calls in flight, shared by the processes."""
-    each = load.connections // PROCESSES
+    each = load.connections // processes
     jobs: list[dict[str, object]] = [
-        {"address": load.url, "calls": each, "bodies": load.bodies, "seconds": seconds, "skip": number}
-        for number in range(PROCESSES)
+        {"address": load.url, "calls": each, "bodies": load.bodies, "seconds": seconds, "skip": number / processes}
+        for number in range(processes)
     ]
     found = run_senders("rpc_load", jobs)
     times = np.concatenate([one["times_ms"] for one in found])
@@ -76,7 +76,7 @@ def main() -> None:
     job = receive_job()
     with open(job["bodies"]) as file:
         requests = [request_bytes(line) for line in file]
-    at = job["skip"] * len(requests) // PROCESSES
+    at = int(job["skip"] * len(requests))
     turned = requests[at:] + requests[:at]
     print(json.dumps(uvloop.run(send(job["address"], turned, job["calls"], job["seconds"]))))
 

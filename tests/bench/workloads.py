@@ -1,25 +1,21 @@
-"""Workloads: real English sentences of mixed lengths, seeded, taken at run time from text that is installed anyway.
+"""Workloads: real English sentences of mixed lengths, seeded, taken at run time from what is installed anyway.
 
 `s` is sentences with token quantiles 5/25/50/75/95 % = 8/13/18/30/53; `p` is passages of 96 to 256 tokens.
 """
 
-import importlib.metadata
 import random
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
-from pathlib import Path
-from pydoc_data import topics
 
 import numpy as np
 
+from model.corpus import find_sentences
 from model.tokenizer import Source, Tokenizer
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 LENGTHS = (5, 8, 13, 18, 30, 53, 100)
 """The sentences' quantiles, in tokens."""
 SEED = 20_261
-SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'\"()-]{15,400}[.!?](?=\s|$)")
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Corpus:
 def read_corpus(tokenizer: Tokenizer, count: int = 4000) -> Corpus:
     """`count` different sentences of the lengths above, and a tenth as many passages."""
     rng = random.Random(SEED)
-    found = sorted(_sentences())
+    found = list(find_sentences())
     rng.shuffle(found)
     lengths = [len(tokens) for tokens in tokenizer.encode([Source(text) for text in found], offsets=False)]
     by_length = sorted(zip(lengths, found, strict=True))
@@ -45,22 +41,6 @@ def read_corpus(tokenizer: Tokenizer, count: int = 4000) -> Corpus:
         length, text = by_length.pop(at)
         sentences.append((text, length))
     return Corpus(sentences, _passages(tokenizer, [text for _, text in by_length] or found, count // 10, rng))
-
-
-def _sentences() -> set[str]:
-    texts = [*topics.topics.values()]
-    for distribution in importlib.metadata.distributions():
-        metadata = distribution.read_text("METADATA")
-        texts.append(metadata or "")
-    library = Path(random.__file__).parent
-    texts += [path.read_text(encoding="utf-8", errors="ignore") for path in sorted(library.rglob("*.py"))[:1500]]
-    found = set()
-    for text in texts:
-        for match in SENTENCE.finditer(re.sub(r"\s+", " ", text)):
-            words = match.group().split()
-            if len(words) >= 3 and sum(word.isalpha() for word in words) > 0.6 * len(words):
-                found.add(match.group())
-    return found
 
 
 def _passages(tokenizer: Tokenizer, sentences: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:

@@ -210,9 +210,13 @@ def point_graph(manifest: dict[str, Any]) -> None:
     manifest["graphs"]["fast"]["file"] = "other.bin"
 
 
-@pytest.mark.parametrize("change", [point_static, point_dense, point_graph])
+def point_weights(manifest: dict[str, Any]) -> None:
+    manifest["graphs"]["fast"]["weights"] = "other.bin"
+
+
+@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights])
 def test_a_reference_to_an_unlisted_file_is_refused(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """A graph, a dense layer or the static table must lie in a file that has a hash."""
+    """A graph, its weights, a dense layer or the static table must lie in a file that has a hash."""
     remanifest(artifact, change)
     with pytest.raises(ArtifactError, match=r"refers to 'other\.bin', which it does not list"):
         Artifact.open(artifact)

@@ -9,6 +9,7 @@ import pytest
 
 from model.__main__ import main
 from model.artifact import Artifact
+from tests.model.conftest import SENTENCES
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -37,8 +38,35 @@ def test_verify_says_what_it_found(exported: Path, capsys: pytest.CaptureFixture
     first, *graphs = out.splitlines()
     assert first == f"{exported}: tiny-bert, 4 files, sha256:{Artifact.open(exported).digest}"
     near = r"differs from torch by \d\.\d\de-0\d at most, \de-04 allowed, over 8 rows"
-    assert re.fullmatch(rf"  graph fast: {near}\n  graph explain: {near}", "\n".join(graphs))
+    assert re.fullmatch(rf"  graph fast, f32: {near}\n  graph explain, f32: {near}", "\n".join(graphs))
     assert err == ""
+
+
+def test_a_variant_is_exported_and_verified(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured over the texts of one's own file, and told with its precision and cosine."""
+    (tmp_path / "texts").write_text("\n".join(SENTENCES))
+    made = ["export", str(published), "-o", str(tmp_path / "out"), "--with", "cuda", "--texts", str(tmp_path / "texts")]
+    assert main(made) == 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    near = r"differs from torch by \d\.\d\de-0\d at most, \de-0\d allowed, over 8 rows"
+    assert re.fullmatch(rf"  graph cuda, f16: {near}; smallest cosine to f32 0\.9999\d{{3}} over 7 texts", line)
+
+
+@pytest.mark.parametrize(("body", "message"), [(None, "No such file"), (b"\xff", "not UTF-8"), (b"", "no text in it")])
+def test_texts_that_cannot_be_read(
+    published: Path, tmp_path: Path, body: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1, one line, nothing written."""
+    if body is not None:
+        (tmp_path / "texts").write_bytes(body)
+    made = ["export", str(published), "-o", str(tmp_path / "out"), "--with", "cuda", "--texts", str(tmp_path / "texts")]
+    assert main(made) == 1
+    assert said(capsys).startswith(f"attendant-model: {tmp_path / 'texts'}: {message}")
+    assert not (tmp_path / "out").exists()
 
 
 def test_verify_finds_damage(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +122,9 @@ def test_a_place_that_cannot_be_written(
     assert (tmp_path / "letter").read_text() == "dear"
 
 
-@pytest.mark.parametrize("arguments", [[], ["export"], ["export", "x"], ["verify"], ["serve"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["export"], ["export", "x"], ["verify"], ["serve"], ["export", "x", "-o", "y", "--with", "z"]]
+)
 def test_a_command_line_that_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """2, as argparse does, with the usage."""
     with pytest.raises(SystemExit, match="2"):

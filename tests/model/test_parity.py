@@ -11,7 +11,7 @@ import transformers
 
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.parity import GRID, Row, measure_parity, pack
+from model.parity import GRID, Row, make_text, measure_parity, pack, pack_flat
 
 Publish = Callable[[str], Path]
 
@@ -138,3 +138,14 @@ def test_texts_are_packed_end_to_end() -> None:
 def test_a_tiny_limit_is_still_measured(encoder: Encoder, graph: Path) -> None:
     """A model of five tokens: rows of 1 and 2, and its longest text."""
     assert measure_parity(encoder, graph, 5).rows == 3
+
+
+def test_a_flat_row_has_what_a_packed_one_has() -> None:
+    """The same ids, positions and types; the bounds in place of segments."""
+    texts = [make_text([5, 6, 7], [0, 0, 1]), make_text([8, 9], [1, 1])]
+    flat, packed = pack_flat(texts), pack(texts)
+    for name in ("ids", "positions", "types"):
+        assert flat[name].tolist() == packed[name][0].tolist()
+    assert flat["cumulative_lengths"].tolist() == [0, 3, 5]
+    assert flat["token_offset"].shape == (2, 3)
+    assert {values.dtype for values in flat.values()} == {np.dtype(np.int32)}

@@ -13,12 +13,13 @@ VALUES = {
     "grpc_port": "9001", "admin_host": "10.0.0.1", "admin_port": "9002", "docs": "false", "api_keys_file": "/srv/keys",
     "precision": "f32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
     "max_characters_per_token": "8", "max_request_bytes": "9", "max_response_bytes": "10", "max_queue_tokens": "11",
-    "max_explain_queue_tokens": "12",
+    "max_explain_queue_tokens": "12", "gpu_device": "1", "gpu_memory_bytes": "17",
     "max_deadline_ms": "12", "header_timeout_ms": "13", "body_timeout_ms": "14", "drain_delay_ms": "15",
     "drain_timeout_ms": "16", "log_level": "debug", "log_format": "json",
 }  # fmt: skip
 WRONG = {"rest_port": "70000", "threads": "-1", "precision": "fp8", "max_inputs": "0", "docs": "perhaps",
-         "drain_delay_ms": "soon", "log_level": "loud", "provider": "tpu", "max_queue_tokens": "1.5"}  # fmt: skip
+         "drain_delay_ms": "soon", "log_level": "loud", "provider": "tpu", "max_queue_tokens": "1.5",
+         "gpu_device": "-1", "gpu_memory_bytes": "-1"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,7 @@ def test_every_option_is_described_and_names_its_unit(name: str) -> None:
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
-        assert re.search(r"_(ms|bytes|tokens|inputs|token|port)$|^threads$", name)
+        assert re.search(r"_(ms|bytes|tokens|inputs|token|port)$|^(threads|gpu_device)$", name)
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:

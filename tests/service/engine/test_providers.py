@@ -8,6 +8,8 @@ import pytest
 
 from model.artifact import Artifact
 from service.config import ConfigError
+from service.engine import providers
+from service.engine.cuda import CUDA, Gpu
 from service.engine.providers import CPU, OPENVINO, available_cpus, choose_provider
 
 
@@ -80,3 +82,39 @@ def test_a_session_opens_from_the_verified_bytes(default_artifact: Path) -> None
     artifact = Artifact.open(default_artifact)
     session = choose_provider("cpu", "f32").open(artifact, artifact.manifest.graphs["fast"])
     assert [entry.name for entry in session.get_inputs()] == ["ids", "positions", "types", "segments"]
+
+
+def test_cuda_is_refused_by_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package, then the device, then the graph; each with the way out."""
+    monkeypatch.setattr(providers, "built_for_cuda", lambda: False)
+    with pytest.raises(ConfigError, match=r"ATTENDANT_PROVIDER: cuda cannot .*onnxruntime-gpu.*pip install"):
+        choose_provider("cuda", "auto", graphs=("fast", "cuda"))
+    monkeypatch.setattr(providers, "built_for_cuda", lambda: True)
+    monkeypatch.setattr(providers, "gpu_count", lambda: 2)
+    with pytest.raises(ConfigError, match="ATTENDANT_GPU_DEVICE is 2, and the CUDA driver knows 2 devices"):
+        choose_provider("cuda", "auto", graphs=("fast", "cuda"), gpu=Gpu(2))
+    with pytest.raises(ConfigError, match=r"no graph for it\. .* --with cuda"):
+        choose_provider("cuda", "auto")
+
+
+def test_f16_is_had_with_cuda_or_refused_by_name() -> None:
+    """Never replaced in silence."""
+    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: f16 cannot be had here"):
+        choose_provider("auto", "f16")
+    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: cpu cannot compute in f16"):
+        choose_provider("cpu", "f16")
+    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: cuda cannot compute in f32"):
+        choose_provider("cuda", "f32")
+
+
+def test_auto_takes_the_gpu_where_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Package, device and graph; with one missing, or another precision asked, the CPU."""
+    monkeypatch.setattr(providers, "built_for_cuda", lambda: True)
+    monkeypatch.setattr(providers, "gpu_count", lambda: 1)
+    both = ("fast", "cuda")
+    found = choose_provider("auto", "auto", row_tokens=2048, graphs=both, gpu=Gpu(0, 7))
+    assert (found.name, found.precision, found.graph, found.shared_row_tokens) == (CUDA, "f16", "cuda", 2048)
+    assert found.gpu == Gpu(0, 7)
+    assert choose_provider("auto", "auto", graphs=("fast",)).name != CUDA
+    assert choose_provider("auto", "f32", graphs=both).name != CUDA
+    assert choose_provider("cpu", "auto", graphs=both).name == CPU

@@ -11,6 +11,7 @@ from model.tokenizer import Source
 from service.engine.loaded import LoadedModel
 from service.engine.packing import lay_out
 from service.engine.requests import Text
+from service.engine.runtime import Runtime
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, House, cosine, encode, least_cosine
 
@@ -64,6 +65,7 @@ def test_a_wide_run_gives_the_same(model: LoadedModel) -> None:
 async def test_a_lone_text_is_run_wide(house: House, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the provider has threads for it; many texts are not."""
     calls: list[int] = []
+    assert isinstance(model.runtime, Runtime)
     session = model.runtime._wide_session
     monkeypatch.setattr(model.runtime, "_wide_session", Noting(session, calls))
     await encode(house.engine, SENTENCES[0])
@@ -83,6 +85,7 @@ def test_what_padding_holds_never_matters(model: LoadedModel) -> None:
     """Ids and positions of segment 0 may be anything."""
     (text,) = texts(model, SENTENCES[2])
     row = lay_out([(text.tokens.ids, None)], 64)
+    assert isinstance(model.runtime, Runtime)
     session = model.runtime._session
     (clean,) = session.run(None, row.inputs)
     row.inputs["ids"][0, row.tokens :] = 2769

@@ -1,0 +1,188 @@
+"""`make bench-gpu`: the bars of a GPU, in one run of a few minutes, on a machine with little but Python and CUDA.
+
+Models of two shapes are made on the spot (random weights, for speed knows no meaning), or given by the directories of
+their artifacts, exported with `--with cuda` wherever there is torch.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench import gpu_ground as ground
+from tests.bench.bars import Verdict, all_reached, at_least, at_most, unmeasured
+from tests.bench.load import ROOT, Load, bodies_file, started
+
+FULL_SIZE = 128
+FULL_TEXTS = 1024
+SINGLE_RUNS = 400
+ACCURACY_TEXTS = 2000
+SERVED_TEXTS = 32
+CALLS = 128
+SECONDS = 8.0
+STARTED = time.monotonic()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when every bar that was measured was reached, 1 when not or when there is nothing to measure on."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=__doc__)
+    parser.add_argument("--bert", type=Path, help="an artifact of BERT-base's shape (default: a random one is made)")
+    parser.add_argument("--minilm", type=Path, help="an artifact of MiniLM-L6's shape (default: the default model)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each rate is measured")
+    parser.add_argument("--missing", action="store_true", help="print the packages that pip should install, and stop")
+    options = parser.parse_args(arguments)
+    if options.missing:
+        print(" ".join(ground.missing_packages()))
+        return 0
+    needed = ["model", "engine", *([] if options.bert and options.minilm else ["export"])]
+    if missing := ground.missing_packages(needed):
+        return _fail(f"these packages are missing: pip install {' '.join(missing)}")
+    from service.engine.cuda import built_for_cuda, gpu_count
+
+    if not built_for_cuda():
+        return _fail("this onnxruntime is not built for CUDA: pip install onnxruntime-gpu in its place")
+    if not gpu_count():
+        return _fail("there is no CUDA device: the driver is missing or knows none")
+    with tempfile.TemporaryDirectory() as scratch:
+        verdicts = run(options.bert, options.minilm, Path(scratch), options.seconds)
+    say("\n".join(verdict.describe() for verdict in verdicts))
+    return 0 if all_reached(verdicts) else 1
+
+
+def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
+    """Make what is not given, then measure all."""
+    say(describe_machine())
+    if bert is None:
+        say("making a random model of BERT-base's shape")
+        bert = ground.make_artifact(ground.BERT_BASE, scratch / "bert" / "artifact")
+    if minilm is None:
+        say("making a model of MiniLM-L6's shape")
+        minilm = make_minilm(scratch / "minilm" / "artifact")
+    verdicts = measure_engine(bert, seconds)
+    if missing := ground.missing_packages(["server"]):
+        reason = f"these packages are missing: {' '.join(missing)}"
+        verdicts += [unmeasured("G3", "tokens/s through gRPC", reason), unmeasured("G6", "MiniLM-L6 texts/s", reason)]
+    else:
+        texts, tokens = measure_server(bert, seconds)
+        verdicts.append(at_least("G3", "mixed s through gRPC", texts * tokens, 1e6, "tokens/s"))
+        texts, _ = measure_server(minilm, seconds)
+        verdicts.append(at_least("G6", "MiniLM-L6 through gRPC", texts, 20_000, "texts/s"))
+    return sorted(verdicts, key=lambda verdict: verdict.bar)
+
+
+def make_minilm(out: Path) -> Path:
+    """The default model where its package is installed, else a random one of its shape."""
+    from model.source import SourceError
+
+    try:
+        return ground.export_artifact("default", out)
+    except SourceError:
+        return ground.make_artifact(ground.MINILM, out)
+
+
+def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
+    """G1, G2, G4 and G5, in this process but for the kernels."""
+    from model.artifact import TOKENIZER, Artifact
+    from model.tokenizer import Tokenizer
+    from service.engine.flat import FlatRuntime
+    from service.engine.loaded import open_runtime
+    from service.engine.providers import gpu_provider
+    from tests.bench import gpu_engine
+    from tests.bench.gpu_kernels import read_kernels
+    from tests.bench.workloads import read_corpus
+
+    artifact = Artifact.open(directory)
+    manifest = artifact.manifest
+    kernels = read_kernels(directory)
+    say(kernels.describe())
+    runtime = open_runtime(artifact, gpu_provider())
+    assert isinstance(runtime, FlatRuntime)
+    before = time.perf_counter()
+    runtime.warm_up()
+    say(f"warming every shape took {time.perf_counter() - before:.1f} s")
+    tokenizer = Tokenizer(artifact.read(TOKENIZER))
+    full = gpu_engine.full_texts(tokenizer, manifest.vocabulary, FULL_SIZE, FULL_TEXTS)
+    sentences = [text for text, _ in read_corpus(tokenizer).sentences]
+    mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_tokens)
+    full_rate = gpu_engine.measure_throughput(runtime, full, seconds)
+    mixed_rate = gpu_engine.measure_throughput(runtime, mixed, seconds)
+    single_ms = gpu_engine.measure_latency_ms(runtime, full, SINGLE_RUNS)
+    cosine = gpu_engine.measure_accuracy(runtime, artifact, mixed[:ACCURACY_TEXTS])
+    say(f"full rows {full_rate:.0f} tokens/s, mixed {mixed_rate:.0f}, one text {single_ms:.2f} ms, cosine {cosine:.7f}")
+    return [
+        at_least("G1", f"full rows of {FULL_SIZE} tokens a text", full_rate, 2e6, "tokens/s"),
+        at_least("G1", "mixed s", mixed_rate / full_rate, 0.8, "of full rows"),
+        at_most("G2", f"one text of {FULL_SIZE} tokens, p50", single_ms, 0.7, "ms"),
+        *kernels.verdicts(manifest.layers),
+        at_least("G5", f"smallest cosine over {ACCURACY_TEXTS} texts", cosine, 0.999),
+    ]
+
+
+def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
+    """Texts a second through gRPC, and how many tokens a text has on average."""
+    from model.artifact import TOKENIZER, Artifact
+    from model.tokenizer import Tokenizer
+    from tests.bench.rpc_load import run_rpc
+    from tests.bench.workloads import read_corpus
+
+    corpus = read_corpus(Tokenizer(Artifact.open(directory).read(TOKENIZER))).sentences
+    texts = [text for text, _ in corpus]
+    bodies = [{"inputs": texts[at : at + SERVED_TEXTS]} for at in range(0, len(texts), SERVED_TEXTS)]
+    processes = max(1, (os.cpu_count() or 2) // 2)
+    with serving(directory) as address, bodies_file(bodies) as file:
+        load = Load(address, CALLS // processes * processes, file)
+        run_rpc(load, 2.0, processes)
+        answered = run_rpc(load, seconds, processes)
+    rate = answered.per_second * SERVED_TEXTS
+    say(
+        f"{directory.parent.name} through gRPC: {rate:.0f} texts/s, p50 {answered.p50_ms:.1f} ms, "
+        f"p99 {answered.p99_ms:.1f} ms, {answered.failed} failed"
+    )
+    return rate, sum(size for _, size in corpus) / len(corpus)
+
+
+@contextmanager
+def serving(directory: Path, **options: object) -> Iterator[str]:
+    """A server on the GPU in its own process; gives the address of its gRPC door."""
+    chosen = {"model_dir": directory, "provider": "cuda", "rest_port": 0, "grpc_port": 0, "admin_port": 0}
+    chosen |= {"max_queue_tokens": 1 << 20} | options
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
+    environment = kept | {f"ATTENDANT_{name.upper()}": str(value) for name, value in chosen.items()}
+    command = [sys.executable, "-m", "service", "serve"]
+    with started(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        words = process.stdout.readline().replace(",", " ").split()
+        if "gRPC" not in words:
+            raise RuntimeError("the server did not become ready; its log is above")
+        yield words[words.index("gRPC") + 1]
+
+
+def describe_machine() -> str:
+    """The GPU, the versions: what a figure means nothing without."""
+    import onnxruntime
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        gpu = "a GPU that nvidia-smi does not describe"
+    return f"{gpu}; {os.cpu_count()} CPUs; onnxruntime {onnxruntime.__version__}; Python {platform.python_version()}"
+
+
+def say(line: str) -> None:
+    print(f"[{time.monotonic() - STARTED:5.1f} s] {line}", flush=True)
+
+
+def _fail(message: str) -> int:
+    print(f"bench-gpu: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

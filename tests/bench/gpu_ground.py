@@ -1,0 +1,147 @@
+"""What the GPU's bench stands on: the packages it needs, and models of the two shapes, random where none is at hand."""
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = {
+    "model": ("numpy", "pydantic", "tokenizers"),
+    "engine": ("onnxruntime", "pydantic_settings", "dotenv", "prometheus_client", "regex", "threadpoolctl"),
+    "export": ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors"),
+    "server": (
+        "fastapi",
+        "google.rpc",
+        "grpc",
+        "grpc_health",
+        "grpc_reflection",
+        "httptools",
+        "orjson",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+    ),
+}
+"""Modules, by what cannot be done without them."""
+
+NAMES = {
+    "dotenv": "python-dotenv",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "onnxruntime": "onnxruntime-gpu[cuda,cudnn]",
+}
+"""What pip calls them, where that is another name."""
+
+MEASURED_TEXTS = 200
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of an encoder."""
+
+    name: str
+    layers: int
+    width: int
+    inner: int
+    heads: int = 12
+    positions: int = 512
+    vocabulary: int = 30522
+
+
+BERT_BASE = Size("bert-base", layers=12, width=768, inner=3072)
+MINILM = Size("minilm-l6", layers=6, width=384, inner=1536)
+
+
+def missing_packages(kinds: Iterable[str] = PACKAGES) -> list[str]:
+    """What pip must install for these, by pip's names."""
+    modules = [module for kind in kinds for module in PACKAGES[kind]]
+    return sorted(NAMES.get(module, module).replace("_", "-") for module in modules if not _is_there(module))
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False
+
+
+def make_artifact(size: Size, out: Path) -> Path:
+    """The artifact of a random encoder of that size, as BERT begins before training, with its graph for CUDA."""
+    published = out.parent / f"{size.name}-published"
+    published.mkdir(parents=True)
+    _publish(size, published)
+    return export_artifact(str(published), out)
+
+
+def export_artifact(source: str, out: Path) -> Path:
+    """The artifact of a published model with its graph for CUDA."""
+    from model.corpus import sample_sentences
+    from model.export import Variants, export
+
+    variants = Variants(("cuda",), sample_sentences(MEASURED_TEXTS))
+    export(source, out, revision=None, name=None, progress=lambda step: None, variants=variants)
+    return out
+
+
+def _publish(size: Size, directory: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from torch import nn
+
+    from model.checkpoint import BERT_NAMES
+    from model.encoder import Encoder, EncoderConfig
+
+    config = EncoderConfig(
+        size.vocabulary, size.width, size.layers, size.heads, size.inner, size.positions, types=2, layer_norm_eps=1e-12
+    )
+    encoder = Encoder(config)
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for module in encoder.modules():
+            for parameter in () if isinstance(module, nn.LayerNorm) else module.parameters(recurse=False):
+                parameter.normal_(0, 0.02, generator=generator)
+    spelled = {}
+    for name, tensor in encoder.state_dict().items():
+        block, _, rest = name.removeprefix("blocks.").partition(".")
+        part, _, kind = (rest if name.startswith("blocks.") else name).rpartition(".")
+        prefix = f"{BERT_NAMES['blocks']}.{block}." if name.startswith("blocks.") else ""
+        spelled[f"{prefix}{BERT_NAMES[part]}.{kind}"] = tensor
+    save_file(spelled, directory / "model.safetensors")
+    (directory / "tokenizer.json").write_text(_train_tokenizer(size.vocabulary))
+    described = {
+        "model_type": "bert",
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.inner,
+        "max_position_embeddings": size.positions,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+    }
+    (directory / "config.json").write_text(json.dumps(described))
+
+
+def _train_tokenizer(vocabulary: int) -> str:
+    """As BERT's own, of the words of our sentences."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    from model.corpus import find_sentences
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(find_sentences(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    return str(tokenizer.to_str())
