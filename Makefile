@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help run test check format proto docs lock model bench soak wrk clean
+.PHONY: help run test check format proto docs lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
@@ -47,6 +47,12 @@ lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproje
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short one, PEERS=0 without other servers
 	@$(BIN)/python -m tests.bench $(BENCH) $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
+bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
+	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
+	@missing=$$($(VENV)-gpu/bin/python -m tests.bench.gpu --missing); \
+	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
+	@$(VENV)-gpu/bin/python -m tests.bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
+
 soak: $(VENV)/bench model wrk  ## an hour of load: does memory grow? SOAK=60 for so many seconds
 	@$(BIN)/python -m tests.bench.soak $(SOAK)
 
@@ -55,7 +61,7 @@ wrk:
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
 
 clean:  ## remove what was made
-	rm -rf $(VENV) models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-gpu models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
