@@ -4,6 +4,7 @@ A GPU computes a float16 operation in float32 and rounds what it gives. torch ca
 operation, so that what rounding and overflow do to a model is known before it meets a GPU.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,26 +103,47 @@ class Measure:
 
 
 def choose_kept(measure: Measure) -> AccuracyRecord:
-    """Which parts must stay in float32 for every cosine to reach `LEAST_COSINE`.
+    """Which parts must stay in float32 for every cosine to reach `LEAST_COSINE` in float16.
 
-    None at first; then, one after another, those that do most damage when they alone are narrow. Raises
-    `AccuracyError` where all of them are not enough.
+    Raises `AccuracyError` where all of them are not enough.
     """
     names = part_names(measure.encoder)
-    kept: list[str] = []
-    ranked: list[str] = []
-    while (cosine := measure.rounded(kept)) < LEAST_COSINE:
-        if len(kept) == len(names):
-            raise AccuracyError(
-                f"With every part in float32 but attention itself, which is float16, the smallest cosine over "
-                f"{measure.texts} texts is {cosine:.6f}; {LEAST_COSINE} is wanted. Nothing was written."
-            )
-        if not ranked:
-            few = measure.few()
-            damage = {name: -few.rounded([other for other in names if other != name]) for name in names}
-            ranked = sorted(names, key=lambda name: -damage[name])
-        kept.append(ranked[len(kept)])
-    return AccuracyRecord(texts=measure.texts, min_cosine=cosine, kept=tuple(sorted(kept, key=names.index)))
+    few = measure.few()
+    kept, cosine = keep_fewest(
+        names, LEAST_COSINE, measure.rounded, lambda name: -few.rounded([other for other in names if other != name])
+    )
+    if cosine < LEAST_COSINE:
+        raise AccuracyError(
+            f"With every part in float32 but attention itself, which is float16, the smallest cosine over "
+            f"{measure.texts} texts is {cosine:.6f}; {LEAST_COSINE} is wanted. Nothing was written."
+        )
+    return AccuracyRecord(texts=measure.texts, min_cosine=cosine, kept=kept)
+
+
+def keep_fewest(
+    names: Sequence[str],
+    least: float,
+    cosine_of: Callable[[Sequence[str]], float],
+    damage_of: Callable[[str], float],
+) -> tuple[tuple[str, ...], float]:
+    """The fewest parts to keep wide so that `cosine_of` what is kept reaches `least`, and what it is then.
+
+    Those are kept first that do most damage when they alone are narrow. All of them, where that is not enough.
+    """
+    cosine = cosine_of(())
+    if cosine >= least:
+        return (), cosine
+    ranked = sorted(names, key=damage_of, reverse=True)
+    cosines: dict[int, float] = {}
+
+    def reaches(count: int) -> bool:
+        cosines[count] = cosine_of(ranked[:count])
+        return cosines[count] >= least
+
+    count = bisect_left(range(len(names)), True, lo=1, key=reaches)
+    if count not in cosines:
+        reaches(count)
+    return tuple(sorted(ranked[:count], key=names.index)), cosines[count]
 
 
 def as_tokens(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int, types: int) -> list[Row]:

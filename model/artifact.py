@@ -24,8 +24,8 @@ WEIGHTS = "weights.bin"
 
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
-Variant = Literal["cuda"]
-VARIANTS: tuple[Variant, ...] = ("cuda",)
+Variant = Literal["cuda", "int8"]
+VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
 """Graphs that an artifact may hold beside `fast` and `explain`, by the name of each in the manifest."""
 GraphPrecision = Literal["f32", "f16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]

@@ -35,6 +35,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.cuda import write_cuda
 from model.encoder import Block, Encoder, EveryLayer
 from model.graphs import Signature, write_graph
+from model.int8 import write_int8
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
@@ -50,7 +51,9 @@ Progress = Callable[[str], None]
 
 VARIANT_WRITERS: dict[Variant, Callable[[Path, Checkpoint, Sequence[str], Progress], GraphRecord]] = {
     "cuda": write_cuda,
+    "int8": write_int8,
 }
+"""Each is called when the graphs of every artifact are written."""
 
 
 @dataclass(frozen=True)

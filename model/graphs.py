@@ -34,7 +34,11 @@ def write_graph(module: nn.Module, path: Path, weights: str, signature: Signatur
 
     Raises `ArtifactError` when that file is there and is not the same.
     """
-    model = _to_onnx(module, signature)
+    save_graph(_to_onnx(module, signature), path, weights)
+
+
+def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
+    """As `write_graph`, of a model that is ONNX already."""
     _forget_the_machine(model)
     with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
         onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)

@@ -9,6 +9,7 @@ package that exists for x86-64 Linux and takes Intel processors only.
 import json
 import math
 import os
+import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +38,7 @@ GPU_ROW_TOKENS = 16384
 GPU_WINDOW = 1024
 """Texts that are looked at for such a row; with 16 tokens each they fill it."""
 
-Precision = Literal["bf16", "f16", "f32"]
+Precision = Literal["bf16", "f16", "f32", "int8"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Provider:
 
 def choose_provider(
     provider: Literal["auto", "cuda", "openvino", "cpu"],
-    precision: Literal["auto", "bf16", "f16", "f32"],
+    precision: Literal["auto", "bf16", "f16", "f32", "int8"],
     threads: int = 0,
     row_tokens: int = 0,
     graphs: Collection[str] = ("fast",),
@@ -111,7 +112,10 @@ def choose_provider(
             raise ConfigError(f"{option} cannot be had here: {missing}")
     elif provider == "cuda" or precision == "f16":
         raise ConfigError(f"ATTENDANT_PRECISION: {provider} cannot compute in {precision}; f16 is CUDA's. Use auto.")
-    return _choose_cpu(provider, precision, threads or available_cpus(), row_tokens)
+    workers = threads or available_cpus()
+    if precision == "int8":
+        return _choose_int8(provider, workers, row_tokens, graphs)
+    return _choose_cpu(provider, precision, workers, row_tokens)
 
 
 def gpu_provider(row_tokens: int = 0, gpu: Gpu = FIRST_GPU) -> Provider:
@@ -142,13 +146,48 @@ def _choose_cpu(provider: str, precision: str, workers: int, row_tokens: int) ->
             raise ConfigError(
                 "ATTENDANT_PRECISION: bf16 needs the OpenVINO plugin on an Intel CPU; this is not one. Use auto or f32."
             )
-        shared, wide = row_tokens or 128, min(workers, MOST_WIDE_THREADS)
-        return Provider(CPU, "f32", workers, shared, MANY_LENGTHS, wide_threads=wide, wide_tokens=shared * 3 // 2)
+        return _own_provider("f32", workers, row_tokens)
     has_bf16 = "BF16" in device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split()
     if precision == "bf16" and not has_bf16:
         raise ConfigError("ATTENDANT_PRECISION: this CPU has no bf16 unit. Use auto or f32.")
     chosen: Precision = "bf16" if precision != "f32" and has_bf16 else "f32"
     return Provider(OPENVINO, chosen, workers, row_tokens or 256, FEW_LENGTHS, compiles=True)
+
+
+def _choose_int8(provider: str, workers: int, row_tokens: int, graphs: Collection[str]) -> Provider:
+    """The graph of that name, on the provider that its cosine was measured on."""
+    if provider == "openvino":
+        raise ConfigError(
+            "ATTENDANT_PRECISION: int8 runs on onnxruntime's own provider: set ATTENDANT_PROVIDER to cpu."
+        )
+    if "int8" not in graphs:
+        raise ConfigError(
+            "ATTENDANT_PRECISION: the artifact has no graph in int8. Export it again: "
+            "attendant-model export SOURCE -o DIR --with int8"
+        )
+    if not _multiplies_int8():
+        raise ConfigError(
+            "ATTENDANT_PRECISION: int8 needs a CPU with VNNI; without it sums of products saturate. Use auto or f32."
+        )
+    return _own_provider("int8", workers, row_tokens, "int8")
+
+
+def _own_provider(precision: Precision, workers: int, row_tokens: int, graph: str = "fast") -> Provider:
+    shared, wide = row_tokens or 128, min(workers, MOST_WIDE_THREADS)
+    return Provider(
+        CPU, precision, workers, shared, MANY_LENGTHS, wide_threads=wide, wide_tokens=shared * 3 // 2, graph=graph
+    )
+
+
+def _multiplies_int8() -> bool:
+    """Whether the CPU adds products of bytes in 32 bits; x86 without VNNI does it in 16."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 def explain_provider(threads: int = 0) -> Provider:

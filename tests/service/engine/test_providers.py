@@ -77,6 +77,24 @@ def test_bf16_is_had_or_refused_by_name() -> None:
             choose_provider("auto", "bf16")
 
 
+def test_int8_is_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only when asked for, with a graph, on the provider it was measured on, on a CPU that adds in 32 bits."""
+    assert choose_provider("cpu", "auto", graphs=("fast", "int8")).precision == "f32"
+    for provider, graphs, reason in (
+        ("cpu", ("fast",), "--with int8"),
+        ("openvino", ("fast", "int8"), "set ATTENDANT_PROVIDER"),
+        ("cuda", ("fast", "int8"), "cannot compute in int8"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            choose_provider(provider, "int8", graphs=graphs)  # type: ignore[arg-type]
+    monkeypatch.setattr(providers, "_multiplies_int8", lambda: False)
+    with pytest.raises(ConfigError, match="VNNI"):
+        choose_provider("auto", "int8", graphs=("fast", "int8"))
+    monkeypatch.setattr(providers, "_multiplies_int8", lambda: True)
+    found = choose_provider("auto", "int8", threads=2, graphs=("fast", "int8"))
+    assert (found.name, found.precision, found.graph, found.workers) == (CPU, "int8", "int8", 2)
+
+
 def test_a_session_opens_from_the_verified_bytes(default_artifact: Path) -> None:
     """With the inputs that rows have."""
     artifact = Artifact.open(default_artifact)
