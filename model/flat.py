@@ -101,21 +101,29 @@ class FlatEncoder(nn.Module):
         hidden = x.squeeze(0)
         if self.pooling == "max":
             return (hidden,)
-        return hidden, pool(hidden, cumulative_lengths, self.pooling)
+        return hidden, pool(hidden, count(ids), cumulative_lengths, self.pooling)
 
 
-def pool(hidden: Tensor, cumulative_lengths: Tensor, pooling: Pooling) -> Tensor:
-    """The mean or first vector of each segment, `(B, D)` float32; zeros for an empty one.
+def count(ids: Tensor) -> Tensor:
+    """0, 1, 2, ... for each of `(T,)`.
+
+    By summing ones: a range would need the size of the row as a number, which onnxruntime reckons on the CPU, and a
+    graph that waits for the CPU cannot be recorded.
+    """
+    return torch.cumsum(ids * 0 + 1, 0, dtype=torch.int32) - 1
+
+
+def pool(hidden: Tensor, places: Tensor, cumulative_lengths: Tensor, pooling: Pooling) -> Tensor:
+    """The mean or first vector of each segment, `(B, D)` float32; zeros for an empty one. `places` counts the tokens.
 
     The mean is one matrix product. Each token's share is rounded with the rest, and a factor gives back what that took.
     """
     starts, ends = cumulative_lengths[:-1], cumulative_lengths[1:]
     lengths = ends - starts
     if pooling == "cls":
-        first = hidden.index_select(0, starts.clamp(max=hidden.shape[0] - 1)).float()
+        first = hidden.index_select(0, torch.minimum(starts, ends[-1:] - 1)).float()
         return torch.where(lengths.unsqueeze(1) > 0, first, torch.zeros(()))
-    at = torch.arange(hidden.shape[0], dtype=torch.int32)
-    inside = (at >= starts.unsqueeze(1)) & (at < ends.unsqueeze(1))  # (B, T)
+    inside = (places >= starts.unsqueeze(1)) & (places < ends.unsqueeze(1))  # (B, T)
     counts = lengths.clamp(min=1).float()
     share = (1 / counts).to(hidden.dtype)
     mean = (inside.to(hidden.dtype) * share.unsqueeze(1)) @ hidden

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import sys
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from service.config import ConfigError
 
 CUDA = "CUDAExecutionProvider"
 DRIVER = "libcuda.so.1"
+
+log = logging.getLogger("attendant.gpu")
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,31 @@ def open_session(graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu) ->
     """
     with contextlib.redirect_stdout(sys.stderr):  # it prints what it misses
         onnxruntime.preload_dlls(cudnn=False)
+    session, reason = None, ""
+    for recording in (True, False):
+        try:
+            session = _open(graph, options, gpu, recording=recording)
+            break
+        except Exception as error:  # noqa: BLE001  # its exceptions have no base of their own
+            reason = str(error).strip().partition("\n")[0]
+            if recording:
+                log.warning("the model cannot be opened for recording CUDA graphs: %s", reason)
+    if session is None or CUDA not in session.get_providers():
+        raise ConfigError(
+            f"ATTENDANT_PROVIDER: cuda: onnxruntime does not run the model on GPU {gpu.device}. The driver and the "
+            f"libraries of CUDA 13 must be there: pip install 'attendant[gpu]'. It says: {reason or 'nothing'}"
+        )
+    return session
+
+
+def _open(
+    graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu, *, recording: bool
+) -> onnxruntime.InferenceSession:
     chosen = {
         "device_id": str(gpu.device),
-        "enable_cuda_graph": "1",
+        "enable_cuda_graph": str(int(recording)),
         "arena_extend_strategy": "kSameAsRequested",
     }
     if gpu.memory_bytes:
         chosen["gpu_mem_limit"] = str(gpu.memory_bytes)
-    try:
-        session = onnxruntime.InferenceSession(graph, options, providers=[(CUDA, chosen)], enable_fallback=0)
-    except Exception as error:  # its exceptions have no base of their own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"ATTENDANT_PROVIDER: cuda: onnxruntime could not open the model on GPU {gpu.device}. The driver and "
-            f"the libraries of CUDA 13 must be there: pip install 'attendant[gpu]'. It says: {reason}"
-        ) from error
-    if CUDA not in session.get_providers():
-        raise ConfigError(
-            f"ATTENDANT_PROVIDER: cuda: onnxruntime fell back to {', '.join(session.get_providers())}. The driver and "
-            "the libraries of CUDA 13 must be there: pip install 'attendant[gpu]'."
-        )
-    return session
+    return onnxruntime.InferenceSession(graph, options, providers=[(CUDA, chosen)], enable_fallback=0)

@@ -19,7 +19,7 @@ from service.pb import encoder_pb2_grpc
 from tests.bench.workloads import read_corpus
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
 
-BARS = {"f32": 0.999999, "bf16": 0.9999}
+BARS = {"f32": 0.999999, "bf16": 0.9999, "f16": 0.9999}
 SHORT = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
 
 Vectors = NDArray[np.float32]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from model.artifact import Pooling
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.flat import FlatEncoder, Packing, flat_signature, packed_attention, part_names, pool
+from model.flat import FlatEncoder, Packing, count, flat_signature, packed_attention, part_names, pool
 from model.parity import pack, pack_flat
 from tests.model.flat_texts import FAMILIES, random_texts
 
@@ -101,12 +101,18 @@ def test_a_text_gives_the_same_vectors_in_any_company(encoder: Encoder) -> None:
     assert not pooled[[1, 4]].any()
 
 
+def test_counting_knows_no_size() -> None:
+    """Whatever the numbers are that it counts."""
+    counted = count(torch.tensor([7, 0, -3, 9], dtype=torch.int32))
+    assert (counted.tolist(), counted.dtype) == ([0, 1, 2, 3], torch.int32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_mean_is_the_mean(dtype: torch.dtype) -> None:
     """Of long texts and short ones, no matter how a share of 1/3 rounds; of none it is zero."""
     lengths = (3, 0, 500, 1, 17)
     hidden = torch.randn(521, 24, generator=torch.Generator().manual_seed(3)).to(dtype) + 4
-    pooled = pool(hidden, bounds_of(*lengths), "mean")
+    pooled = pool(hidden, count(hidden[:, 0].int()), bounds_of(*lengths), "mean")
     assert pooled.dtype == torch.float32
     for vector, part in zip(pooled, torch.split(hidden.float(), list(lengths)), strict=True):
         expected = part.mean(dim=0) if len(part) else torch.zeros(24)
@@ -115,7 +121,7 @@ def test_the_mean_is_the_mean(dtype: torch.dtype) -> None:
 
 def test_the_mean_of_many_large_vectors_does_not_overflow() -> None:
     """Their sum would: 512 times 1000 is past the largest float16."""
-    pooled = pool(torch.full((512, 8), 1000.0).half(), bounds_of(512), "mean")
+    pooled = pool(torch.full((512, 8), 1000.0).half(), count(torch.ones(512).int()), bounds_of(512), "mean")
     torch.testing.assert_close(pooled, torch.full((1, 8), 1000.0), rtol=1e-3, atol=0)
 
 
@@ -123,7 +129,7 @@ def test_cls_is_the_first_vector() -> None:
     """Of each segment, zeros for an empty one, even where the row ends before it and ends in NaN."""
     hidden = torch.randn(10, 24, generator=torch.Generator().manual_seed(3)).half()
     hidden[9] = torch.nan
-    pooled = pool(hidden, bounds_of(4, 0, 6, 0), "cls")
+    pooled = pool(hidden, count(torch.ones(10).int()), bounds_of(4, 0, 6, 0), "cls")
     torch.testing.assert_close(pooled, torch.stack([hidden[0], hidden[0] * 0, hidden[4], hidden[0] * 0]).float())
 
 
