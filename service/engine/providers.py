@@ -25,6 +25,8 @@ from service.engine.cuda import CUDA, FIRST_GPU, Gpu, built_for_cuda, gpu_count,
 OPENVINO = "OpenVINOExecutionProvider"
 CPU = "CPUExecutionProvider"
 PLUGIN_LIBRARY = "attendant_openvino"
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU time that a container may take in a period of so many; "max" where there is no limit."""
 
 FEW_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 """For the plugin, which compiles for each new shape (3 to 25 ms) and keeps what it compiled."""
@@ -198,11 +200,11 @@ def explain_provider(threads: int = 0) -> Provider:
     return Provider(CPU, "f32", 1, 1, MANY_LENGTHS, threads_per_run=max(1, (threads or available_cpus()) // 2))
 
 
-def available_cpus() -> int:
+def available_cpus(quota_file: Path = CGROUP_QUOTA) -> int:
     """CPUs this process may use: its affinity, and no more than its cgroup's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = quota_file.read_text().split()
     except (OSError, ValueError):
         return count
     return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))

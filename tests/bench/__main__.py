@@ -101,12 +101,13 @@ def run(plan: Plan, *, peers: bool, readme_plots: bool) -> list[Verdict]:
         offered = overload.measure_overload(
             url, ground.sentences, capacity, plan.overload_s, ground.settings.max_queue_tokens, say
         )
+    with serving(ground) as server:  # another one, with nothing of the overload left in it
         say("attention maps, alone and beside W1")
         passage = next(text for text, size in ground.corpus.passages if size > NORM_TOKENS)
         attention = measure_attention(server, ground.sentences, passage, plan.seconds, plan.rounds)
         say(f"{attention.describe()}\naccuracy over {plan.texts} texts, three ways")
         texts = [*ground.sentences, *ground.passages][-plan.texts :]
-        distances = accuracy.measure_accuracy(url, texts, ground.bare)
+        distances = accuracy.measure_accuracy(f"{server.rest}/v1/encode", texts, ground.bare)
     verdicts = closed.judge(figures) + attention.verdicts() + growth.verdicts() + overload.judge(offered)
     verdicts += start.verdicts() + accuracy.judge(distances, ground.provider.precision, len(texts))
     verdicts.sort(key=lambda verdict: int(verdict.bar[1:] or 99))

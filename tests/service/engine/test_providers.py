@@ -37,6 +37,17 @@ def test_available_cpus_honours_affinity() -> None:
     assert 1 <= available_cpus() <= len(whole)
 
 
+@pytest.mark.parametrize(("quota", "cpus"), [("100000 100000", 1), ("150000 100000", 2), ("10000 100000", 1),
+                                             ("6400000 100000", 64), ("max 100000", 64), ("nonsense", 64)])  # fmt: skip
+def test_available_cpus_honours_the_cgroups_quota(
+    quota: str, cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container of half a CPU on a machine of 64 is no machine of 64."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert available_cpus(tmp_path / "cpu.max") == cpus
+
+
 def test_the_cpu_provider_is_always_there() -> None:
     """In f32, with as many workers as asked."""
     found = choose_provider("cpu", "auto", threads=3, row_tokens=64)

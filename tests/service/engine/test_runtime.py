@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from model.corpus import sample_sentences
 from model.tokenizer import Source
 from service.engine.loaded import LoadedModel
 from service.engine.packing import lay_out
+from service.engine.providers import CPU
 from service.engine.requests import Text
 from service.engine.runtime import Runtime
 from service.errors import NonFiniteOutput
@@ -120,3 +122,25 @@ async def test_short_texts_take_few_runs(house: House, model: LoadedModel) -> No
     found = await encode(house.engine, *(f"short text number {n}" for n in range(32)))
     shared, workers = model.runtime.row_lengths.shared, model.runtime.provider.workers
     assert house.rows_run <= 2 * -(-found.token_count // shared) + workers
+
+
+async def test_little_of_what_runs_is_padding(house: House, model: LoadedModel) -> None:
+    """A guard in counts: padded tokens per token over real sentences, many at once and each alone."""
+    sentences = sample_sentences(256)
+    await encode(house.engine, *sentences)
+    rows = house.rows_run
+    assert house.sample("attendant_batch_padding_ratio_sum", lane="fast") / rows <= 0.06
+    if model.runtime.provider.name == CPU:  # where lengths are few, a lone text may be padded by half
+        for sentence in sentences[:32]:
+            await encode(house.engine, sentence)
+        alone = house.rows_run - rows
+        assert alone == 32
+        assert house.sample("attendant_batch_padding_ratio_sum", lane="fast") <= 0.06 * rows + 0.12 * alone
+
+
+def test_token_vectors_are_not_copied(model: LoadedModel) -> None:
+    """Those of all texts are views of the one array that the runtime gave."""
+    found = [vectors.hidden for vectors in model.runtime.run(texts(model, *SENTENCES))]
+    bases = {id(values.base if values.base is not None else values) for values in found if values is not None}
+    assert len(found) == len(SENTENCES)
+    assert len(bases) == 1
