@@ -66,7 +66,7 @@ def read_kernels(artifact: Path) -> Kernels:
     )
     if done.returncode:
         raise RuntimeError(f"the kernels could not be read: {done.stderr.strip().splitlines()[-1:]}")
-    return Kernels.of(done.stdout)
+    return Kernels.of(done.stdout + done.stderr)
 
 
 def main(directory: str) -> None:
