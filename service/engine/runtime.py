@@ -32,11 +32,13 @@ class Runtime:
         self._wide_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
 
     def warm_up(self) -> None:
-        """Run what is dear the first time: every length where lengths are compiled, else one, for the memory."""
-        lengths = (
-            self.row_lengths.lengths if self.provider.compiles else (self.row_lengths.fit(self.row_lengths.shared),)
-        )
-        for session in {self._session, self._wide_session}:
+        """Run what is dear the first time: every length where lengths are compiled, else the longest that texts share.
+
+        The latter twice: the second run has its memory in one piece, and takes what would later look like growth.
+        """
+        shared = self.row_lengths.shared
+        for session, longest in ((self._session, shared), (self._wide_session, max(shared, self.wide_tokens))):
+            lengths = self.row_lengths.lengths if self.provider.compiles else (self.row_lengths.fit(longest),) * 2
             for length in lengths:
                 _hidden(session, lay_out([([0] * length, None)], length))
 
