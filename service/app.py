@@ -29,7 +29,7 @@ from service.rpc.server import RpcServer
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
 LAST_WORDS_S = 2
-COLLECTION_THRESHOLDS = (50_000, 20, 100)
+COLLECTION_THRESHOLDS = (50_000, 1_000, 100)
 LOADING_THREAD = "attendant-load"
 
 Made = TypeVar("Made")
