@@ -90,7 +90,7 @@ class Lane(Generic[Item, Result]):
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await results
         except TimeoutError:
-            raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.") from None
+            pass  # raised below, so that it does not keep this one, whose traceback keeps the request
         except NonFiniteOutput:
             self._nonfinite_outputs.inc()
             raise
@@ -98,3 +98,4 @@ class Lane(Generic[Item, Result]):
             raise
         except Exception as error:
             raise Internal from error
+        raise DeadlineExceeded("The deadline passed before the model had run. Allow more time.")

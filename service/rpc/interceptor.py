@@ -1,5 +1,6 @@
 """Round every RPC: the key, the metrics, a request id, and errors as canonical codes with their details."""
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -113,7 +114,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             yield
             error = None
         except ServiceError as raised:
-            error = raised
+            error = raised.with_traceback(None)  # which knows this frame, and so would keep itself and the request
         except grpc.aio.AbortError:
             raise
         except Exception:
@@ -171,5 +172,10 @@ async def abort(context: Context, error: ServiceError, identity: str) -> NoRetur
         trailing.append(("grpc-retry-pushback-ms", str(max(1, round((error.retry_after_s or 1) * 1000)))))
     elif isinstance(error, TooLarge):
         trailing.append(("grpc-retry-pushback-ms", "-1"))  # the same request would be as large the next time
-    await context.abort(code, error.message, tuple(trailing))
+    try:
+        await context.abort(code, error.message, tuple(trailing))
+    except grpc.aio.AbortError as end:
+        # The call keeps it, and its traceback would keep the call, the request too, until garbage is looked for.
+        asyncio.get_running_loop().call_soon(end.with_traceback, None)
+        raise
     raise AssertionError("abort raises")

@@ -1,9 +1,11 @@
 """The real model in this process, and a house round it: engine, host and the REST app, without a socket."""
 
 import asyncio
+import gc
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,23 @@ def encode_request(*texts: str | Input, **fields: Any) -> EncodeRequest:
 async def encode(engine: Engine, *texts: str | Input, **fields: Any) -> EncodeResponse:
     """Encode texts, or ready inputs."""
     return await engine.encode(encode_request(*texts, **fields))
+
+
+@contextmanager
+def garbage() -> Iterator[Counter[str]]:
+    """Has, once the block has ended, the types of what was made in it and only a collection of garbage would free."""
+    left: Counter[str] = Counter()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield left
+        gc.collect()
+        left.update(type(found).__name__ for found in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def cosine(left: Any, right: Any) -> float:

@@ -1,11 +1,14 @@
 """The lanes: what each is asked, that they do not stand in each other's way, and that the second opens late."""
 
+import asyncio
+import time
+
 import numpy as np
 import pytest
 
 from service.engine.loaded import LoadedModel
-from service.errors import QueueFull
-from tests.service.conftest import House, encode, open_house
+from service.errors import DeadlineExceeded, QueueFull
+from tests.service.conftest import House, encode, garbage, open_house
 
 TEXT = "He cashed a check at the bank."
 
@@ -58,3 +61,14 @@ async def test_both_lanes_agree_on_the_last_layer(house: House) -> None:
     tolerance = 1e-5 if house.engine.facts.precision == "f32" else 0.1
     np.testing.assert_allclose(explain.values[1], fast.values, atol=tolerance)
     assert both.precision == "f32"
+
+
+async def test_a_deadline_that_passes_leaves_no_garbage(house: House) -> None:
+    """The request goes with its answer, though garbage is looked for hardly ever."""
+    with garbage() as left:
+        never = asyncio.get_running_loop().create_future()
+        late = asyncio.ensure_future(house.engine._fast.answer(never, time.monotonic()))
+        await asyncio.wait([late])
+        assert isinstance(late.exception(), DeadlineExceeded)
+        del late, never
+    assert not {"Task", "Timeout", "TimeoutError", "traceback"} & set(left), left

@@ -1,9 +1,7 @@
 """The HTTP server itself: slow clients are not waited for, and the app is told of no signal."""
 
 import asyncio
-import gc
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -17,7 +15,7 @@ from service.engine.loaded import LoadedModel
 from service.engine.requests import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
 from service.rest.server import MAX_HELD_BYTES, Gate, Server
-from tests.service.conftest import fast_queue, open_house
+from tests.service.conftest import fast_queue, garbage, open_house
 
 HELLO: ASGIApp = PlainTextResponse("hello")
 
@@ -255,15 +253,6 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
                 return found
 
         await ask_all()
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with garbage() as left:
             assert await ask_all() == [200, 422, 422, 400, 429, 429]
-            gc.collect()
-            left = Counter(type(found).__name__ for found in gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
     assert not {"Exchange", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left

@@ -11,8 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from service.config import Settings
 from service.engine.host import Host
+from service.engine.loaded import LoadedModel
 from service.metrics import Metrics
+from service.pb import encoder_pb2 as pb
+from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
+from tests.service.conftest import fast_queue, garbage, open_house
 
 SERVICE = "attendant.v1.EncoderService"
 
@@ -78,3 +82,30 @@ async def test_a_port_in_use_is_an_os_error() -> None:
     with pytest.raises(OSError, match="in use"):
         await RpcServer(Host(other), Settings(), other, None).start(f"127.0.0.1:{port}")
     await server.stop(1)
+
+
+async def test_calls_leave_no_garbage(model: LoadedModel) -> None:
+    """Answered, invalid, refused by a full queue: every message goes at once, for they may be large and many."""
+    async with open_house(model, max_queue_tokens=200) as house:
+        server = RpcServer(house.host, house.settings, house.metrics, None)
+        port = await server.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+
+            async def ask(text: str) -> str:
+                try:
+                    await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
+                except grpc.aio.AioRpcError as error:
+                    return str(error.code().name)
+                return "OK"
+
+            async def ask_all() -> list[str]:
+                found = [await ask("bank"), await ask("")]
+                with fast_queue(house).reserve(200):
+                    return [*found, await ask("bank")]
+
+            await ask_all()
+            with garbage() as left:
+                assert await ask_all() == ["OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
+        await server.stop(1)
+    assert not {"EncodeRequest", "_ServicerContext", "AbortError", "frame", "traceback"} & set(left), left
