@@ -11,7 +11,7 @@ from tests.bench.open_loop import Offered, run_open
 SHARES = (0.5, 0.8, 1.0, 2.0, 4.0)
 GOODPUT_BAR, REFUSAL_BAR_MS = 0.9, 50.0
 SETTLE_S = 1.0
-FILL_S, MOST_FILL_S = 2.0, 25.0
+FILL_S, MOST_FILL_S = 5.0, 30.0
 TOKENS_GUESSED = 20
 """Of a sentence, by the server's own estimate from its characters, which is what a place in the queue costs."""
 
@@ -31,7 +31,11 @@ def measure_overload(
 
 
 def time_to_fill(share: float, capacity: float, queue_tokens: int) -> float:
-    """Seconds until what comes faster than it is answered has filled the queue."""
+    """Seconds until what comes faster than it is answered has filled the queue, and the rush that follows is over.
+
+    What comes while it fills waits unread in its sockets, for taking a request in costs more than refusing one; when
+    it is full those are refused all at once.
+    """
     if share <= 1:
         return FILL_S
     return min(MOST_FILL_S, FILL_S + queue_tokens / TOKENS_GUESSED / ((share - 1) * capacity))
