@@ -92,8 +92,8 @@ def _verify(directory: Path) -> int:
         )
         if graph.accuracy is not None:
             accuracy = graph.accuracy
-            line += f"; smallest cosine to f32 {accuracy.min_cosine:.7f} over {accuracy.texts} texts"
-            line += f", in f32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
+            line += f"; smallest cosine to float32 {accuracy.min_cosine:.7f} over {accuracy.texts} texts"
+            line += f", in float32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
         print(line)
     return 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
@@ -27,10 +27,10 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 Variant = Literal["cuda", "int8"]
 VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
 """Graphs that an artifact may hold beside `fast` and `explain`, by the name of each in the manifest."""
-GraphPrecision = Literal["f32", "f16", "int8"]
+GraphPrecision = Literal["float32", "float16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
-"""Kinds of attention map, as service/engine/maps.py defines them."""
+"""Kinds of attention map, as service/engine/explain/maps.py defines them."""
 
 
 class ArtifactError(Exception):
@@ -106,7 +106,7 @@ class AccuracyRecord(_Record):
 
 
 class GraphRecord(_Record):
-    """One graph. `weights` is the file that its weights lie in; `accuracy` is of those that are narrower than f32."""
+    """One graph. `weights` is the file of its weights; `accuracy` is set for a precision below float32."""
 
     file: str
     weights: str

@@ -57,7 +57,7 @@ def write_cuda(root: Path, checkpoint: Checkpoint, texts: Sequence[str], progres
         weights=WEIGHTS,
         inputs=signature.inputs,
         outputs=signature.outputs,
-        precision="f16",
+        precision="float16",
         parity=parity,
         accuracy=accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)}),
     )

@@ -127,7 +127,7 @@ def _write(
         parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_tokens)
         _check_parity(f"{graph}.onnx", parity, progress)
         graphs[graph] = GraphRecord(
-            file=f"{graph}.onnx", weights=WEIGHTS, inputs=INPUTS, outputs=OUTPUTS, precision="f32", parity=parity
+            file=f"{graph}.onnx", weights=WEIGHTS, inputs=INPUTS, outputs=OUTPUTS, precision="float32", parity=parity
         )
     for variant in variants.names:
         graphs[variant] = VARIANT_WRITERS[variant](root, checkpoint, variants.texts, progress)

@@ -1,4 +1,4 @@
-"""The graph for CPUs without bf16 units: linear maps in int8, as far as accuracy allows.
+"""The graph for CPUs without bfloat16 units: linear maps in int8, as far as accuracy allows.
 
 Static: the range of what goes into a map is found once, over calibration texts, so that a text's vector depends on
 no other text (onnxruntime's dynamic quantisation takes the range of the row it runs). The sum that a map gives stays

@@ -17,9 +17,9 @@ from model.tokenizer import Source
 from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.engine.engine import Engine
-from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, EncodeResponse, Input
-from service.errors import ServiceError, Unreadable
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
+from service.errors import MalformedRequest, ServiceError
 from service.logs import set_up_logging
 from service.metrics import Metrics
 
@@ -78,7 +78,7 @@ def _read_lines() -> Iterator[str]:
         try:
             yield line.decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            raise Unreadable(f"line {number} is not UTF-8; send text in UTF-8.") from None
+            raise MalformedRequest(f"line {number} is not UTF-8; send text in UTF-8.") from None
 
 
 async def _embed(settings: Settings, lines: Iterable[str]) -> int:
@@ -100,9 +100,7 @@ async def _embed(settings: Settings, lines: Iterable[str]) -> int:
     finally:
         await engine.close()
     if cut:
-        print(
-            f"attendant: cut {cut} of the texts to the {engine.facts.max_tokens} tokens of the model", file=sys.stderr
-        )
+        print(f"attendant: cut {cut} of the texts to the {engine.info.max_tokens} tokens of the model", file=sys.stderr)
     return EX_OK
 
 

@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from model.artifact import ArtifactError
 from service import __version__
+from service.auth import ApiKeys
 from service.config import ConfigError, Settings
 from service.engine.engine import Engine
-from service.engine.host import Host
-from service.engine.loaded import LoadedModel
-from service.keys import Keys
+from service.engine.model_loader import LoadedModel
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.edge import make_admin_app, make_app
 from service.rest.server import Server
@@ -42,13 +42,13 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._keys = Keys.load(settings.api_keys_file)
+        self._keys = ApiKeys.load(settings.api_keys_file)
         self._stop = asyncio.Event()
         self.metrics = Metrics(CollectorRegistry())
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__).set(1)
-        self._host = Host(self.metrics)
+        self._host = Lifecycle(self.metrics)
         header_s = settings.header_timeout_ms / 1000
         edge = make_app(self._host, settings, self.metrics, self._keys)
         self._rest = Server(edge, header_s, LAST_WORDS_S, gate=edge)
@@ -103,7 +103,7 @@ class App:
             log.exception("the model could not be opened")
             return EX_SOFTWARE
         engine = Engine(model, self._settings, self.metrics)
-        facts = engine.facts
+        facts = engine.info
         self.metrics.model_info.labels(facts.name, facts.digest, facts.provider, facts.precision).set(1)
         gc.collect()
         gc.freeze()  # what has been made by now stays as long as the process

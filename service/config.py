@@ -48,10 +48,10 @@ class Settings(BaseSettings):
         None, description="A file with one key a line; when set, callers must send one as a bearer token."
     )
 
-    precision: Literal["auto", "bf16", "f16", "f32", "int8"] = Field(
+    precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(
         "auto",
-        description="auto is f16 on a GPU, bf16 where the CPU has the unit and the plugin is installed, else f32; "
-        "int8 is only had when asked for, of an artifact with a graph for it.",
+        description="auto is float16 on a GPU, bfloat16 where the CPU has the unit and the plugin is installed, "
+        "else float32; int8 is only had when asked for, of an artifact with a graph for it.",
     )
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
         "auto",

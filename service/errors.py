@@ -1,21 +1,21 @@
 """Every error a caller can get, in one table: its canonical code, HTTP status and metric label.
 
 ServiceError
-├── Unreadable        400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
-├── Invalid           422  INVALID_ARGUMENT      readable, but not what the field takes
+├── MalformedRequest        400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
+├── InvalidArgument           422  INVALID_ARGUMENT      readable, but not what the field takes
 │   ├── EmptyInput                               nothing but special tokens
 │   ├── InputTooLong                             more tokens than the model takes
 │   └── ResponseTooLarge                         the answer would be over the limit
-├── TooLarge          413  RESOURCE_EXHAUSTED    too many bytes or characters
+├── RequestTooLarge          413  RESOURCE_EXHAUSTED    too many bytes or characters
 ├── UnsupportedMedia  415  INVALID_ARGUMENT
-├── SlowClient        408  DEADLINE_EXCEEDED     the body did not arrive in time
+├── RequestTimeout        408  DEADLINE_EXCEEDED     the body did not arrive in time
 ├── Unauthenticated   401  UNAUTHENTICATED
 ├── NotFound          404  NOT_FOUND             no such route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
 ├── QueueFull         429  RESOURCE_EXHAUSTED    try again after `retry_after_s`
 ├── Unavailable       503  UNAVAILABLE           starting, draining, device lost
 ├── DeadlineExceeded  504  DEADLINE_EXCEEDED
-├── NotOffered        501  UNIMPLEMENTED         this model or version does not do that
+├── Unsupported        501  UNIMPLEMENTED         this model or version does not do that
 ├── Cancelled         499  CANCELLED             the caller left
 └── Internal          500  INTERNAL              ours; the caller gets the request id and nothing else
     └── NonFiniteOutput
@@ -44,27 +44,27 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Unreadable(ServiceError):
+class MalformedRequest(ServiceError):
     code, http_status, label, reason = "INVALID_ARGUMENT", 400, "invalid", "unreadable"
 
 
-class Invalid(ServiceError):
+class InvalidArgument(ServiceError):
     code, http_status, label, reason = "INVALID_ARGUMENT", 422, "invalid", "invalid"
 
 
-class EmptyInput(Invalid):
+class EmptyInput(InvalidArgument):
     reason = "empty_input"
 
 
-class InputTooLong(Invalid):
+class InputTooLong(InvalidArgument):
     reason = "input_too_long"
 
 
-class ResponseTooLarge(Invalid):
+class ResponseTooLarge(InvalidArgument):
     label, reason = "too_large", "response_too_large"
 
 
-class TooLarge(ServiceError):
+class RequestTooLarge(ServiceError):
     code, http_status, label, reason = "RESOURCE_EXHAUSTED", 413, "too_large", "too_large"
 
 
@@ -72,7 +72,7 @@ class UnsupportedMedia(ServiceError):
     code, http_status, label, reason = "INVALID_ARGUMENT", 415, "invalid", "unsupported_media_type"
 
 
-class SlowClient(ServiceError):
+class RequestTimeout(ServiceError):
     code, http_status, label, reason = "DEADLINE_EXCEEDED", 408, "deadline", "slow_client"
 
 
@@ -100,7 +100,7 @@ class DeadlineExceeded(ServiceError):
     code, http_status, label, reason = "DEADLINE_EXCEEDED", 504, "deadline", "deadline_exceeded"
 
 
-class NotOffered(ServiceError):
+class Unsupported(ServiceError):
     code, http_status, label, reason = "UNIMPLEMENTED", 501, "invalid", "not_offered"
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from model.tokenizer import Source, Tokens
 from service.config import Settings
-from service.engine.assembly import Outline, assemble, listed_bytes, outline, response_bytes, text_work
-from service.engine.attending import AttendWork, smaller_answer
-from service.engine.checks import check_attend, check_compare, check_encode, check_inputs, is_last_alone
-from service.engine.comparing import CompareWork, Place, compare, comparison_bytes, find_place
-from service.engine.explanations import AttendRequest, AttendResponse, CompareRequest, CompareResponse, MapPlan
-from service.engine.facts import facts_of, limits_of
+from service.engine.encode.alignment import describe_tokens, words_of
+from service.engine.encode.response import Outline, assemble, listed_bytes, outline, response_bytes, text_work
+from service.engine.explain.attend import AttendWork, smaller_answer
+from service.engine.explain.compare import CompareWork, Place, compare, comparison_bytes, find_place
+from service.engine.explain.units import find_units, word_units
 from service.engine.lane import Lane
-from service.engine.loaded import LoadedModel
+from service.engine.model_info import limits_of, model_info_of
+from service.engine.model_loader import LoadedModel
 from service.engine.passage import Passage, aside, characters, estimate_tokens, fit, tokens_of
-from service.engine.requests import (
+from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResponse,
     ExplainWork,
@@ -28,8 +28,8 @@ from service.engine.requests import (
     TokenizeResponse,
     TokenizeResult,
 )
-from service.engine.units import find_units, word_units
-from service.engine.words import describe_tokens, words_of
+from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse, MapPlan
+from service.engine.validation import check_attend, check_compare, check_encode, check_inputs, is_last_alone
 from service.errors import DeadlineExceeded, NotFound, ResponseTooLarge
 from service.metrics import Metrics
 
@@ -43,7 +43,7 @@ class Engine:
         self._tokenizer = model.tokenizer
         self._metrics = metrics
         self._limits = limits_of(settings, self._manifest.max_tokens)
-        self.facts = facts_of(model, self._limits, settings)
+        self.info = model_info_of(model, self._limits, settings)
         fast, explain = model.runtime, model.explain
         self._fast: Lane[Text, TextVectors] = Lane("fast", fast, settings.max_queue_tokens, metrics)
         self._explain: Lane[ExplainWork, Any] = Lane(
@@ -124,7 +124,7 @@ class Engine:
         return results
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._manifest.name and name not in self.facts.aliases:
+        if name is not None and name != self._manifest.name and name not in self.info.aliases:
             raise NotFound(f"model: not served here. The model is {self._manifest.name}.", reason="model_not_found")
 
     def _deadline(self, asked: float | None) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from model.tokenizer import Tokens
+from service.engine.backends.select import Provider
 from service.engine.batcher import Batcher, Plan
-from service.engine.providers import Provider
 from service.errors import DeadlineExceeded, Internal, NonFiniteOutput, ServiceError
 from service.metrics import Metrics
 

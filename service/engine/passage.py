@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from model.tokenizer import Tokens
 from service.engine.lane import Lane
-from service.engine.requests import Input, Timing, Truncation
+from service.engine.schema.encode import Input, Timing, Truncation
 from service.errors import EmptyInput, InputTooLong
 
 INLINE_CHARACTERS = 8192

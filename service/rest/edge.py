@@ -21,10 +21,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
+from service.auth import ApiKeys
 from service.config import Settings
-from service.engine.host import Host
 from service.errors import Cancelled, Internal, MethodNotAllowed, NotFound, ServiceError
-from service.keys import Keys
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
 from service.rest import explain, health, native, openai, static
@@ -59,9 +59,9 @@ class Edge:
         self,
         app: FastAPI,
         routers: Sequence[APIRouter],
-        host: Host,
+        host: Lifecycle,
         metrics: Metrics,
-        keys: Keys | None,
+        keys: ApiKeys | None,
         open_paths: Iterable[str],
     ) -> None:
         self._app = app
@@ -144,7 +144,7 @@ class Edge:
         self._metrics.response_bytes.labels(exchange.door).observe(size)
 
 
-def make_app(host: Host, settings: Settings, metrics: Metrics, keys: Keys | None) -> Edge:
+def make_app(host: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> Edge:
     """Everything on the REST port."""
     app = FastAPI(
         title="Attendant",
@@ -198,7 +198,7 @@ def direct_endpoints(routers: Sequence[APIRouter]) -> dict[tuple[str, str], Endp
     }
 
 
-def make_admin_app(host: Host, metrics: Metrics) -> ASGIApp:
+def make_admin_app(host: Lifecycle, metrics: Metrics) -> ASGIApp:
     """The admin port: probes and metrics, no client data, no key."""
     app = FastAPI(openapi_url=None)
     app.include_router(health.make_router(host))

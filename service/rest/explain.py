@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from model.artifact import Kind
 from service.config import Settings
-from service.engine.explanations import (
+from service.engine.schema.encode import Array, MapDType, Truncation
+from service.engine.schema.explain import (
     DRAWS_ON,
     AttendRequest,
     AttendResponse,
@@ -27,8 +28,7 @@ from service.engine.explanations import (
     SpecialTokens,
     UnitKind,
 )
-from service.engine.host import Host
-from service.engine.requests import Array, MapDType, Truncation
+from service.lifecycle import Lifecycle
 from service.rest.inputs import Encoding, Inputs, inputs_of, tensor
 from service.rest.wire import StrictModel, answer, body_of, deadline_of, marks, read_json, while_connected
 
@@ -76,7 +76,7 @@ COMPARE = TypeAdapter(CompareBody)
 BODIES = (AttendBody, CompareBody)
 
 
-def make_router(host: Host, settings: Settings) -> APIRouter:
+def make_router(host: Lifecycle, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["native"])
 
@@ -87,7 +87,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
         engine = host.engine
         asked = _attend_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.attend(asked)))
-        return await answer(request, await _render(found, body.encoding), marks(found, engine.facts.digest))
+        return await answer(request, await _render(found, body.encoding), marks(found, engine.info.digest))
 
     @router.post("/v1/compare", openapi_extra=body_of(CompareBody))
     async def compare(request: Request) -> Response:
@@ -96,7 +96,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
         engine = host.engine
         asked = _compare_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.compare(asked)))
-        return await answer(request, _render_comparison(found), marks(found, engine.facts.digest))
+        return await answer(request, _render_comparison(found), marks(found, engine.info.digest))
 
     return router
 

@@ -4,14 +4,14 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.engine.host import Host
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 
 NAME = "health"
 PATHS = ("/livez", "/healthz", "/readyz")
 
 
-def make_router(host: Host) -> APIRouter:
+def make_router(host: Lifecycle) -> APIRouter:
     """The probes. Live means that the event loop turns; ready means that requests are taken."""
     router = APIRouter(tags=["health"])
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from model.tokenizer import Source
-from service.engine.requests import Array, Input
-from service.errors import Invalid
+from service.engine.schema.encode import Array, Input
+from service.errors import InvalidArgument
 from service.rest.wire import OBJECT_BRANCH, TEXT_BRANCH, StrictModel
 
 Encoding = Literal["float", "base64"]
@@ -30,7 +30,7 @@ Inputs = str | list[Element]
 
 
 def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
-    """Raises `Invalid` for one that is not one thing."""
+    """Raises `InvalidArgument` for one that is not one thing."""
     if isinstance(inputs, str):
         return (Input(Source(inputs)),)
     return tuple(
@@ -41,9 +41,9 @@ def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
 
 def _input(body: InputBody, index: int) -> Input:
     if (body.text is None) == (body.token_ids is None):
-        raise Invalid(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
+        raise InvalidArgument(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
     if body.token_ids is not None and body.pair is not None:
-        raise Invalid(f"inputs[{index}].pair goes with text, not with token_ids.", reason="invalid_field")
+        raise InvalidArgument(f"inputs[{index}].pair goes with text, not with token_ids.", reason="invalid_field")
     ids = None if body.token_ids is None else tuple(body.token_ids)
     return Input(Source(body.text or "", body.pair, ids), tuple(body.spans or ()))
 

@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 
 from model.artifact import Pooling
 from service.config import Settings
-from service.engine.host import Host
-from service.engine.requests import (
+from service.engine.schema.encode import (
     Array,
     DType,
     EncodeRequest,
@@ -23,6 +22,7 @@ from service.engine.requests import (
     TokenizeRequest,
     Truncation,
 )
+from service.lifecycle import Lifecycle
 from service.rest.inputs import Encoding, Inputs, inputs_of, tensor
 from service.rest.wire import (
     StrictModel,
@@ -71,7 +71,7 @@ def is_for_fast_lane(body: bytes) -> bool:
     return b'"layers"' not in body
 
 
-def make_router(host: Host, settings: Settings) -> APIRouter:
+def make_router(host: Lifecycle, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["native"])
 
@@ -82,7 +82,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
         engine = host.engine
         asked = _encode_request(body, deadline_of(request))
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        return await answer(request, _render(found, body.encoding), marks(found, engine.facts.digest))
+        return await answer(request, _render(found, body.encoding), marks(found, engine.info.digest))
 
     @router.post("/v1/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -94,7 +94,7 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
     @router.get("/v1/model")
     async def model(request: Request) -> Response:
         """What is served: facts, digest, precision and limits."""
-        return await answer(request, orjson.dumps(asdict(host.engine.facts)))
+        return await answer(request, orjson.dumps(asdict(host.engine.info)))
 
     return router
 

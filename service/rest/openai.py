@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from model.tokenizer import Source
 from service.config import Settings
-from service.engine.host import Host
-from service.engine.requests import Array, EncodeRequest, EncodeResponse, Input
-from service.errors import Invalid, NotFound, ServiceError, Unauthenticated, Unreadable
+from service.engine.schema.encode import Array, EncodeRequest, EncodeResponse, Input
+from service.errors import InvalidArgument, MalformedRequest, NotFound, ServiceError, Unauthenticated
+from service.lifecycle import Lifecycle
 from service.rest.wire import StrictModel, answer, body_of, deadline_of, marks, read_json, while_connected
 
 NAME = "openai"
@@ -36,7 +36,7 @@ EMBEDDINGS = TypeAdapter(EmbeddingsBody)
 BODIES = (EmbeddingsBody,)
 
 
-def make_router(host: Host, settings: Settings) -> APIRouter:
+def make_router(host: Lifecycle, settings: Settings) -> APIRouter:
     """The routes of this door."""
     router = APIRouter(tags=["openai"])
 
@@ -56,20 +56,20 @@ def make_router(host: Host, settings: Settings) -> APIRouter:
             too_long_hint="Split it, or use /v1/encode, which can cut it.",
         )
         found = await while_connected(request, asyncio.ensure_future(engine.encode(asked)))
-        headers = marks(found, engine.facts.digest)
+        headers = marks(found, engine.info.digest)
         return await answer(request, _render(found, body.encoding_format), headers)
 
     @router.get("/v1/models")
     async def models(request: Request) -> Response:
         """The one model that is served, and its aliases."""
-        facts = host.engine.facts
+        facts = host.engine.info
         listed = [_model(name) for name in (facts.name, *facts.aliases)]
         return await answer(request, orjson.dumps({"object": "list", "data": listed}))
 
     @router.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         """One model."""
-        facts = host.engine.facts
+        facts = host.engine.info
         if name != facts.name and name not in facts.aliases:
             raise NotFound(f"The model is not served here. The model is {facts.name}.", reason="model_not_found")
         return await answer(request, orjson.dumps(_model(name)))
@@ -95,7 +95,7 @@ def render_error(error: ServiceError, request_id: str) -> bytes:
 
 def http_status(error: ServiceError) -> int:
     """OpenAI answers 400 to whatever is wrong with a request's content."""
-    return Unreadable.http_status if isinstance(error, Invalid) else error.http_status
+    return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
 
 
 def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:

@@ -13,8 +13,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from service.config import Settings
-from service.engine.requests import Timing
-from service.errors import Cancelled, Invalid, ServiceError, SlowClient, TooLarge, Unreadable, UnsupportedMedia
+from service.engine.schema.encode import Timing
+from service.errors import (
+    Cancelled,
+    InvalidArgument,
+    MalformedRequest,
+    RequestTimeout,
+    RequestTooLarge,
+    ServiceError,
+    UnsupportedMedia,
+)
 
 JSON = "application/json"
 GZIP_FROM_BYTES = 1024
@@ -58,7 +66,7 @@ class StrictModel(BaseModel):
 
 
 async def read_json(request: Request, adapter: TypeAdapter[Parsed], settings: Settings) -> Parsed:
-    """The body as the adapter's type; raises UnsupportedMedia, TooLarge, SlowClient, Unreadable or Invalid."""
+    """Return the body as the adapter's type; raises a `ServiceError` for a body that is not one."""
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
     if kind.strip().lower() != JSON or ("charset" in parameters.lower() and "utf-8" not in parameters.lower()):
         raise UnsupportedMedia(f"Send the body as {JSON} in UTF-8.")
@@ -82,7 +90,7 @@ def deadline_of(request: Request) -> float | None:
     if asked is None:
         return None
     if not re.fullmatch(r"-?[0-9]{1,12}", asked):
-        raise Invalid(f"{DEADLINE_HEADER} must be a whole number of milliseconds.", reason="bad_header")
+        raise InvalidArgument(f"{DEADLINE_HEADER} must be a whole number of milliseconds.", reason="bad_header")
     return time.monotonic() + int(asked) / 1000
 
 
@@ -155,7 +163,7 @@ def native_error(error: ServiceError, request_id: str) -> bytes:
 
 async def _read(request: Request, settings: Settings) -> bytes:
     limit = settings.max_request_bytes
-    too_large = TooLarge(
+    too_large = RequestTooLarge(
         f"The body is over the limit of {limit} bytes. Send several requests.", reason="body_too_large"
     )
     declared = request.headers.get("content-length", "")
@@ -169,7 +177,7 @@ async def _read(request: Request, settings: Settings) -> bytes:
                 if len(body) > limit:
                     raise too_large
     except TimeoutError:
-        raise SlowClient(f"The body did not arrive within {settings.body_timeout_ms} ms.") from None
+        raise RequestTimeout(f"The body did not arrive within {settings.body_timeout_ms} ms.") from None
     except ClientDisconnect:
         raise Cancelled("The caller left.") from None
     return bytes(body)
@@ -186,14 +194,14 @@ def _accepts_gzip(header: str) -> bool:
 def _explain(problems: Sequence[Any], body: bytes) -> ServiceError:
     """Pydantic's problems as one sentence without anything of the input in it: the deepest one counts."""
     if problems[0]["type"] == "json_invalid":
-        fault = problems[0]["msg"].removeprefix("Invalid JSON: ")  # a position, and nothing of the input
+        fault = problems[0]["msg"].removeprefix("InvalidArgument JSON: ")  # a position, and nothing of the input
         fault = fault.replace("unexpected end of hex escape", "half of a surrogate pair alone")
-        return Unreadable(f"The body is not JSON: {fault}.")
+        return MalformedRequest(f"The body is not JSON: {fault}.")
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:
         # Pydantic reads NaN and Infinity, which are not JSON; no field takes them, so they only show here.
-        return Unreadable("The body is not JSON: it has NaN, Infinity or a number that is out of range.")
+        return MalformedRequest("The body is not JSON: it has NaN, Infinity or a number that is out of range.")
     depth = max(len(problem["loc"]) for problem in problems)
     deepest = [problem for problem in problems if len(problem["loc"]) == depth]
     location = deepest[0]["loc"]
@@ -201,14 +209,14 @@ def _explain(problems: Sequence[Any], body: bytes) -> ServiceError:
     if deepest[0]["type"] == "extra_forbidden":
         name = location[-1] if _FIELD_NAME.fullmatch(str(location[-1])) else "with that name"
         where = f" in {_path(steps[:-1])}" if len(steps) > 1 else ""
-        return Invalid(f"There is no field {name}{where}.", reason="unknown_field")
+        return InvalidArgument(f"There is no field {name}{where}.", reason="unknown_field")
     if location[-1:] == (OBJECT_BRANCH,) and deepest[0]["type"] == "model_type":
         expected = "must be a string or an object"
     else:
         expected = " or ".join(dict.fromkeys(problem["msg"] for problem in deepest))
         for theirs, ours in PLAINER.items():
             expected = expected.replace(theirs, ours)
-    return Invalid(f"{_path(steps)} {expected[0].lower()}{expected[1:]}.", reason="invalid_field")
+    return InvalidArgument(f"{_path(steps)} {expected[0].lower()}{expected[1:]}.", reason="invalid_field")
 
 
 def _path(steps: Sequence[int | str]) -> str:

@@ -9,9 +9,7 @@ import grpc
 
 from model.artifact import POOLINGS
 from service.config import Settings
-from service.engine.explanations import AttendResponse, CompareResponse
-from service.engine.host import Host
-from service.engine.requests import (
+from service.engine.schema.encode import (
     DType,
     EncodeRequest,
     EncodeResponse,
@@ -21,7 +19,9 @@ from service.engine.requests import (
     TokenizeRequest,
     Word,
 )
-from service.errors import Internal, Invalid, ServiceError
+from service.engine.schema.explain import AttendResponse, CompareResponse
+from service.errors import Internal, InvalidArgument, ServiceError
+from service.lifecycle import Lifecycle
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
@@ -41,14 +41,14 @@ DTYPES = ("float32", *get_args(DType))
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Translate, await, translate."""
 
-    def __init__(self, host: Host, settings: Settings) -> None:
+    def __init__(self, host: Lifecycle, settings: Settings) -> None:
         self._host = host
         self._settings = settings
 
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
         engine = self._host.engine
         found = await engine.encode(_encode_request(request, _deadline(context)))
-        _mark(context, found, engine.facts.digest)
+        _mark(context, found, engine.info.digest)
         return _encode_response(found)
 
     async def EncodeStream(
@@ -79,14 +79,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     ) -> AsyncIterator[pb.AttendResponse]:
         engine = self._host.engine
         found = await engine.attend(attend_request(request, _deadline(context)))
-        _mark(context, found, engine.facts.digest)
+        _mark(context, found, engine.info.digest)
         for message in attend_responses(found):
             yield message
 
     async def Compare(self, request: pb.CompareRequest, context: grpc.aio.ServicerContext) -> pb.CompareResponse:
         engine = self._host.engine
         found = await engine.compare(compare_request(request, _deadline(context)))
-        _mark(context, found, engine.facts.digest)
+        _mark(context, found, engine.info.digest)
         return compare_response(found)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
@@ -103,7 +103,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
-        facts = self._host.engine.facts
+        facts = self._host.engine.info
         limits = facts.limits
         return pb.GetModelResponse(
             name=facts.name,
@@ -190,7 +190,7 @@ def _encode_request(request: pb.EncodeRequest, deadline: float | None) -> Encode
 
 def _dtype(number: int) -> DType:
     if number == pb.DTYPE_SQRT_UINT8:
-        raise Invalid("dtype DTYPE_SQRT_UINT8 is for attention maps; a vector's components may be below 0.")
+        raise InvalidArgument("dtype DTYPE_SQRT_UINT8 is for attention maps; a vector's components may be below 0.")
     found: DType = meaning(DTYPES, number, "dtype")
     return found
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from model.artifact import KINDS
-from service.engine.explanations import (
+from service.engine.schema.encode import Array
+from service.engine.schema.explain import (
     DRAWS_ON,
     AttendRequest,
     AttendResponse,
@@ -20,8 +21,7 @@ from service.engine.explanations import (
     SpecialTokens,
     UnitKind,
 )
-from service.engine.requests import Array
-from service.errors import Invalid
+from service.errors import InvalidArgument
 from service.pb import encoder_pb2 as pb
 from service.rpc.inputs import TRUNCATIONS, inputs_of, meaning, tensor
 
@@ -41,9 +41,9 @@ MAP_DTYPES = {
 
 
 def attend_request(request: pb.AttendRequest, deadline: float | None) -> AttendRequest:
-    """Raises `Invalid` for what no message should say."""
+    """Raises `InvalidArgument` for what no message should say."""
     if request.dtype not in MAP_DTYPES:
-        raise Invalid("dtype must be DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", reason="invalid_field")
+        raise InvalidArgument("dtype must be DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", reason="invalid_field")
     return AttendRequest(
         inputs=inputs_of(request.inputs),
         model=request.model or None,
@@ -75,7 +75,7 @@ def attend_responses(found: AttendResponse) -> Iterator[pb.AttendResponse]:
 
 
 def compare_request(request: pb.CompareRequest, deadline: float | None) -> CompareRequest:
-    """Raises `Invalid` for what no message should say."""
+    """Raises `InvalidArgument` for what no message should say."""
     return CompareRequest(
         occurrences=tuple(
             Occurrence(
@@ -120,7 +120,9 @@ def compare_response(found: CompareResponse) -> pb.CompareResponse:
 
 def _chosen(numbers: Sequence[int], every: bool, field: str) -> tuple[int, ...] | None:
     if every and numbers:
-        raise Invalid(f"all_{field} is set, and {field} names some; send one of the two.", reason="invalid_field")
+        raise InvalidArgument(
+            f"all_{field} is set, and {field} names some; send one of the two.", reason="invalid_field"
+        )
     return tuple(numbers) or None
 
 

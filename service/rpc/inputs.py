@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from model.tokenizer import Source
-from service.engine.requests import Array, DType, Input, MapDType, Truncation
-from service.errors import Invalid
+from service.engine.schema.encode import Array, DType, Input, MapDType, Truncation
+from service.errors import InvalidArgument
 from service.pb import encoder_pb2 as pb
 
 # What each number of an enum means; the first is the default. The proto lists them in the order of the Literals.
@@ -17,9 +17,9 @@ DTYPE_NUMBERS: dict[DType | MapDType, int] = {
 
 
 def meaning(meanings: Sequence[Any], number: int, field: str) -> Any:
-    """What an enum's number means; raises `Invalid` for one that is not there."""
+    """What an enum's number means; raises `InvalidArgument` for one that is not there."""
     if not 0 <= number < len(meanings):
-        raise Invalid(
+        raise InvalidArgument(
             f"{field} has a value this version does not know; it takes {', '.join(meanings[1:])}.",
             reason="invalid_field",
         )
@@ -27,7 +27,7 @@ def meaning(meanings: Sequence[Any], number: int, field: str) -> Any:
 
 
 def inputs_of(inputs: Sequence[pb.Input]) -> tuple[Input, ...]:
-    """Raises `Invalid` for one that is both a text and ids."""
+    """Raises `InvalidArgument` for one that is both a text and ids."""
     return tuple(_input(item, index) for index, item in enumerate(inputs))
 
 
@@ -36,7 +36,7 @@ def _input(item: pb.Input, index: int) -> Input:
         pair = item.pair if item.HasField("pair") else None
         return Input(Source(item.text, pair), tuple((span.start, span.end) for span in item.spans))
     if item.text or item.HasField("pair"):
-        raise Invalid(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
+        raise InvalidArgument(f"inputs[{index}] must have either text or token_ids.", reason="invalid_field")
     return Input(Source(token_ids=tuple(item.token_ids)), tuple((span.start, span.end) for span in item.spans))
 
 

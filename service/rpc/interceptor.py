@@ -14,8 +14,17 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from service.errors import DOMAIN, Cancelled, Internal, NotOffered, QueueFull, ServiceError, TooLarge, Unreadable
-from service.keys import Keys
+from service.auth import ApiKeys
+from service.errors import (
+    DOMAIN,
+    Cancelled,
+    Internal,
+    MalformedRequest,
+    QueueFull,
+    RequestTooLarge,
+    ServiceError,
+    Unsupported,
+)
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
 
@@ -38,7 +47,7 @@ class Malformed:
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
     """Wraps unary-unary, unary-stream and bidi handlers alike."""
 
-    def __init__(self, metrics: Metrics, keys: Keys | None, methods: frozenset[str]) -> None:
+    def __init__(self, metrics: Metrics, keys: ApiKeys | None, methods: frozenset[str]) -> None:
         self._metrics = metrics
         self._keys = keys
         self._methods = methods
@@ -136,7 +145,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
 
 async def _no_such_method(request: object, context: Context) -> Message:
-    raise NotOffered("There is no such method.", reason="no_such_method")
+    raise Unsupported("There is no such method.", reason="no_such_method")
 
 
 def lenient(deserializer: Callable[[bytes], Message]) -> Callable[[bytes], Message | Malformed]:
@@ -152,9 +161,9 @@ def lenient(deserializer: Callable[[bytes], Message]) -> Callable[[bytes], Messa
 
 
 def refuse_malformed(request: object) -> None:
-    """Raise `Unreadable` for what `lenient` could not read."""
+    """Raise `MalformedRequest` for what `lenient` could not read."""
     if isinstance(request, Malformed):
-        raise Unreadable("The message is not valid protobuf of this type.")
+        raise MalformedRequest("The message is not valid protobuf of this type.")
 
 
 async def abort(context: Context, error: ServiceError, identity: str) -> NoReturn:
@@ -170,7 +179,7 @@ async def abort(context: Context, error: ServiceError, identity: str) -> NoRetur
     ]
     if isinstance(error, QueueFull):
         trailing.append(("grpc-retry-pushback-ms", str(max(1, round((error.retry_after_s or 1) * 1000)))))
-    elif isinstance(error, TooLarge):
+    elif isinstance(error, RequestTooLarge):
         trailing.append(("grpc-retry-pushback-ms", "-1"))  # the same request would be as large the next time
     try:
         await context.abort(code, error.message, tuple(trailing))

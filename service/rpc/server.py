@@ -4,9 +4,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from service.auth import ApiKeys
 from service.config import Settings
-from service.engine.host import Host
-from service.keys import Keys
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.pb import encoder_pb2, encoder_pb2_grpc
 from service.rpc.encoder import SERVICE, EncoderServicer
@@ -16,7 +16,7 @@ from service.rpc.interceptor import DOOR, Interceptor
 class RpcServer:
     """Made on the event loop; health says NOT_SERVING until told otherwise."""
 
-    def __init__(self, host: Host, settings: Settings, metrics: Metrics, keys: Keys | None) -> None:
+    def __init__(self, host: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> None:
         methods = [
             f"/{SERVICE}/{method.name}" for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
         ]

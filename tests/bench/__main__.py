@@ -16,7 +16,7 @@ import numpy as np
 from model.artifact import TOKENIZER, Artifact
 from model.tokenizer import Tokenizer
 from service.config import Settings, load_settings
-from service.engine.providers import Provider, choose_provider
+from service.engine.backends.select import Provider, choose_provider
 from tests.bench import accuracy, closed, overload, plots, report
 from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.bars import Verdict, all_reached

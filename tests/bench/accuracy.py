@@ -14,7 +14,7 @@ from tests.bench.ceiling import Bare
 GROUP = 32
 CALLERS = 4
 SEED = 20_263
-DISTANCE = {"bf16": 1e-4, "f16": 1e-4, "f32": 1e-6}
+DISTANCE = {"bfloat16": 1e-4, "float16": 1e-4, "float32": 1e-6}
 """What 1 - cosine may be."""
 
 

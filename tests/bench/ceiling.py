@@ -9,9 +9,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
+from model.packing import lay_out
 from model.tokenizer import Source, Tokenizer
-from service.engine.packing import lay_out
-from service.engine.providers import Provider, choose_provider
+from service.engine.backends.select import Provider, choose_provider
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
 
@@ -27,7 +27,7 @@ class Bare:
         self._vocabulary = artifact.manifest.vocabulary
         self._session = provider.open(artifact, graph)
         self._lone_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
-        self._reference = choose_provider("cpu", "f32").open(artifact, graph)
+        self._reference = choose_provider("cpu", "float32").open(artifact, graph)
         self._tokenizer = Tokenizer(artifact.read("tokenizer.json"))
 
     def tokens_per_second(self, seconds: float) -> float:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     needed = ["model", "engine", *([] if options.bert and options.minilm else ["export"])]
     if missing := ground.missing_packages(needed):
         return _fail(f"these packages are missing: pip install {' '.join(missing)}")
-    from service.engine.cuda import built_for_cuda, gpu_count
+    from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 
     if not built_for_cuda():
         return _fail("this onnxruntime is not built for CUDA: pip install onnxruntime-gpu in its place")
@@ -90,9 +90,9 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     """G1, G2, G4 and G5, in this process but for the kernels."""
     from model.artifact import TOKENIZER, Artifact
     from model.tokenizer import Tokenizer
-    from service.engine.flat import FlatRuntime
-    from service.engine.loaded import open_runtime
-    from service.engine.providers import gpu_provider
+    from service.engine.backends.cuda import FlatRuntime
+    from service.engine.backends.select import gpu_provider
+    from service.engine.model_loader import open_runtime
     from tests.bench import gpu_engine
     from tests.bench.gpu_kernels import read_kernels
     from tests.bench.workloads import read_corpus

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import Artifact
 from model.tokenizer import Source, Tokenizer
-from service.engine.flat import FlatRuntime
+from service.engine.backends.cuda import FlatRuntime
+from service.engine.backends.onnxruntime_cpu import Runtime
+from service.engine.backends.select import choose_provider
 from service.engine.lane import Lane
-from service.engine.providers import choose_provider
-from service.engine.requests import Text, TextVectors
-from service.engine.runtime import Runtime
+from service.engine.schema.encode import Text, TextVectors
 from service.metrics import Metrics
 
 ROWS_IN_FLIGHT = 4
@@ -87,7 +87,7 @@ def measure_latency_ms(runtime: FlatRuntime, texts: Sequence[Text], count: int) 
 
 def measure_accuracy(runtime: FlatRuntime, artifact: Artifact, texts: Sequence[Text]) -> float:
     """The smallest cosine of a text's vector to that of the fast graph in float32; NaN where one is not finite."""
-    exact = Runtime(artifact, choose_provider("cpu", "f32"))
+    exact = Runtime(artifact, choose_provider("cpu", "float32"))
 
     def in_rows(run: FlatRuntime | Runtime) -> list[list[Text]]:
         waiting, rows = list(texts), []

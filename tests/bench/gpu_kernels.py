@@ -73,9 +73,9 @@ def main(directory: str) -> None:
     import onnxruntime
 
     from model.artifact import Artifact
-    from service.engine.cuda import CUDA, FIRST_GPU, open_session
-    from service.engine.flat import FlatRuntime
-    from service.engine.providers import gpu_provider
+    from service.engine.backends.cuda import FlatRuntime
+    from service.engine.backends.cuda_session import CUDA, FIRST_GPU, open_session
+    from service.engine.backends.select import gpu_provider
 
     artifact = Artifact.open(Path(directory))
     graph = artifact.manifest.graphs["cuda"]

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from model.tokenizer import Source, Tokenizer
 from service.config import Settings
 from service.engine.engine import Engine
-from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, Input
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, Input
 from service.metrics import Metrics
 from tests.bench.bars import Verdict, at_least
 from tests.bench.workloads import Corpus
@@ -83,7 +83,7 @@ async def _measure(
     lengths_of_rows = model.runtime.row_lengths
     by_length = {length: float(np.median(found)) for length, found in lengths.items()}
     even = {
-        length: rate * without_attention(max(lengths_of_rows.shared, lengths_of_rows.fit(length)), engine.facts.width)
+        length: rate * without_attention(max(lengths_of_rows.shared, lengths_of_rows.fit(length)), engine.info.width)
         for length, rate in by_length.items()
     }
     return Growth(by_length, even, {count: float(np.median(found)) for count, found in flights.items()})

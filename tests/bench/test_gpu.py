@@ -9,12 +9,12 @@ import pytest
 from model.artifact import TOKENIZER, Artifact
 from model.corpus import sample_sentences
 from model.tokenizer import Tokenizer
-from service.engine.cuda import gpu_count
+from service.engine.backends.cuda_session import gpu_count
 from tests.bench import gpu, gpu_engine
 from tests.bench.gpu_ground import PACKAGES, Size, make_artifact, missing_packages
 from tests.bench.gpu_kernels import Kernels
 from tests.conftest import ROOT
-from tests.service.engine.flat_models import open_flat
+from tests.service.engine.backends.varlen_models import open_flat
 
 TINY = Size("tiny", layers=2, width=48, inner=64, heads=3, positions=128, vocabulary=2000)
 

@@ -19,7 +19,7 @@ from service.pb import encoder_pb2_grpc
 from tests.bench.workloads import read_corpus
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
 
-BARS = {"f32": 0.999999, "bf16": 0.9999, "f16": 0.9999}
+BARS = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999}
 SHORT = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
 
 Vectors = NDArray[np.float32]
@@ -45,9 +45,9 @@ def expected(oracle: SentenceTransformer, texts: list[str]) -> Vectors:
     return found
 
 
-@pytest.fixture(scope="module", params=["auto", "f32"])
+@pytest.fixture(scope="module", params=["auto", "float32"])
 def precise(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
-    """A server in the machine's own precision, and one in f32; with the precision that it says it has."""
+    """A server in the machine's own precision, and one in float32; with the precision that it says it has."""
     running = start_server(precision=request.param)
     with httpx.Client(base_url=running.rest, timeout=60) as client:
         yield client, client.get("/v1/model").json()["precision"], running
@@ -83,7 +83,7 @@ def test_pooled_vectors_are_those_of_sentence_transformers(
 def test_token_vectors_are_the_last_hidden_state(
     precise: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
 ) -> None:
-    """In f32 within 1e-4 of transformers' last_hidden_state; in bf16 each token's cosine is at least 0.999."""
+    """In float32 within 1e-4 of transformers' last_hidden_state; in bfloat16 each token's cosine is at least 0.999."""
     client, precision, _ = precise
     encoder: Any = oracle[0].auto_model
     worst, smallest = 0.0, 1.0
@@ -97,7 +97,7 @@ def test_token_vectors_are_the_last_hidden_state(
         worst = max(worst, float(np.abs(ours - theirs).max()))
         smallest = min(smallest, float(cosines(ours, theirs).min()))
     print(f"token vectors of {len(sample)} texts in {precision}: max abs {worst:.2e}, smallest cosine {smallest:.7f}")
-    assert (worst <= 1e-4) if precision == "f32" else (smallest >= 0.999)
+    assert (worst <= 1e-4) if precision == "float32" else (smallest >= 0.999)
 
 
 def test_a_text_has_one_vector_in_any_company_and_order(

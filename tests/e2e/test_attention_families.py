@@ -16,9 +16,9 @@ from model.export import export
 from model.source import locate
 from model.tokenizer import Source
 from service.config import Settings
-from service.engine.explanations import AttendRequest, AttendResult
-from service.engine.loaded import LoadedModel
-from service.engine.requests import Array, EncodeRequest, Input
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import Array, EncodeRequest, Input
+from service.engine.schema.explain import AttendRequest, AttendResult
 from tests.service.conftest import open_house
 
 Floats = NDArray[Any]
@@ -65,9 +65,9 @@ class Known:
 
 
 def known(published: Path, artifact: Path) -> Known:
-    """In f32 on every lane, so that no layer is compared in another precision."""
+    """In float32 on every lane, so that no layer is compared in another precision."""
     oracle = transformers.AutoModel.from_pretrained(published, attn_implementation="eager").eval()
-    return Known(LoadedModel.load(Settings(model_dir=artifact, precision="f32")), oracle)
+    return Known(LoadedModel.load(Settings(model_dir=artifact, precision="float32")), oracle)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

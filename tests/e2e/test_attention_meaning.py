@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from model.tokenizer import Source
 from service.config import Settings
 from service.engine.engine import Engine
-from service.engine.explanations import AttendRequest, AttendResult, CompareRequest, Occurrence
-from service.engine.explanations import Source as Drawn
-from service.engine.loaded import LoadedModel
-from service.engine.requests import Array, EncodeRequest, Input
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import Array, EncodeRequest, Input
+from service.engine.schema.explain import AttendRequest, AttendResult, CompareRequest, Occurrence
+from service.engine.schema.explain import Source as Drawn
 from tests.e2e.senses import SENSES, SENTENCES
 from tests.ranking import area_under_curve, interval_of_mean, spearman
 from tests.service.conftest import open_house
@@ -37,8 +37,8 @@ VIEWS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(default_artifact: Any) -> LoadedModel:
-    """In f32 on every lane."""
-    return LoadedModel.load(Settings(model_dir=default_artifact, precision="f32"))
+    """In float32 on every lane."""
+    return LoadedModel.load(Settings(model_dir=default_artifact, precision="float32"))
 
 
 def values(array: Array | None) -> Floats:

@@ -7,8 +7,8 @@ import pytest
 
 from model.export import Variants, export
 from service.config import Settings
-from service.engine import providers
-from service.engine.loaded import LoadedModel
+from service.engine.backends import select as providers
+from service.engine.model_loader import LoadedModel
 from tests.service.conftest import cosine, encode, open_house
 
 Publish = Callable[[str], Path]
@@ -39,12 +39,12 @@ async def test_int8_is_served_as_near_as_it_was_measured(narrow: Path, monkeypat
     model = LoadedModel.load(Settings(model_dir=narrow, precision="int8"))
     record = model.artifact.manifest.graphs["int8"]
     assert record.accuracy is not None
-    exact = LoadedModel.load(Settings(model_dir=narrow, precision="f32"))
+    exact = LoadedModel.load(Settings(model_dir=narrow, precision="float32"))
     async with open_house(model) as ours, open_house(exact) as theirs:
         told = (await ours.client.get("/v1/model")).json()
         assert (told["precision"], told["provider"]) == ("int8", "CPUExecutionProvider")
         found, expected = await encode(ours.engine, *TEXTS), await encode(theirs.engine, *TEXTS)
-        assert (found.precision, expected.precision) == ("int8", "f32")
+        assert (found.precision, expected.precision) == ("int8", "float32")
         cosines = [
             cosine(left.pooled.values, right.pooled.values)
             for left, right in zip(found.results, expected.results, strict=True)
@@ -52,4 +52,4 @@ async def test_int8_is_served_as_near_as_it_was_measured(narrow: Path, monkeypat
         ]
         assert len(cosines) == len(TEXTS)
         assert record.accuracy.min_cosine - 0.001 <= min(cosines) < 1
-        assert (await encode(ours.engine, TEXTS[0], layers=(1,))).precision == "f32"
+        assert (await encode(ours.engine, TEXTS[0], layers=(1,))).precision == "float32"

@@ -46,7 +46,7 @@ def test_an_artifact_holds_the_graph(published: Path, exported: Path, tmp_path: 
     for name in Artifact.open(exported).manifest.files:
         assert artifact.read(name) == (exported / name).read_bytes()
     record = artifact.manifest.graphs["cuda"]
-    assert (record.file, record.weights, record.precision) == ("cuda.onnx", "cuda.bin", "f16")
+    assert (record.file, record.weights, record.precision) == ("cuda.onnx", "cuda.bin", "float16")
     assert record.inputs == ("ids", "positions", "types", "cumulative_lengths", "token_offset")
     assert record.outputs == ("hidden", "pooled")
     assert record.accuracy is not None

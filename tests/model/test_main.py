@@ -38,7 +38,7 @@ def test_verify_says_what_it_found(exported: Path, capsys: pytest.CaptureFixture
     first, *graphs = out.splitlines()
     assert first == f"{exported}: tiny-bert, 4 files, sha256:{Artifact.open(exported).digest}"
     near = r"differs from torch by \d\.\d\de-0\d at most, \de-04 allowed, over 8 rows"
-    assert re.fullmatch(rf"  graph fast, f32: {near}\n  graph explain, f32: {near}", "\n".join(graphs))
+    assert re.fullmatch(rf"  graph fast, float32: {near}\n  graph explain, float32: {near}", "\n".join(graphs))
     assert err == ""
 
 
@@ -53,7 +53,7 @@ def test_a_variant_is_exported_and_verified(
     assert main(["verify", str(tmp_path / "out")]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     near = r"differs from torch by \d\.\d\de-0\d at most, \de-0\d allowed, over 8 rows"
-    assert re.fullmatch(rf"  graph cuda, f16: {near}; smallest cosine to f32 0\.9999\d{{3}} over 7 texts", line)
+    assert re.fullmatch(rf"  graph cuda, float16: {near}; smallest cosine to float32 0\.9999\d{{3}} over 7 texts", line)
 
 
 @pytest.mark.parametrize(("body", "message"), [(None, "No such file"), (b"\xff", "not UTF-8"), (b"", "no text in it")])

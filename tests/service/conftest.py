@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file, write_manifest
 from model.tokenizer import Source
+from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.batcher import Batcher
 from service.engine.engine import Engine
-from service.engine.host import Host
-from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, EncodeResponse, Input, Text, TextVectors
-from service.keys import Keys
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, Text, TextVectors
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.edge import make_app
 
@@ -66,7 +66,7 @@ class House:
     """All that is behind one REST port."""
 
     engine: Engine
-    host: Host
+    host: Lifecycle
     metrics: Metrics
     client: httpx.AsyncClient
     settings: Settings
@@ -86,11 +86,11 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(model: LoadedModel, keys: Keys | None = None, **options: Any) -> AsyncIterator[House]:
+async def open_house(model: LoadedModel, keys: ApiKeys | None = None, **options: Any) -> AsyncIterator[House]:
     """A house on this loop; `options` are Settings."""
     settings = Settings(**options)
     metrics = Metrics(CollectorRegistry())
-    host = Host(metrics)
+    host = Lifecycle(metrics)
     engine = Engine(model, settings, metrics)
     host.become_ready(engine)
     transport = httpx.ASGITransport(make_app(host, settings, metrics, keys))
@@ -153,7 +153,7 @@ def cosine(left: Any, right: Any) -> float:
 
 def least_cosine(model: LoadedModel) -> float:
     """How near two runs of one text in different company must be."""
-    return 0.999999 if model.runtime.provider.precision == "f32" else 0.9999
+    return 0.999999 if model.runtime.provider.precision == "float32" else 0.9999
 
 
 async def gather(*work: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 VALUES = {
     "model_dir": "/srv/model", "model_sha256": "abc", "model_aliases": "one,two", "host": "::1", "rest_port": "9000",
     "grpc_port": "9001", "admin_host": "10.0.0.1", "admin_port": "9002", "docs": "false", "api_keys_file": "/srv/keys",
-    "precision": "f32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
+    "precision": "float32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
     "max_characters_per_token": "8", "max_request_bytes": "9", "max_response_bytes": "10", "max_queue_tokens": "11",
     "max_explain_queue_tokens": "12", "gpu_device": "1", "gpu_memory_bytes": "17",
     "max_deadline_ms": "12", "header_timeout_ms": "13", "body_timeout_ms": "14", "drain_delay_ms": "15",

@@ -10,7 +10,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 
 from service import errors
-from service.errors import Internal, NonFiniteOutput, QueueFull, ServiceError, TooLarge
+from service.errors import Internal, NonFiniteOutput, QueueFull, RequestTooLarge, ServiceError
 from service.metrics import REFUSALS
 from service.rest.edge import Exchange, error_response
 from service.rpc.interceptor import abort
@@ -113,7 +113,7 @@ async def test_what_is_too_large_is_not_to_be_tried_again() -> None:
     """Though its code is one that clients retry."""
     context = Context()
     with pytest.raises(Aborted):
-        await abort(context, TooLarge("large"), "id-1")
+        await abort(context, RequestTooLarge("large"), "id-1")
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"
 
 

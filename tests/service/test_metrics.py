@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.loaded import LoadedModel
+from service.engine.model_loader import LoadedModel
 from service.metrics import REFUSALS, STAGES, Metrics
 from tests.conftest import RunningServer
 from tests.service.conftest import House, open_house

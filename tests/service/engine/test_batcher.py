@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from model.packing import choose
 from service.engine.batcher import Batcher, Plan
-from service.engine.packing import choose
 from service.errors import QueueFull, Unavailable
 from service.metrics import Metrics
 

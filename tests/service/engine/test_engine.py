@@ -9,14 +9,14 @@ import pytest
 
 from model.tokenizer import Source
 from service.engine.engine import Engine
-from service.engine.explanations import AttendRequest, CompareRequest, Occurrence
-from service.engine.loaded import LoadedModel
-from service.engine.requests import Input, TokenizeRequest
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import Input, TokenizeRequest
+from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.errors import (
     DeadlineExceeded,
     EmptyInput,
     InputTooLong,
-    Invalid,
+    InvalidArgument,
     NonFiniteOutput,
     NotFound,
     QueueFull,
@@ -193,7 +193,7 @@ async def test_a_full_queue_sheds_and_recovers(model: LoadedModel) -> None:
 async def test_refusals_give_back_their_room(house: House) -> None:
     """Whatever check fails after admission."""
     for text, fields in ((LONG, {}), ("\u0001", {}), ("a", {"outputs": ("spans",)})):
-        with pytest.raises(Invalid):
+        with pytest.raises(InvalidArgument):
             await encode(house.engine, text, **fields)
     assert house.sample("attendant_queue_utilization", lane="fast") == 0
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from service.engine.loaded import LoadedModel
+from service.engine.model_loader import LoadedModel
 from service.errors import DeadlineExceeded, QueueFull
 from tests.service.conftest import House, encode, garbage, open_house
 
@@ -58,9 +58,9 @@ async def test_both_lanes_agree_on_the_last_layer(house: House) -> None:
     explain = both.results[0].token_vectors
     assert fast is not None
     assert explain is not None
-    tolerance = 1e-5 if house.engine.facts.precision == "f32" else 0.1
+    tolerance = 1e-5 if house.engine.info.precision == "float32" else 0.1
     np.testing.assert_allclose(explain.values[1], fast.values, atol=tolerance)
-    assert both.precision == "f32"
+    assert both.precision == "float32"
 
 
 async def test_a_deadline_that_passes_leaves_no_garbage(house: House) -> None:

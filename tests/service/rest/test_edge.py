@@ -7,9 +7,9 @@ import socket
 import httpx
 import pytest
 
-from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, EncodeResponse
-from service.keys import Keys
+from service.auth import ApiKeys
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
 from tests.service.conftest import GOLDEN, House, fast_queue, open_house
 
@@ -194,7 +194,7 @@ async def test_what_still_fits_is_let_in(model: LoadedModel) -> None:
 async def test_strangers_are_turned_away_for_want_of_a_key(model: LoadedModel) -> None:
     """401, for that is what they would get by the long way."""
     async with open_house(model, max_queue_tokens=FULL) as house:
-        edge = make_app(house.host, house.settings, house.metrics, Keys(["secret"]))
+        edge = make_app(house.host, house.settings, house.metrics, ApiKeys(["secret"]))
         with fast_queue(house).reserve(FULL):
             found = [
                 edge.turn_away(b"/v1/encode", {**JSON, **sent}, b'{"inputs": "bank"}')

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.engine.loaded import LoadedModel
+from service.engine.model_loader import LoadedModel
 from tests.service.conftest import House, open_house
 
 CASHED = "He cashed a check at the bank."
@@ -33,8 +33,8 @@ async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
     answer = await house.post("/v1/attend", {"inputs": CASHED})
     found = answer.json()
     assert set(found) == {"model", "precision", "results"}
-    assert (found["model"], found["precision"]) == ("all-MiniLM-L6-v2", "f32")
-    assert answer.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{house.engine.facts.digest}"
+    assert (found["model"], found["precision"]) == ("all-MiniLM-L6-v2", "float32")
+    assert answer.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{house.engine.info.digest}"
     (result,) = found["results"]
     assert set(result) == {"truncated", "units", "rows", "columns", "maps"}
     assert result["units"][2] == {"text": "cash", "start": 3, "end": 7, "segment": 0, "special": False}

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.engine.host import Host
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.edge import make_admin_app
 from tests.conftest import RunningServer
@@ -33,7 +33,7 @@ def test_metrics_are_on_the_admin_port_alone(server: RunningServer) -> None:
 async def test_probes_say_what_state_the_process_is_in(change: str | None, live: int, ready: int, status: str) -> None:
     """Starting and draining are alive but not ready; failed is neither."""
     metrics = Metrics(CollectorRegistry())
-    host = Host(metrics)
+    host = Lifecycle(metrics)
     if change:
         getattr(host, change)()
     transport = httpx.ASGITransport(make_admin_app(host, metrics))

@@ -25,7 +25,7 @@ async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
     found = (await house.post("/v1/encode", body)).json()
     assert set(found) == {"model", "precision", "results", "usage"}
     assert (found["model"], found["usage"]) == ("all-MiniLM-L6-v2", {"tokens": 5, "truncated_inputs": 0})
-    assert found["precision"] == house.engine.facts.precision
+    assert found["precision"] == house.engine.info.precision
     (result,) = found["results"]
     assert (result["token_count"], result["truncated"]) == (5, False)
     assert result["tokens"][0] == {"id": 101, "text": "[CLS]", "start": 0, "end": 0, "word": None, "segment": 0,
@@ -64,7 +64,7 @@ async def test_base64_is_the_same_numbers(house: House, dtype: str) -> None:
 async def test_headers_say_what_answered(house: House) -> None:
     """The model with its digest, the stages, and the caller's own request id."""
     answer = await house.post("/v1/encode", {"inputs": GOLDEN}, **{"x-request-id": "call-17"})
-    assert answer.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{house.engine.facts.digest}"
+    assert answer.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{house.engine.info.digest}"
     assert re.fullmatch(r"tokenize;dur=[\d.]+, run;dur=[\d.]+, postprocess;dur=[\d.]+",
                         answer.headers["server-timing"])  # fmt: skip
     assert answer.headers["x-request-id"] == "call-17"
@@ -113,8 +113,8 @@ def test_the_model_route_tells_facts_and_limits(rest: httpx.Client, manifest: Ma
 
 
 def test_layers_from_either_end_are_the_same(rest: httpx.Client) -> None:
-    """And are computed in f32, which the answer says; a layer that is not there is refused."""
+    """And are computed in float32, which the answer says; a layer that is not there is refused."""
     ahead, back = (rest.post("/v1/encode", json={"inputs": "a", "layers": [at]}).json() for at in (3, -4))
     assert ahead == back
-    assert ahead["precision"] == "f32"
+    assert ahead["precision"] == "float32"
     assert rest.post("/v1/encode", json={"inputs": "a", "layers": [99]}).status_code == 422

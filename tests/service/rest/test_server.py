@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.config import Settings
-from service.engine.loaded import LoadedModel
-from service.engine.requests import EncodeRequest, EncodeResponse
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
 from service.rest.server import MAX_HELD_BYTES, Gate, Server
 from tests.service.conftest import fast_queue, garbage, open_house

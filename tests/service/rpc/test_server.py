@@ -10,8 +10,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from service.config import Settings
-from service.engine.host import Host
-from service.engine.loaded import LoadedModel
+from service.engine.model_loader import LoadedModel
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
@@ -61,7 +61,7 @@ async def test_reflection_hands_out_the_contract(channel: grpc.aio.Channel) -> N
 async def test_health_follows_the_life_of_the_server() -> None:
     """NOT_SERVING, SERVING, and NOT_SERVING for good."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Host(metrics), Settings(), metrics, None)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, said = health_pb2_grpc.HealthStub(channel).Check, []
@@ -76,11 +76,11 @@ async def test_health_follows_the_life_of_the_server() -> None:
 async def test_a_port_in_use_is_an_os_error() -> None:
     """Not the library's own."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Host(metrics), Settings(), metrics, None)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
     other = Metrics(CollectorRegistry())
     with pytest.raises(OSError, match="in use"):
-        await RpcServer(Host(other), Settings(), other, None).start(f"127.0.0.1:{port}")
+        await RpcServer(Lifecycle(other), Settings(), other, None).start(f"127.0.0.1:{port}")
     await server.stop(1)
 
 

@@ -1,0 +1,1 @@
+"""From token vectors to the vectors of a response."""

@@ -1,0 +1,99 @@
+"""Token vectors to one vector: pooling over a packed row, trained dense layers, cutting, normalising, narrowing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Artifact, Pooling
+from service.engine.schema.encode import DTYPES, DType, LayerReduce, MapDType
+
+Floats = NDArray[Any]
+"""float32, whatever numpy's own types make of arithmetic on it."""
+
+
+def pool_row(hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling) -> Floats:
+    """Pool each of N texts that lie end to end in `hidden` `(T, D)`, padding after them; `(N, D)`.
+
+    The sum of a segment is taken over that segment alone, so that a text's vector is the same in any company.
+    """
+    if pooling == "cls":
+        return hidden.take(starts, axis=0)
+    used = hidden[: starts[-1] + lengths[-1]]
+    if pooling == "max":
+        largest: Floats = np.maximum.reduceat(used, starts, axis=0)
+        return largest
+    pooled: Floats = np.add.reduceat(used, starts, axis=0) / np.asarray(lengths, dtype=np.float32)[:, None]
+    return pooled
+
+
+def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
+    """The mean of rows `[first, last)` of `hidden` `(T, D)` for each range `(S, 2)`; zeros for an empty one."""
+    sums = np.zeros((len(hidden) + 1, hidden.shape[1]), dtype=np.float64)
+    np.cumsum(hidden, axis=0, dtype=np.float64, out=sums[1:])
+    counts = np.maximum(ranges[:, 1] - ranges[:, 0], 1)[:, None]
+    means: Floats = ((sums[ranges[:, 1]] - sums[ranges[:, 0]]) / counts).astype(np.float32)
+    return means
+
+
+def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
+    """Vectors of N layers `(N, ..., D)` as one: end to end `(..., N * D)`, their mean `(..., D)`, or as they are."""
+    if reduce == "stack":
+        return vectors
+    if reduce == "mean":
+        mean: NDArray[Any] = vectors.mean(axis=0)
+        return mean
+    return vectors[0] if len(vectors) == 1 else np.concatenate(list(vectors), axis=-1)
+
+
+def normalize(vectors: Floats) -> Floats:
+    """Each vector with length 1; a vector of zeros stays one."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit: Floats = vectors / np.maximum(lengths, np.float32(1e-12))
+    return unit
+
+
+def narrow(vectors: Floats, dtype: DType) -> NDArray[Any]:
+    """Float vectors `(..., D)` as the element type asked for; int8 and ubinary expect them normalised."""
+    if dtype == "int8":
+        rounded: NDArray[Any] = np.clip(np.rint(vectors * 127), -127, 127).astype(DTYPES[dtype])
+        return rounded
+    if dtype == "ubinary":
+        bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
+        return bits
+    narrowed: NDArray[Any] = vectors.astype(DTYPES[dtype], copy=False)
+    return narrowed
+
+
+def narrow_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
+    """Values of a map as the element type asked for; sqrt_uint8 is `round(255 * sqrt(v))`, for values from 0 to 1."""
+    if dtype == "sqrt_uint8":
+        roots: NDArray[Any] = np.rint(255 * np.sqrt(np.clip(values, 0, 1))).astype(DTYPES[dtype])
+        return roots
+    narrowed: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
+    return narrowed
+
+
+class Head:
+    """The model's own trained layers after pooling, when it has any (LaBSE, for one)."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._layers = [
+            (
+                np.array(artifact.map(dense.weight)),
+                None if dense.bias is None else np.array(artifact.map(dense.bias)),
+                dense.activation,
+            )
+            for dense in artifact.manifest.dense
+        ]
+
+    def __call__(self, pooled: Floats) -> Floats:
+        """`(N, D)` to `(N, output width)`."""
+        for weight, bias, activation in self._layers:
+            pooled = pooled @ weight.T
+            if bias is not None:
+                pooled = pooled + bias
+            if activation == "tanh":
+                pooled = np.tanh(pooled)
+        return pooled
