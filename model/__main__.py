@@ -71,8 +71,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _texts(options: argparse.Namespace) -> Sequence[str]:
-    """What accuracy is measured over; nothing where nothing is measured."""
-    if not options.variants:
+    """Return the texts over which the precision of the cuda graph is chosen; none without it."""
+    if "cuda" not in options.variants:
         return ()
     return read_texts(options.texts) if options.texts else sample_sentences(TEXTS)
 
@@ -84,14 +84,17 @@ def _verify(directory: Path) -> int:
         return _fail(str(error))
     manifest = artifact.manifest
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
+    report = artifact.read_report()
     for name, graph in manifest.graphs.items():
-        parity = graph.parity
+        if report is None or name not in report.graphs:
+            print(f"  graph {name}, {graph.precision}")
+            continue
+        parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
         line = (
             f"  graph {name}, {graph.precision}: differs from torch by {parity.max_abs_difference:.2e} at most, "
             f"{parity.tolerance:.0e} allowed, over {parity.rows} rows"
         )
-        if graph.accuracy is not None:
-            accuracy = graph.accuracy
+        if accuracy is not None:
             line += f"; smallest cosine to float32 {accuracy.min_cosine:.7f} over {accuracy.texts} texts"
             line += f", in float32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
         print(line)

@@ -163,7 +163,7 @@ def flat_vectors(module: FlatEncoder, texts: list[Row]) -> NDArray[Any]:
 def pool_texts(hidden: NDArray[Any], texts: Sequence[Row], pooling: Pooling) -> NDArray[Any]:
     """`(T, D)` to a vector for each text, `(B, D)`."""
     pools = {"mean": lambda part: part.mean(axis=0), "cls": lambda part: part[0], "max": lambda part: part.max(axis=0)}
-    bounds = np.cumsum([text["ids"].shape[1] for text in texts])[:-1]
+    bounds = np.cumsum([text["input_ids"].shape[1] for text in texts])[:-1]
     return np.stack([pools[pooling](part) for part in np.split(hidden.astype(np.float64), bounds)])
 
 
@@ -172,7 +172,7 @@ def _into_rows(texts: Sequence[Row]) -> list[list[Row]]:
     rows: list[list[Row]] = []
     room = 0
     for text in texts:
-        size = text["ids"].shape[1]
+        size = text["input_ids"].shape[1]
         if size > room:
             rows.append([])
             room = ROW_TOKENS

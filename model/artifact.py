@@ -20,6 +20,7 @@ FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
+REPORT = "report.json"
 WEIGHTS = "weights.bin"
 
 Pooling = Literal["mean", "cls", "max"]
@@ -105,20 +106,35 @@ class AccuracyRecord(_Record):
     kept: tuple[str, ...]
 
 
+class GraphReport(_Record):
+    """What export measured of a graph; `accuracy` is set for float16."""
+
+    parity: ParityRecord
+    accuracy: AccuracyRecord | None = None
+
+
+class Report(_Record):
+    """The measurements of an export, by graph.
+
+    They differ in the last digits between machines, so they lie in a file of their own that the digest leaves out.
+    The server does not read it.
+    """
+
+    graphs: dict[str, GraphReport]
+
+
 class GraphRecord(_Record):
-    """One graph. `weights` is the file of its weights; `accuracy` is set for a precision below float32."""
+    """One graph. `weights` is the file of its weights."""
 
     file: str
     weights: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     precision: GraphPrecision
-    parity: ParityRecord
-    accuracy: AccuracyRecord | None = None
 
 
 class Manifest(_Record):
-    """What the artifact holds. Sizes are counts; `max_tokens` includes the special tokens.
+    """What the artifact holds. Sizes are counts; `max_input_tokens` includes the special tokens.
 
     `attention_kinds` are the kinds of map whose formulas fit the layout of the model's blocks.
     """
@@ -127,15 +143,15 @@ class Manifest(_Record):
     name: str
     source: str
     revision: str | None
-    licence: str | None
-    family: str
-    layers: int
-    heads: int
-    width: int
-    output_width: int
-    vocabulary: int
-    types: int
-    max_tokens: int
+    license: str | None
+    model_type: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    dimensions: int
+    vocab_size: int
+    type_vocab_size: int
+    max_input_tokens: int
     pooling: Pooling
     normalize: bool
     dense: tuple[DenseRecord, ...]
@@ -184,6 +200,13 @@ class Artifact:
             raise ArtifactError(f"{self.root / name}: its sha256 is not the manifest's; the file is damaged.")
         return body
 
+    def read_report(self) -> Report | None:
+        """Return what export measured; None if the file is missing or was changed beyond reading."""
+        try:
+            return Report.model_validate_json(_read(self.root, REPORT))
+        except (ArtifactError, ValidationError):
+            return None
+
     def map(self, tensor: TensorRecord) -> NDArray[np.float32]:
         """A read-only view of a tensor; pages come into memory as they are touched."""
         return np.memmap(
@@ -191,7 +214,7 @@ class Artifact:
         )
 
     def _refuse_strangers(self) -> None:
-        listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST}
+        listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, REPORT}
         for path in sorted(self.root.rglob("*")):
             name = path.relative_to(self.root).as_posix()
             if name not in listed:

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from model.accuracy import LEAST_COSINE, AccuracyError, Measure, as_tokens, choose_kept, pool_texts
-from model.artifact import GraphRecord
+from model.artifact import GraphRecord, GraphReport
 from model.checkpoint import Checkpoint
 from model.flat import HIDDEN, POOLED, FlatEncoder, flat_signature
 from model.graphs import write_graph
@@ -22,7 +22,7 @@ TOLERANCE = 2e-2
 Progress = Callable[[str], None]
 
 
-def write_cuda(root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress) -> GraphRecord:
+def write_cuda(root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress) -> tuple[GraphRecord, GraphReport]:
     """Write the graph and its weights to `root`; choose its precision over `texts`.
 
     Raises `AccuracyError` when no choice reaches the bar.
@@ -52,12 +52,12 @@ def write_cuda(root: Path, checkpoint: Checkpoint, texts: Sequence[str], progres
     progress(f"smallest cosine {cosine:.6f}")
     if cosine < LEAST_COSINE:
         raise AccuracyError(f"{GRAPH}: the exported graph gives a cosine of {cosine:.6f}; nothing was written.")
-    return GraphRecord(
+    record = GraphRecord(
         file=GRAPH,
         weights=WEIGHTS,
         inputs=signature.inputs,
         outputs=signature.outputs,
         precision="float16",
-        parity=parity,
-        accuracy=accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)}),
     )
+    measured = accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)})
+    return record, GraphReport(parity=parity, accuracy=measured)

@@ -1,6 +1,6 @@
 """The transformer encoder, written once: BERT and the families that share its block.
 
-Read it top to bottom. Texts come *packed*: several of them lie end to end in one row, and `segments`
+Read it top to bottom. Texts come *packed*: several of them lie end to end in one row, and `sequence_ids`
 says which token belongs to which text, so that a token attends only within its own text.
 
 Shapes: R rows, T tokens in a row, D width of the model, H heads, E width of the embedding table.
@@ -68,8 +68,8 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.project = nn.Identity() if width == config.width else nn.Linear(width, config.width)
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        summed = self.tokens(ids) + self.positions(positions) + self.types(types)  # (R, T, E)
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        summed = self.tokens(input_ids) + self.positions(position_ids) + self.types(token_type_ids)  # (R, T, E)
         projected: Tensor = self.project(self.norm(summed))  # (R, T, D)
         return projected
 
@@ -149,14 +149,14 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, segments: Tensor) -> Tensor:
-        """Four integer tensors `(R, T)` to `(R, T, D)`. `positions` restart at 0 in each segment."""
-        return self.encode(ids, positions, types, segments).hidden[-1]
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
+        """Four integer tensors `(R, T)` to `(R, T, D)`. `position_ids` restart at 0 in each segment."""
+        return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden[-1]
 
-    def encode(self, ids: Tensor, positions: Tensor, types: Tensor, segments: Tensor) -> Encoded:
+    def encode(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Encoded:
         """The same pass, keeping what every layer gave and the attention that gave it."""
-        mask = own_segment_mask(segments)
-        x = self.embeddings(ids, positions, types)
+        mask = block_diagonal_mask(sequence_ids)
+        x = self.embeddings(input_ids, position_ids, token_type_ids)
         hidden, probs = [x], []
         for block in self.blocks:
             x, block_probs = block(x, mask)
@@ -173,16 +173,16 @@ class EveryLayer(nn.Module):
         self.config = encoder.config
         self.encoder = encoder
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, segments: Tensor) -> Tensor:
-        return torch.stack(self.encoder.encode(ids, positions, types, segments).hidden)
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
+        return torch.stack(self.encoder.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden)
 
 
-def own_segment_mask(segments: Tensor) -> Tensor:
+def block_diagonal_mask(sequence_ids: Tensor) -> Tensor:
     """`(R, T)` segment numbers to an additive mask `(R, 1, T, T)`: 0 within a segment, the lowest float elsewhere.
 
     The lowest finite float, not -inf: exp of it is exactly 0, and no row can become NaN.
     """
-    same = segments.unsqueeze(-1) == segments.unsqueeze(-2)  # (R, T, T)
+    same = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
     allowed = torch.zeros((), dtype=torch.float32)
     refused = torch.full((), torch.finfo(torch.float32).min)
     return torch.where(same, allowed, refused).unsqueeze(1)

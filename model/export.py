@@ -17,6 +17,7 @@ from model.artifact import (
     FORMAT_VERSION,
     KINDS,
     MANIFEST,
+    REPORT,
     TOKENIZER,
     WEIGHTS,
     Artifact,
@@ -24,8 +25,10 @@ from model.artifact import (
     BlockRecord,
     DenseRecord,
     GraphRecord,
+    GraphReport,
     Manifest,
     ParityRecord,
+    Report,
     TensorRecord,
     Variant,
     describe_file,
@@ -34,8 +37,8 @@ from model.artifact import (
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.cuda import write_cuda
 from model.encoder import Block, Encoder, EveryLayer
+from model.export_int8 import write_int8
 from model.graphs import Signature, write_graph
-from model.int8 import write_int8
 from model.modules import TextVector
 from model.parity import measure_parity
 from model.published import CheckpointError
@@ -43,22 +46,15 @@ from model.source import Origin, locate
 from model.tokenizer import Tokenizer
 
 DENSE_WEIGHTS = "dense.bin"
-INPUTS = ("ids", "positions", "types", "segments")
-OUTPUTS = ("hidden",)
+INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
 
 Progress = Callable[[str], None]
 
 
-VARIANT_WRITERS: dict[Variant, Callable[[Path, Checkpoint, Sequence[str], Progress], GraphRecord]] = {
-    "cuda": write_cuda,
-    "int8": write_int8,
-}
-"""Each is called when the graphs of every artifact are written."""
-
-
 @dataclass(frozen=True)
 class Variants:
-    """What to write beside the graphs of every artifact, and the texts that its accuracy is measured over."""
+    """Graphs to write beside those of every artifact, and the texts over which the precision of `cuda` is chosen."""
 
     names: Sequence[Variant] = ()
     texts: Sequence[str] = ()
@@ -119,19 +115,24 @@ def _write(
     encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
     modules: dict[str, Encoder | EveryLayer] = {"fast": encoder, "explain": EveryLayer(encoder)}
-    graphs = {}
+    graphs, reports = {}, {}
     for graph, module in modules.items():
         progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
-        export_graph(module, root / f"{graph}.onnx")
+        export_graph(module, root / f"{graph}.onnx", OUTPUTS[graph])
         progress("comparing torch with onnxruntime over a grid of lengths")
         parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_tokens)
         _check_parity(f"{graph}.onnx", parity, progress)
+        reports[graph] = GraphReport(parity=parity)
         graphs[graph] = GraphRecord(
-            file=f"{graph}.onnx", weights=WEIGHTS, inputs=INPUTS, outputs=OUTPUTS, precision="float32", parity=parity
+            file=f"{graph}.onnx",
+            weights=WEIGHTS,
+            inputs=INPUTS,
+            outputs=OUTPUTS[graph],
+            precision="float32",
         )
     for variant in variants.names:
-        graphs[variant] = VARIANT_WRITERS[variant](root, checkpoint, variants.texts, progress)
-        _check_parity(graphs[variant].file, graphs[variant].parity, progress)
+        graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.texts, progress)
+        _check_parity(graphs[variant].file, reports[variant].parity, progress)
     text_vector = checkpoint.text_vector
     dense = _write_dense(root, text_vector)
     find = _tensor_finder(root / graphs["explain"].file)
@@ -140,15 +141,15 @@ def _write(
         name=name,
         source=origin.source,
         revision=origin.revision,
-        licence=origin.licence,
-        family=checkpoint.family,
-        layers=config.layers,
-        heads=config.heads,
-        width=config.width,
-        output_width=dense[-1].weight.shape[0] if dense else config.width,
-        vocabulary=config.vocab_size,
-        types=config.types,
-        max_tokens=checkpoint.max_tokens,
+        license=origin.licence,
+        model_type=checkpoint.family,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        hidden_size=config.width,
+        dimensions=dense[-1].weight.shape[0] if dense else config.width,
+        vocab_size=config.vocab_size,
+        type_vocab_size=config.types,
+        max_input_tokens=checkpoint.max_tokens,
         pooling=text_vector.pooling,
         normalize=text_vector.normalize,
         dense=dense,
@@ -161,7 +162,16 @@ def _write(
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
+    (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
     return manifest
+
+
+def _write_variant(
+    variant: Variant, root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress
+) -> tuple[GraphRecord, GraphReport]:
+    if variant == "int8":
+        return write_int8(root, checkpoint, progress)
+    return write_cuda(root, checkpoint, texts, progress)
 
 
 def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
@@ -173,10 +183,10 @@ def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
         )
 
 
-def export_graph(module: Encoder | EveryLayer, path: Path) -> None:
+def export_graph(module: Encoder | EveryLayer, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:
     """A graph from four int64 inputs `(R, T)`, both free, to what the module gives, with its weights in WEIGHTS."""
     examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
-    write_graph(module, path, WEIGHTS, Signature(examples, {name: {0: "R", 1: "T"} for name in INPUTS}, OUTPUTS))
+    write_graph(module, path, WEIGHTS, Signature(examples, {name: {0: "R", 1: "T"} for name in INPUTS}, outputs))
 
 
 def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:

@@ -4,7 +4,7 @@ It is the same encoder, its own modules, with two differences: attention is the 
 provider, and parts may compute in float16. The operator's mathematics stands here in torch, so that all of it can be
 run, and measured, where there is no GPU.
 
-Shapes: T tokens, B segments (`cumulative_lengths` has B+1 bounds, the first 0; a segment may be empty), D width.
+Shapes: T tokens, B segments (`cu_seqlens` has B+1 bounds, the first 0; a segment may be empty), D width.
 """
 
 import copy
@@ -20,15 +20,15 @@ from model.encoder import Block, Encoder, SelfAttention
 from model.graphs import Signature
 
 PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"
-TOKEN_INPUTS = ("ids", "positions", "types")
-HIDDEN, POOLED = "hidden", "pooled"
+TOKEN_INPUTS = ("input_ids", "position_ids", "token_type_ids")
+HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 
 
 class Packing(NamedTuple):
     """Where texts lie in the row; `token_offset` `(B, S)` says by its shape how many and how long at most."""
 
     token_offset: Tensor
-    cumulative_lengths: Tensor
+    cu_seqlens: Tensor
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, heads: int) -> Tensor:
@@ -38,14 +38,14 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
     them. Sums are float32 whatever the type of what comes in, as in the kernel.
     """
     if torch.compiler.is_exporting():
-        inputs = (query, key, value, None, packing.token_offset, packing.cumulative_lengths)
+        inputs = (query, key, value, None, packing.token_offset, packing.cu_seqlens)
         return torch.onnx.ops.symbolic(
             PACKED_ATTENTION, inputs, {"num_heads": heads}, dtype=query.dtype, shape=query.shape, version=1
         )
     tokens, width = query.shape
     mixed = torch.full((tokens, width), torch.nan)
     q, k, v = (part.float().view(tokens, heads, -1).transpose(0, 1) for part in (query, key, value))  # (H, T, D/H)
-    for start, end in pairwise(packing.cumulative_lengths.tolist()):
+    for start, end in pairwise(packing.cu_seqlens.tolist()):
         scores = q[:, start:end] @ k[:, start:end].transpose(1, 2) * (width // heads) ** -0.5  # (H, S, S)
         mixed[start:end] = (scores.softmax(dim=-1) @ v[:, start:end]).transpose(0, 1).flatten(1)
     return mixed.to(query.dtype)
@@ -90,18 +90,18 @@ class FlatEncoder(nn.Module):
         return (HIDDEN,) if self.pooling == "max" else (HIDDEN, POOLED)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, types: Tensor, cumulative_lengths: Tensor, token_offset: Tensor
+        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, cu_seqlens: Tensor, token_offset: Tensor
     ) -> tuple[Tensor, ...]:
         """Three int32 `(T,)`, int32 `(B+1,)` and `(B, S)` to hidden `(T, D)` and float32 pooled `(B, D)`."""
-        packing = Packing(token_offset, cumulative_lengths)
-        x = self.embeddings(ids.unsqueeze(0), positions.unsqueeze(0), types.unsqueeze(0))  # (1, T, D)
+        packing = Packing(token_offset, cu_seqlens)
+        x = self.embeddings(input_ids.unsqueeze(0), position_ids.unsqueeze(0), token_type_ids.unsqueeze(0))  # (1, T, D)
         for block in self.blocks:
             assert isinstance(block, Block)
             x, _ = block(x.to(block.attention_norm.weight.dtype), packing)
         hidden = x.squeeze(0)
         if self.pooling == "max":
             return (hidden,)
-        return hidden, pool(hidden, count(ids), cumulative_lengths, self.pooling)
+        return hidden, pool(hidden, count(input_ids), cu_seqlens, self.pooling)
 
 
 def count(ids: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ def count(ids: Tensor) -> Tensor:
     return torch.cumsum(ids * 0 + 1, 0, dtype=torch.int32) - 1
 
 
-def pool(hidden: Tensor, places: Tensor, cumulative_lengths: Tensor, pooling: Pooling) -> Tensor:
+def pool(hidden: Tensor, places: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
     """The mean or first vector of each segment, `(B, D)` float32; zeros for an empty one. `places` counts the tokens.
 
     The mean is one matrix product. Each token's share is rounded with the rest, and a factor gives back what that took.
     """
-    starts, ends = cumulative_lengths[:-1], cumulative_lengths[1:]
+    starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
     lengths = ends - starts
     if pooling == "cls":
         first = hidden.index_select(0, torch.minimum(starts, ends[-1:] - 1)).float()
@@ -140,8 +140,8 @@ def flat_signature(module: FlatEncoder) -> Signature:
     examples = {
         name: torch.zeros(16, dtype=torch.int32) for name in TOKEN_INPUTS
     }  # each its own: the exporter would take one for all three
-    examples["cumulative_lengths"] = torch.tensor([0, 5, 16, 16], dtype=torch.int32)
+    examples["cu_seqlens"] = torch.tensor([0, 5, 16, 16], dtype=torch.int32)
     examples["token_offset"] = torch.zeros(3, 11, dtype=torch.int32)
     free = {name: {0: "T"} for name in TOKEN_INPUTS}
-    free |= {"cumulative_lengths": {0: "bounds"}, "token_offset": {0: "B", 1: "S"}}
+    free |= {"cu_seqlens": {0: "bounds"}, "token_offset": {0: "B", 1: "S"}}
     return Signature(examples, free, module.outputs)

@@ -1,7 +1,7 @@
-"""Packing: which waiting texts share the next row, and how a row is laid out. Pure functions over numbers.
+"""Packed batches: sequences end to end in one row of a tensor, kept apart by `sequence_ids`. Pure functions.
 
-Texts lie end to end in one row; positions restart at 0 in each, and `segments` keeps them apart. Row lengths come
-from a short list, so that the runtime meets few shapes. Segment 0 is the padding at the end of a row.
+Positions restart at 0 in each sequence. Lengths come from a short list of buckets, so that a backend that compiles
+per shape meets few shapes. Padding at the end has sequence id 0.
 """
 
 from collections.abc import Sequence
@@ -12,49 +12,40 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-LONG_ROW_STEP = 128
+LONG_STEP = 128
+"""Distance of the buckets beyond the listed ones, in tokens."""
 
 
 @dataclass(frozen=True)
-class RowLengths:
-    """The lengths rows may have, ascending, and how many tokens texts may share (a longer text has its own row)."""
+class LengthBuckets:
+    """The lengths that packed batches may have, ascending, and how many tokens sequences may share.
+
+    A sequence longer than `max_batch_tokens` has a batch of its own.
+    """
 
     lengths: tuple[int, ...]
-    shared: int
+    max_batch_tokens: int
 
     @classmethod
-    def up_to(cls, max_tokens: int, shared: int, short: Sequence[int]) -> "RowLengths":
-        """Lengths that hold any text of the model: those of `short` that it needs, and wider steps beyond them."""
-        shared = min(shared, max_tokens)
-        lengths = [length for length in short if length < max_tokens]
-        lengths += range(short[-1] + LONG_ROW_STEP, max_tokens, LONG_ROW_STEP)
-        return cls((*lengths, max_tokens), shared)
+    def up_to(cls, max_input_tokens: int, max_batch_tokens: int, short: Sequence[int]) -> "LengthBuckets":
+        """Return buckets for a model: those of `short` that it needs, and wider steps beyond them."""
+        longest = max(max_input_tokens, max_batch_tokens)
+        lengths = [length for length in short if length < longest]
+        lengths += range(short[-1] + LONG_STEP, longest, LONG_STEP)
+        return cls((*lengths, longest), max_batch_tokens)
 
     def fit(self, tokens: int) -> int:
-        """The shortest row that holds so many tokens."""
+        """Return the shortest bucket that holds `tokens`."""
         return next(length for length in self.lengths if length >= tokens)
 
 
-def choose(sizes: Sequence[int], free: int, *, shared: int, texts: int | None = None) -> list[int]:
-    """Which of the waiting texts, oldest first, go into the next row: the oldest always, then whatever still fits.
-
-    With several workers `free`, a row takes no more than its share of what waits, so that they work side by side.
-    `texts` is the most that a row can have.
-    """
-    room = min(shared, -(-sum(sizes) // free)) - sizes[0]
-    chosen = [0]
-    for index in range(1, len(sizes)):
-        if len(chosen) == texts:
-            break
-        if sizes[index] <= room:
-            chosen.append(index)
-            room -= sizes[index]
-    return chosen
-
-
 @dataclass(frozen=True)
-class Row:
-    """One run of the model: four arrays `(1, T)`, and where each of the N texts lies in it."""
+class PackedBatch:
+    """One run of the model.
+
+    `inputs`: int64, four tensors (1, T). `starts` and `sizes`: where each of N sequences lies. `tokens`: T without
+    padding.
+    """
 
     inputs: dict[str, Ints]
     starts: list[int]
@@ -63,26 +54,27 @@ class Row:
 
     @property
     def length(self) -> int:
-        return len(self.inputs["ids"][0])
+        return len(self.inputs["input_ids"][0])
 
 
-def lay_out(texts: Sequence[tuple[Sequence[int], Sequence[int] | None]], length: int) -> Row:
-    """Lay N texts, each its ids and types (None means all 0), end to end in a row of `length` tokens."""
-    row = np.zeros((4, 1, length), dtype=np.int64)
-    ids, positions, types, segments = row[0, 0], row[1, 0], row[2, 0], row[3, 0]
-    starts, sizes, at = [], [], 0
-    for number, (text_ids, text_types) in enumerate(texts, start=1):
-        size = len(text_ids)
-        end = at + size
-        ids[at:end] = text_ids
-        positions[at:end] = _POSITIONS[:size] if size <= len(_POSITIONS) else np.arange(size)
-        if text_types is not None:
-            types[at:end] = text_types
-        segments[at:end] = number
-        starts.append(at)
+def pack_batch(sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]], length: int) -> PackedBatch:
+    """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0), into `length` tokens."""
+    batch = np.zeros((4, 1, length), dtype=np.int64)
+    input_ids, position_ids, token_type_ids, sequence_ids = batch[:, 0]
+    starts, sizes, start = [], [], 0
+    for number, (ids, types) in enumerate(sequences, start=1):
+        size = len(ids)
+        end = start + size
+        input_ids[start:end] = ids
+        position_ids[start:end] = _POSITIONS[:size] if size <= len(_POSITIONS) else np.arange(size)
+        if types is not None:
+            token_type_ids[start:end] = types
+        sequence_ids[start:end] = number
+        starts.append(start)
         sizes.append(size)
-        at = end
-    return Row({"ids": row[0], "positions": row[1], "types": row[2], "segments": row[3]}, starts, sizes, at)
+        start = end
+    names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+    return PackedBatch(dict(zip(names, batch, strict=True)), starts, sizes, start)
 
 
 _POSITIONS = np.arange(512)

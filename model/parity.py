@@ -59,17 +59,17 @@ def make_text(ids: Sequence[int], types: Sequence[int]) -> Row:
     """One text alone in its row: `(1, T)` for each input."""
     length = len(ids)
     return {
-        "ids": np.array([ids], dtype=np.int64),
-        "positions": np.arange(length)[None],
-        "types": np.array([types], dtype=np.int64),
-        "segments": np.ones((1, length), dtype=np.int64),
+        "input_ids": np.array([ids], dtype=np.int64),
+        "position_ids": np.arange(length)[None],
+        "token_type_ids": np.array([types], dtype=np.int64),
+        "sequence_ids": np.ones((1, length), dtype=np.int64),
     }
 
 
 def pack(texts: Sequence[Row]) -> Row:
     """Texts end to end: `(1, sum of T)` for each input, segments numbered from 1."""
     row = {name: np.concatenate([text[name] for text in texts], axis=1) for name in texts[0]}
-    row["segments"] = np.repeat(np.arange(1, len(texts) + 1), [text["ids"].shape[1] for text in texts])[None]
+    row["sequence_ids"] = np.repeat(np.arange(1, len(texts) + 1), [text["input_ids"].shape[1] for text in texts])[None]
     return row
 
 
@@ -77,10 +77,10 @@ def pack_flat(texts: Sequence[Row]) -> dict[str, NDArray[np.int32]]:
     """Texts end to end as a flat graph takes them: `(sum of T,)` for each token's inputs, and the bounds of B texts."""
     row: dict[str, NDArray[np.int32]] = {
         name: np.concatenate([text[name][0] for text in texts]).astype(np.int32)
-        for name in ("ids", "positions", "types")
+        for name in ("input_ids", "position_ids", "token_type_ids")
     }
-    lengths = [text["ids"].shape[1] for text in texts]
-    row["cumulative_lengths"] = np.cumsum([0, *lengths], dtype=np.int32)
+    lengths = [text["input_ids"].shape[1] for text in texts]
+    row["cu_seqlens"] = np.cumsum([0, *lengths], dtype=np.int32)
     row["token_offset"] = np.zeros((len(texts), max(lengths)), dtype=np.int32)
     return row
 

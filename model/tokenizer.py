@@ -30,9 +30,6 @@ class Source:
     pair: str | None = None
     token_ids: tuple[int, ...] | None = None
 
-    def segment_text(self, segment: int) -> str:
-        return self.text if segment == 0 else self.pair or ""
-
 
 class Encoding(Protocol):
     """The part of `tokenizers.Encoding` that we read; each list has one element a token."""
@@ -85,6 +82,24 @@ class Tokens:
             for (start, end), segment in zip(self._keep(self._encoding.offsets), self.segment, strict=True)
         ]
 
+    @cached_property
+    def kept_characters(self) -> tuple[Offsets, Offsets]:
+        """The character range `[start, end)` of each segment that truncation left; the whole text if it cut nothing."""
+        texts = (self.source.text, self.source.pair or "")
+        if self._cut is None:
+            return (0, len(texts[0])), (0, len(texts[1]))
+        offsets = self._encoding.offsets  # one list per access, as long as the untruncated text: read it once
+
+        def kept(segment: int, dropped: Sequence[int]) -> Offsets:
+            text = texts[segment]
+            if not dropped:
+                return 0, len(text)
+            if self._cut is not None and self._cut.side == "right":
+                return 0, _without_blanks(text, *offsets[dropped[0]])[0]
+            return _without_blanks(text, *offsets[dropped[-1]])[1], len(text)
+
+        return kept(0, self._cut.dropped[0]), kept(1, self._cut.dropped[1])
+
     @property
     def has_content(self) -> bool:
         """Whether anything but special tokens is left."""
@@ -93,17 +108,6 @@ class Tokens:
     @property
     def truncated(self) -> bool:
         return self._cut is not None
-
-    def cut_characters(self, segment: int) -> Offsets:
-        """The range of characters of one text that truncation took away; empty when it took none."""
-        text = self.source.segment_text(segment)
-        dropped = self._cut.dropped[segment] if self._cut else ()
-        if not self._cut or not dropped:
-            return len(text), len(text)
-        offsets = self._encoding.offsets
-        if self._cut.side == "right":
-            return _without_blanks(text, *offsets[dropped[0]])[0], len(text)
-        return 0, _without_blanks(text, *offsets[dropped[-1]])[1]
 
     def truncate(self, limit: int, side: Side) -> "Tokens":
         """At most `limit` tokens, special ones included, cut at one side; a pair loses from its longer text first."""

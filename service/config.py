@@ -61,19 +61,33 @@ class Settings(BaseSettings):
     gpu_device: int = Field(0, ge=0, description="Which GPU, as CUDA counts them.")
     gpu_memory_bytes: int = Field(0, ge=0, description="GPU memory the model may take; 0 is as much as there is.")
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0 is what the cgroup and affinity allow.")
-    row_tokens: int = Field(0, ge=0, description="Longest row that texts share, in tokens; 0 is the provider's best.")
+    max_batch_tokens: int = Field(
+        0,
+        ge=0,
+        description="Maximum number of tokens in a packed batch. 0 selects the default of the execution provider.",
+    )
 
     max_inputs: Positive = Field(256, description="Inputs in a request (OpenAI door: 2048, its own limit).")
+    max_spans_per_input: Positive = Field(1024, description="Maximum number of spans in an input.")
+    max_spans_per_request: Positive = Field(4096, description="Maximum number of spans in a request.")
     max_characters_per_token: Positive = Field(
         64, description="An input may have this many characters for each token the model takes."
     )
     max_request_bytes: Positive = Field(8 * 2**20, description="Bytes of a request body or gRPC message.")
     max_response_bytes: Positive = Field(64 * 2**20, description="Bytes of a reply; a larger one is refused unrun.")
+    max_queue_ms: Positive = Field(
+        2000,
+        description="Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected.",
+    )
+    max_explain_queue_ms: Positive = Field(
+        2000, description="The same limit for attention maps, comparisons and layers other than the last."
+    )
     max_queue_tokens: Positive = Field(
-        65536, description="Tokens that may wait; beyond it requests are refused, but one alone is always let in."
+        262_144,
+        description="Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts any size.",
     )
     max_explain_queue_tokens: Positive = Field(
-        16384, description="The same for layers other than the last, which run one text at a time."
+        65_536, description="The same limit for attention maps, comparisons and layers other than the last."
     )
     max_deadline_ms: Positive = Field(60_000, description="The longest a request may take.")
     header_timeout_ms: Positive = Field(10_000, description="How long a client may take to send its headers.")

@@ -38,7 +38,7 @@ class Lifecycle:
     @property
     def crowded(self) -> bool:
         """As `Engine.crowded`; never before there is an engine."""
-        return self._engine is not None and self._engine.crowded
+        return self._engine is not None and self._engine.near_capacity
 
     @property
     def alive(self) -> bool:

@@ -8,15 +8,27 @@ from pathlib import Path
 from service.config import describe_options
 
 ROOT = Path(__file__).parent.parent
-STUBS = ("encoder_pb2.py", "encoder_pb2.pyi", "encoder_pb2_grpc.py")
+STUBS = (
+    "service/pb/encoder_pb2.py",
+    "service/pb/encoder_pb2.pyi",
+    "service/pb/encoder_pb2_grpc.py",
+    "service/engine/backends/onnx_weights_pb2.py",
+    "service/engine/backends/onnx_weights_pb2.pyi",
+)
 OPTIONS = ROOT / "docs" / "options.md"
 
 
 def generate_stubs(out: Path) -> None:
-    """Write the stubs under `out`/service/pb, so that they import each other as `service.pb`."""
+    """Write the stubs under `out` at their place in the tree, so that they import each other by their full names."""
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", "-I", "service/pb=proto/attendant/v1",
          f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", "service/pb/encoder.proto"],
+        cwd=ROOT,
+        check=True,
+    )  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", "-I", "service/engine/backends=proto/onnx",
+         f"--python_out={out}", f"--pyi_out={out}", "service/engine/backends/onnx_weights.proto"],
         cwd=ROOT,
         check=True,
     )  # fmt: skip
@@ -26,11 +38,7 @@ def stale_files() -> list[str]:
     """The committed files that differ from what would be generated."""
     with tempfile.TemporaryDirectory() as scratch:
         generate_stubs(Path(scratch))
-        stale = [
-            f"service/pb/{name}"
-            for name in STUBS
-            if (Path(scratch) / "service" / "pb" / name).read_text() != (ROOT / "service" / "pb" / name).read_text()
-        ]
+        stale = [name for name in STUBS if (Path(scratch) / name).read_text() != (ROOT / name).read_text()]
     if not OPTIONS.is_file() or OPTIONS.read_text() != describe_options():
         stale.append("docs/options.md")
     return stale

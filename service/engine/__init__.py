@@ -1,1 +1,1 @@
-"""What the doors call: validate, admit, tokenise, pack, run, assemble. Knows nothing of HTTP, gRPC or JSON."""
+"""What the doors call: validate, admit, tokenise, pack, run, build_results. Knows nothing of HTTP, gRPC or JSON."""

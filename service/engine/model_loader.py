@@ -1,5 +1,6 @@
-"""A model, opened: everything of an artifact that takes time to make."""
+"""A loaded model: everything of an artifact that takes time to open."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,56 +8,55 @@ import numpy as np
 from model.artifact import TOKENIZER, Artifact
 from model.tokenizer import Tokenizer
 from service.config import Settings
-from service.engine.backends.cuda import FlatRuntime
-from service.engine.backends.cuda_session import CUDA, Gpu
-from service.engine.backends.onnxruntime_cpu import ExplainRuntime, Runtime
-from service.engine.backends.select import Provider, choose_provider, explain_provider
-from service.engine.encode.pooling import Floats, Head
+from service.engine.backends.base import Backend, Gpu
+from service.engine.backends.onnxruntime_cpu import ExplainBackend
+from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
+from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.explain.maps import BlockWeights
+from service.engine.schema.encode import EncodeTask, TextVectors
 
-
-def open_runtime(artifact: Artifact, provider: Provider) -> Runtime | FlatRuntime:
-    """The runtime of the provider's graph."""
-    if provider.name != CUDA:
-        return Runtime(artifact, provider)
-    return FlatRuntime(artifact.manifest, provider, provider.open(artifact, artifact.manifest.graphs[provider.graph]))
+log = logging.getLogger("attendant.model")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What the engine works with; `explain` opens its graph when it is first asked."""
+    """What the engine works with. `tokens_per_second` is what warm-up measured on the fast graph."""
 
     artifact: Artifact
     tokenizer: Tokenizer
-    runtime: Runtime | FlatRuntime
-    explain: ExplainRuntime
-    head: Head
+    backend: Backend[EncodeTask, TextVectors]
+    tokens_per_second: float
+    explain: ExplainBackend
+    dense_layers: DenseLayers
     blocks: tuple[BlockWeights, ...]
-    """What attention maps are computed from, on disk until it is touched."""
+    """The weights of attention maps, memory-mapped."""
     static: Floats
-    """The embedding table, `(V, E)`, on disk until its pages are touched."""
+    """The embedding table, (V, E), memory-mapped."""
 
     @classmethod
     def load(cls, settings: Settings) -> "LoadedModel":
-        """Verify, open and warm up; blocks for seconds. Raises `ArtifactError` or `ConfigError`."""
+        """Verify, open and warm up; takes seconds. Raises `ArtifactError` or `ConfigError`."""
         artifact = Artifact.open(settings.model_dir, settings.model_sha256)
-        provider = choose_provider(
+        options = BackendOptions(
             settings.provider,
             settings.precision,
             settings.threads,
-            settings.row_tokens,
-            artifact.manifest.graphs,
+            settings.max_batch_tokens,
             Gpu(settings.gpu_device, settings.gpu_memory_bytes),
         )
-        runtime = open_runtime(artifact, provider)
-        runtime.warm_up()
-        tokenizer = Tokenizer(artifact.read(TOKENIZER))
+        choice = select_backend(options, artifact.manifest.graphs, Machine.detect())
+        log.info(
+            "backend selected provider=%s precision=%s streams=%d threads_per_stream=%d reason=%s",
+            choice.provider, choice.precision, choice.streams, choice.threads_per_stream, choice.reason,
+        )  # fmt: skip
+        backend = open_backend(artifact, choice)
         return cls(
             artifact,
-            tokenizer,
-            runtime,
-            ExplainRuntime(artifact, explain_provider(settings.threads)),
-            Head(artifact),
+            Tokenizer(artifact.read(TOKENIZER)),
+            backend,
+            backend.warm_up(),
+            ExplainBackend(artifact, explain_choice(settings.threads)),
+            DenseLayers(artifact),
             BlockWeights.of(artifact),
             np.asarray(artifact.map(artifact.manifest.static)),
         )

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from model.artifact import Manifest
-from model.tokenizer import Source
-from service.engine.schema.encode import EncodeRequest, Input, Limits, Output
-from service.engine.schema.explain import AttendRequest, CompareRequest, MapPlan
-from service.errors import EmptyInput, InvalidArgument, RequestTooLarge, Unsupported
+from model.tokenizer import Source, Tokens
+from service.engine.schema.encode import EncodeRequest, Input, Limits, Output, Truncation
+from service.engine.schema.explain import AttendRequest, AttentionMapSpec, CompareRequest
+from service.errors import EmptyInput, InputTooLong, InvalidArgument, RequestTooLarge, Unsupported
 
 MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
 MAX_DECIMALS = 9
@@ -20,8 +20,11 @@ HEAD_REDUCES = {
 """For each kind what may become of its heads; block_norm and projection are of all of them in any case."""
 
 
-def check_inputs(inputs: Sequence[Input], field: str, max_inputs: int, limits: Limits, vocabulary: int) -> None:
-    """Count, sizes, ids and spans of the inputs."""
+def check_inputs(
+    inputs: Sequence[Input], field: str, limits: Limits, manifest: Manifest, max_inputs: int | None = None
+) -> None:
+    """Check count, sizes, ids and spans; `max_inputs` is the limit of an API adapter with its own."""
+    max_inputs = max_inputs or limits.max_inputs
     if not inputs:
         raise EmptyInput(f"{field} is empty; send at least one.")
     if len(inputs) > max_inputs:
@@ -29,11 +32,22 @@ def check_inputs(inputs: Sequence[Input], field: str, max_inputs: int, limits: L
             f"{field} has {len(inputs)} elements; the limit is {max_inputs}. Send several requests.",
             reason="too_many_inputs",
         )
+    spans = sum(len(item.spans) for item in inputs)
+    if spans > limits.max_spans_per_request:
+        raise InvalidArgument(
+            f"{field}: too many spans ({spans}, limit {limits.max_spans_per_request} per request). Split the request.",
+            reason="too_many_spans",
+        )
     for index, item in enumerate(inputs):
-        _check_input(item, f"{field}[{index}]", limits, vocabulary)
+        _check_input(item, f"{field}[{index}]", limits, manifest.vocab_size)
 
 
 def _check_input(item: Input, where: str, limits: Limits, vocabulary: int) -> None:
+    if len(item.spans) > limits.max_spans_per_input:
+        raise InvalidArgument(
+            f"{where}.spans: too many items ({len(item.spans)}, limit {limits.max_spans_per_input}). Send fewer.",
+            reason="too_many_spans",
+        )
     if item.source.token_ids is None:
         _check_text(item, where, limits.max_input_characters)
     else:
@@ -51,6 +65,8 @@ def _check_text(item: Input, where: str, max_characters: int) -> None:
             )
     if not source.text or source.text.isspace():
         raise EmptyInput(f"{where} is empty or blank; send some text.")
+    if source.pair is not None and (not source.pair or source.pair.isspace()):
+        raise EmptyInput(f"{where}.pair: empty or blank. Send text, or leave it out.")
     for number, (start, end) in enumerate(item.spans):
         if not 0 <= start < end <= len(source.text):
             raise InvalidArgument(
@@ -81,6 +97,8 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> None:
     outputs = set(request.outputs)
     if not outputs:
         raise InvalidArgument("outputs is empty; leave it out or name at least one.")
+    if len(outputs) < len(request.outputs):
+        raise InvalidArgument("outputs: names the same output twice. Remove one.")
     with_spans = any(item.spans for item in request.inputs)
     if "spans" in outputs and not all(item.spans for item in request.inputs):
         raise InvalidArgument("outputs asks for spans, but an input has none. Give every input its spans.")
@@ -89,13 +107,15 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> None:
     if outputs & {"words", "spans"} and any(item.source.token_ids is not None for item in request.inputs):
         raise InvalidArgument("outputs words and spans need text; token_ids have no characters.")
     _check_layers(request.layers, manifest)
+    if "pooled" not in outputs:
+        _check_no_pooled_options(request)
     _check_pooled(request, manifest, outputs)
 
 
 def _check_layers(layers: Sequence[int], manifest: Manifest) -> None:
     if not layers:
         raise InvalidArgument("layers is empty; leave it out or name at least one.")
-    last = manifest.layers
+    last = manifest.num_hidden_layers
     for index, layer in enumerate(layers):
         if not -last - 1 <= layer <= last:
             raise InvalidArgument(
@@ -105,15 +125,18 @@ def _check_layers(layers: Sequence[int], manifest: Manifest) -> None:
         raise InvalidArgument("layers names the same layer twice.")
 
 
+def _check_no_pooled_options(request: EncodeRequest) -> None:
+    for field in ("pooling", "normalize", "dimensions"):
+        if getattr(request, field) is not None:
+            raise InvalidArgument(f'{field}: set, but "pooled" is missing from outputs. Add it or leave {field} out.')
+
+
 def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
     dimensions = request.dimensions
-    if dimensions is not None:
-        if not 1 <= dimensions <= pooled_size(request, manifest):
-            raise InvalidArgument(
-                f"dimensions must be 1..{pooled_size(request, manifest)}, the width of the pooled vector."
-            )
-        if "pooled" not in outputs:
-            raise InvalidArgument("dimensions is for pooled vectors only, and outputs does not ask for them.")
+    if dimensions is not None and not 1 <= dimensions <= pooled_size(request, manifest):
+        raise InvalidArgument(
+            f"dimensions must be 1..{pooled_size(request, manifest)}, the width of the pooled vector."
+        )
     if request.dtype in ("int8", "ubinary"):
         if outputs != {"pooled"}:
             raise InvalidArgument(f"dtype {request.dtype} is for pooled vectors only. Ask for nothing else in outputs.")
@@ -123,28 +146,40 @@ def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Outpu
             raise InvalidArgument("dtype ubinary needs dimensions that are a multiple of 8.")
 
 
+def check_length(tokens: Tokens, manifest: Manifest, truncation: Truncation, where: str, hint: str) -> Tokens:
+    """Return the tokens, truncated if that is wanted; raise for what has no content or is too long."""
+    if not tokens.has_content:
+        raise EmptyInput(f"{where} has nothing that the tokenizer keeps; send some text.")
+    limit = manifest.max_input_tokens
+    if len(tokens) <= limit:
+        return tokens
+    if truncation == "error":
+        raise InputTooLong(f"{where}: too long ({len(tokens)} tokens, limit {limit}). {hint}")
+    return tokens.truncate(limit, truncation)
+
+
 def is_last_alone(request: EncodeRequest, manifest: Manifest) -> bool:
     """Whether the request asks for nothing but the last layer, which is the fast lane's."""
-    return set(request.layers) <= {-1, manifest.layers}
+    return set(request.layers) <= {-1, manifest.num_hidden_layers}
 
 
 def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
     """How many components a pooled vector has before any are cut."""
     if is_last_alone(request, manifest):
-        return manifest.output_width
-    return manifest.width * (len(request.layers) if request.layer_reduce == "concat" else 1)
+        return manifest.dimensions
+    return manifest.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
 
 
-def check_attend(request: AttendRequest, manifest: Manifest) -> MapPlan:
+def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec:
     """Kind, layers, heads and what becomes of them, units and encodings, against each other and the model."""
     if request.kind not in manifest.attention_kinds:
         raise Unsupported(
             f"kind {request.kind} does not fit this model; it has {', '.join(manifest.attention_kinds) or 'none'}.",
             reason="kind_not_offered",
         )
-    layers = _chosen(request.layers, 1, manifest.layers, "layers", "layer_out_of_range")
-    heads = _chosen(request.heads, 0, manifest.heads - 1, "heads", "head_out_of_range")
-    plan = MapPlan(request.kind, layers, heads, request.head_reduce, request.layer_reduce)
+    layers = _chosen(request.layers, 1, manifest.num_hidden_layers, "layers", "layer_out_of_range")
+    heads = _chosen(request.heads, 0, manifest.num_attention_heads - 1, "heads", "head_out_of_range")
+    plan = AttentionMapSpec(request.kind, layers, heads, request.head_reduce, request.layer_reduce)
     _check_reduction(request, plan)
     _check_units(request)
     if request.kind == "scores":
@@ -166,7 +201,7 @@ def _chosen(asked: Sequence[int] | None, first: int, last: int, field: str, reas
     return tuple(asked)
 
 
-def _check_reduction(request: AttendRequest, plan: MapPlan) -> None:
+def _check_reduction(request: AttendRequest, plan: AttentionMapSpec) -> None:
     kind, reduces = request.kind, HEAD_REDUCES[request.kind]
     if request.head_reduce not in reduces:
         raise InvalidArgument(f"head_reduce {request.head_reduce} is not for {kind}; it takes {', '.join(reduces)}.")
@@ -200,7 +235,7 @@ def _check_scores(request: AttendRequest) -> None:
             raise InvalidArgument(f"{field} is not for scores, which are no shares; leave it out.")
 
 
-def _check_numbers(request: AttendRequest, plan: MapPlan) -> None:
+def _check_numbers(request: AttendRequest, plan: AttentionMapSpec) -> None:
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise InvalidArgument(
             "top_p must be above 0 and at most 1: the share of a row that the values kept must cover."
@@ -247,6 +282,6 @@ def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -
     if request.draws_on and "projection" not in manifest.attention_kinds:
         raise Unsupported("draws_on needs projection, which does not fit this model; send draws_on: 0.")
     if request.layers is None:
-        return tuple(range(manifest.layers + 1))
+        return tuple(range(manifest.num_hidden_layers + 1))
     _check_layers(request.layers, manifest)
-    return tuple(layer % (manifest.layers + 1) for layer in request.layers)
+    return tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)

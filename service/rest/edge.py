@@ -127,7 +127,7 @@ class Edge:
         try:
             if self._keys is not None:
                 self._keys.check(headers.get(b"authorization"))
-            self._host.engine.check_room(len(body))
+            self._host.engine.check_capacity(len(body))
         except ServiceError as error:
             response = error_response(exchange, error)
             response.headers[HEADER] = exchange.request_id

@@ -24,7 +24,7 @@ class Bare:
     def __init__(self, artifact: Artifact, provider: Provider) -> None:
         self._workers = provider.workers
         graph = artifact.manifest.graphs["fast"]
-        self._vocabulary = artifact.manifest.vocabulary
+        self._vocabulary = artifact.manifest.vocab_size
         self._session = provider.open(artifact, graph)
         self._lone_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
         self._reference = choose_provider("cpu", "float32").open(artifact, graph)

@@ -107,9 +107,9 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     runtime.warm_up()
     say(f"warming every shape took {time.perf_counter() - before:.1f} s")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
-    full = gpu_engine.full_texts(tokenizer, manifest.vocabulary, FULL_SIZE, FULL_TEXTS)
+    full = gpu_engine.full_texts(tokenizer, manifest.vocab_size, FULL_SIZE, FULL_TEXTS)
     sentences = [text for text, _ in read_corpus(tokenizer).sentences]
-    mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_tokens)
+    mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_input_tokens)
     full_rate = gpu_engine.measure_throughput(runtime, full, seconds)
     mixed_rate = gpu_engine.measure_throughput(runtime, mixed, seconds)
     single_ms = gpu_engine.measure_latency_ms(runtime, full, SINGLE_RUNS)
@@ -119,7 +119,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
         at_least("G1", f"full rows of {FULL_SIZE} tokens a text", full_rate, 2e6, "tokens/s"),
         at_least("G1", "mixed s", mixed_rate / full_rate, 0.8, "of full rows"),
         at_most("G2", f"one text of {FULL_SIZE} tokens, p50", single_ms, 0.7, "ms"),
-        *kernels.verdicts(manifest.layers),
+        *kernels.verdicts(manifest.num_hidden_layers),
         at_least("G5", f"smallest cosine over {ACCURACY_TEXTS} texts", cosine, 0.999),
     ]
 

@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
+from service.engine.lane import Lane
 
 from model.artifact import Artifact
 from model.tokenizer import Source, Tokenizer
 from service.engine.backends.cuda import FlatRuntime
 from service.engine.backends.onnxruntime_cpu import Runtime
 from service.engine.backends.select import choose_provider
-from service.engine.lane import Lane
-from service.engine.schema.encode import Text, TextVectors
+from service.engine.schema.encode import EncodeTask, TextVectors
 from service.metrics import Metrics
 
 ROWS_IN_FLIGHT = 4
@@ -26,25 +26,27 @@ NO_LIMIT = 10**9
 SEED = 20_264
 
 
-def full_texts(tokenizer: Tokenizer, vocabulary: int, size: int, count: int) -> list[Text]:
+def full_texts(tokenizer: Tokenizer, vocabulary: int, size: int, count: int) -> list[EncodeTask]:
     """`count` random texts of exactly `size` tokens."""
     rng = np.random.default_rng(SEED)
     frame = len(tokenizer.encode([Source(token_ids=())])[0])
     ids = rng.integers(5, vocabulary, (count, size - frame)).tolist()
-    return [Text(tokens, "mean", False) for tokens in tokenizer.encode([Source(token_ids=tuple(one)) for one in ids])]
+    return [
+        EncodeTask(tokens, "mean", False) for tokens in tokenizer.encode([Source(token_ids=tuple(one)) for one in ids])
+    ]
 
 
-def sentence_texts(tokenizer: Tokenizer, sentences: Sequence[str], max_tokens: int) -> list[Text]:
+def sentence_texts(tokenizer: Tokenizer, sentences: Sequence[str], max_tokens: int) -> list[EncodeTask]:
     """Sentences as they are."""
     found = tokenizer.encode([Source(sentence) for sentence in sentences], offsets=False)
-    return [Text(tokens.truncate(max_tokens, "right"), "mean", False) for tokens in found]
+    return [EncodeTask(tokens.truncate(max_tokens, "right"), "mean", False) for tokens in found]
 
 
-def measure_throughput(runtime: FlatRuntime, texts: Sequence[Text], seconds: float) -> float:
+def measure_throughput(runtime: FlatRuntime, texts: Sequence[EncodeTask], seconds: float) -> float:
     """Tokens a second through a lane that always has rows waiting; the texts take turns."""
     turn = itertools.cycle(texts)
 
-    def next_job() -> list[Text]:
+    def next_job() -> list[EncodeTask]:
         job, room = [], runtime.row_lengths.shared
         while (text := next(turn)) and len(text.tokens) <= room:
             job.append(text)
@@ -70,7 +72,7 @@ def measure_throughput(runtime: FlatRuntime, texts: Sequence[Text], seconds: flo
     return asyncio.run(run())
 
 
-def measure_latency_ms(runtime: FlatRuntime, texts: Sequence[Text], count: int) -> float:
+def measure_latency_ms(runtime: FlatRuntime, texts: Sequence[EncodeTask], count: int) -> float:
     """The median time of one text alone, from the event loop and back to it."""
 
     async def run() -> float:
@@ -85,11 +87,11 @@ def measure_latency_ms(runtime: FlatRuntime, texts: Sequence[Text], count: int) 
     return asyncio.run(run())
 
 
-def measure_accuracy(runtime: FlatRuntime, artifact: Artifact, texts: Sequence[Text]) -> float:
+def measure_accuracy(runtime: FlatRuntime, artifact: Artifact, texts: Sequence[EncodeTask]) -> float:
     """The smallest cosine of a text's vector to that of the fast graph in float32; NaN where one is not finite."""
     exact = Runtime(artifact, choose_provider("cpu", "float32"))
 
-    def in_rows(run: FlatRuntime | Runtime) -> list[list[Text]]:
+    def in_rows(run: FlatRuntime | Runtime) -> list[list[EncodeTask]]:
         waiting, rows = list(texts), []
         while waiting:
             chosen = set(run.choose([len(text.tokens) for text in waiting[: run.provider.window]], 1))
@@ -97,7 +99,7 @@ def measure_accuracy(runtime: FlatRuntime, artifact: Artifact, texts: Sequence[T
             waiting = [text for at, text in enumerate(waiting) if at not in chosen]
         return rows
 
-    def by_text(rows: list[list[Text]], found: Sequence[list[TextVectors]]) -> dict[int, NDArray[np.float64]]:
+    def by_text(rows: list[list[EncodeTask]], found: Sequence[list[TextVectors]]) -> dict[int, NDArray[np.float64]]:
         pairs = itertools.chain.from_iterable(
             zip(row, vectors, strict=True) for row, vectors in zip(rows, found, strict=True)
         )
@@ -113,5 +115,5 @@ def measure_accuracy(runtime: FlatRuntime, artifact: Artifact, texts: Sequence[T
     return min(cosines) if np.isfinite(cosines).all() else math.nan
 
 
-def _lane(runtime: FlatRuntime) -> Lane[Text, TextVectors]:
+def _lane(runtime: FlatRuntime) -> Lane[EncodeTask, TextVectors]:
     return Lane("fast", runtime, NO_LIMIT, Metrics(CollectorRegistry()))

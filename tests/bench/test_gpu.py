@@ -58,8 +58,15 @@ def test_what_is_not_proven_is_not_reached(spoken: str, reached: list[bool]) -> 
 def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> None:
     """And its graph for CUDA, as near to float32 as any."""
     manifest = artifact.manifest
-    assert (manifest.layers, manifest.width, manifest.heads, manifest.max_tokens) == (2, 48, 3, 128)
-    accuracy = manifest.graphs["cuda"].accuracy
+    assert (
+        manifest.num_hidden_layers,
+        manifest.hidden_size,
+        manifest.num_attention_heads,
+        manifest.max_input_tokens,
+    ) == (2, 48, 3, 128)
+    report = artifact.read_report()
+    assert report is not None
+    accuracy = report.graphs["cuda"].accuracy
     assert accuracy is not None
     assert (accuracy.texts, accuracy.min_cosine > 0.9999) == (200, True)
 

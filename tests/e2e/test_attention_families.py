@@ -57,7 +57,7 @@ class Known:
         """The oracle's attentions `(L, H, T, T)` and hidden states `(L+1, T, D)` of our tokens."""
         (tokens,) = self.model.tokenizer.encode([source])
         given = {"input_ids": torch.tensor([tokens.ids]), "attention_mask": torch.ones(1, len(tokens))}
-        if self.model.artifact.manifest.types > 1:
+        if self.model.artifact.manifest.type_vocab_size > 1:
             given["token_type_ids"] = torch.tensor([tokens.types])
         with torch.inference_mode():
             found = self.oracle(**given, output_attentions=True, output_hidden_states=True)
@@ -92,10 +92,14 @@ async def attend(model: LoadedModel, *sources: Source, **fields: Any) -> list[At
 def layered(result: AttendResult, model: LoadedModel) -> Floats:
     """`(L, H, T, T)`; the maps come layer by layer, head by head."""
     manifest, count = model.artifact.manifest, len(result.rows)
-    order = [(layer, head) for layer in range(1, manifest.layers + 1) for head in range(manifest.heads)]
+    order = [
+        (layer, head)
+        for layer in range(1, manifest.num_hidden_layers + 1)
+        for head in range(manifest.num_attention_heads)
+    ]
     assert [(each.layer, each.head) for each in result.maps] == order
     maps = [values(each.matrix) for each in result.maps]
-    return np.stack(maps).reshape(manifest.layers, manifest.heads, count, count)
+    return np.stack(maps).reshape(manifest.num_hidden_layers, manifest.num_attention_heads, count, count)
 
 
 def values(array: Array | None) -> Floats:
@@ -121,7 +125,7 @@ async def compare_maps(found: Known, sources: tuple[Source, ...], name: str) -> 
 
 async def test_the_maps_of_a_family_are_those_of_transformers(family: Known) -> None:
     """Every layer and head, of short and longer texts, of any script, and of a pair with its types."""
-    await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.family)
+    await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.model_type)
 
 
 async def test_the_maps_of_the_default_model_are_those_of_transformers(default: Known) -> None:
@@ -132,7 +136,7 @@ async def test_the_maps_of_the_default_model_are_those_of_transformers(default: 
 
 async def test_the_layers_of_a_family_are_those_of_transformers(family: Known) -> None:
     """What maps are recomputed from, within 5e-5."""
-    layers = tuple(range(family.model.artifact.manifest.layers + 1))
+    layers = tuple(range(family.model.artifact.manifest.num_hidden_layers + 1))
     async with open_house(family.model) as house:
         inputs = tuple(Input(source) for source in TINY_TEXTS)
         request = EncodeRequest(inputs, outputs=("tokens",), layers=layers, layer_reduce="stack")
@@ -147,7 +151,7 @@ async def test_the_shares_of_a_family_add_up(family: Known) -> None:
     A wrong weight or epsilon in the artifact would break the first, and tokens that belong to no word the second.
     """
     for result in await attend(family.model, *TINY_TEXTS, kind="projection"):
-        assert len(result.maps) == family.model.artifact.manifest.layers
+        assert len(result.maps) == family.model.artifact.manifest.num_hidden_layers
         for each in result.maps:
             assert np.abs(values(each.matrix).sum(axis=1) + values(each.bias_share) - 1).max() <= BAR
     for kind in ("probs", "norm", "block_norm", "projection"):

@@ -23,7 +23,7 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def narrow(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cast(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact that holds the graph."""
     out = tmp_path_factory.mktemp("int8") / "artifact"
     export(

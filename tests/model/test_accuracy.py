@@ -129,15 +129,15 @@ def test_texts_are_cut_to_what_the_model_takes(published: Path) -> None:
     """With their special tokens; a family of one type gets no other."""
     tokenizer = Tokenizer((published / "tokenizer.json").read_bytes())
     short, long = as_tokens(["money bank", "money bank " * 40], tokenizer, 11, types=1)
-    assert (long["ids"].shape, short["ids"].shape[1] < 11) == ((1, 11), True)
-    assert (long["ids"][0, 0], long["ids"][0, -1]) == (2, 3)
-    assert not long["types"].any()
+    assert (long["input_ids"].shape, short["input_ids"].shape[1] < 11) == ((1, 11), True)
+    assert (long["input_ids"][0, 0], long["input_ids"][0, -1]) == (2, 3)
+    assert not long["token_type_ids"].any()
 
 
 def test_pooling_is_text_by_text() -> None:
     """Over a row of them."""
     hidden = np.arange(12.0).reshape(6, 2)
-    texts = [{"ids": np.zeros((1, size))} for size in (1, 3, 2)]
+    texts = [{"input_ids": np.zeros((1, size))} for size in (1, 3, 2)]
     assert pool_texts(hidden, texts, "mean").tolist() == [[0, 1], [4, 5], [9, 10]]  # type: ignore[arg-type]
     assert pool_texts(hidden, texts, "cls").tolist() == [[0, 1], [2, 3], [8, 9]]  # type: ignore[arg-type]
     assert pool_texts(hidden, texts, "max").tolist() == [[0, 1], [6, 7], [10, 11]]  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def make(source: Path, out: Path) -> Artifact:
 
 def write(source: Path, root: Path) -> GraphRecord:
     root.mkdir(parents=True)
-    return write_cuda(root, load_checkpoint(source), SENTENCES, lambda step: None)
+    return write_cuda(root, load_checkpoint(source), SENTENCES, lambda step: None)[0]
 
 
 def test_an_artifact_holds_the_graph(published: Path, exported: Path, tmp_path: Path) -> None:
@@ -47,12 +47,15 @@ def test_an_artifact_holds_the_graph(published: Path, exported: Path, tmp_path: 
         assert artifact.read(name) == (exported / name).read_bytes()
     record = artifact.manifest.graphs["cuda"]
     assert (record.file, record.weights, record.precision) == ("cuda.onnx", "cuda.bin", "float16")
-    assert record.inputs == ("ids", "positions", "types", "cumulative_lengths", "token_offset")
-    assert record.outputs == ("hidden", "pooled")
-    assert record.accuracy is not None
-    assert record.accuracy.texts == len(SENTENCES)
-    assert LEAST_COSINE <= record.accuracy.min_cosine < 1
-    assert record.parity.max_abs_difference <= record.parity.tolerance
+    assert record.inputs == ("input_ids", "position_ids", "token_type_ids", "cu_seqlens", "token_offset")
+    assert record.outputs == ("last_hidden_state", "sentence_embedding")
+    report = artifact.read_report()
+    assert report is not None
+    accuracy, parity = report.graphs["cuda"].accuracy, report.graphs["cuda"].parity
+    assert accuracy is not None
+    assert accuracy.texts == len(SENTENCES)
+    assert LEAST_COSINE <= accuracy.min_cosine < 1
+    assert parity.max_abs_difference <= parity.tolerance
     sizes = artifact.manifest.files
     assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
 
@@ -106,7 +109,7 @@ def test_an_inaccurate_graph_is_not_written(published: Path, tmp_path: Path, mon
 
     def shuffled(texts: list[dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]) -> object:
         row = pack_flat(texts)
-        return row | {"positions": np.zeros_like(row["positions"])}
+        return row | {"position_ids": np.zeros_like(row["position_ids"])}
 
     monkeypatch.setattr(cuda_module, "pack_flat", shuffled)
     with pytest.raises(AccuracyError, match=r"cuda\.onnx: the exported graph gives a cosine of 0\.\d+"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, Encoded, Encoder, EncoderConfig, own_segment_mask
+from model.encoder import ACTIVATIONS, Encoded, Encoder, EncoderConfig, block_diagonal_mask
 
 CONFIG = EncoderConfig(
     vocab_size=53,
@@ -148,7 +148,7 @@ def test_no_row_is_nan_under_huge_scores(encoder: Encoder) -> None:
 def test_the_mask_is_nought_within_a_segment() -> None:
     """And the lowest finite float elsewhere, for every head alike."""
     lowest = torch.finfo(torch.float32).min
-    mask = own_segment_mask(torch.tensor([[1, 1, 2]]))
+    mask = block_diagonal_mask(torch.tensor([[1, 1, 2]]))
     assert mask.tolist() == [[[[0.0, 0.0, lowest], [0.0, 0.0, lowest], [lowest, lowest, 0.0]]]]
 
 

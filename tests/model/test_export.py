@@ -56,18 +56,23 @@ def test_two_exports_are_equal_byte_for_byte(published: Path, exported: Path, tm
 def test_the_manifest_of_a_bare_model(exported: Path) -> None:
     """Every fact of the tiny BERT."""
     manifest = Artifact.open(exported).manifest
-    assert (manifest.name, manifest.source, manifest.family) == ("tiny-bert", "tiny-bert", "bert")
-    assert (manifest.layers, manifest.heads, manifest.width, manifest.output_width) == (2, 3, 24, 24)
-    assert (manifest.vocabulary, manifest.types, manifest.max_tokens) == (211, 2, 41)
+    assert (manifest.name, manifest.source, manifest.model_type) == ("tiny-bert", "tiny-bert", "bert")
+    assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size, manifest.dimensions) == (
+        2,
+        3,
+        24,
+        24,
+    )
+    assert (manifest.vocab_size, manifest.type_vocab_size, manifest.max_input_tokens) == (211, 2, 41)
     assert (manifest.pooling, manifest.normalize, manifest.dense) == ("mean", False, ())
-    assert (manifest.revision, manifest.licence, manifest.prompts) == (None, None, {})
+    assert (manifest.revision, manifest.license, manifest.prompts) == (None, None, {})
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
 def test_the_manifest_of_a_sentence_transformer(exported_labse: Path) -> None:
     """What comes after the encoder is there too."""
     manifest = Artifact.open(exported_labse).manifest
-    assert (manifest.width, manifest.output_width, manifest.max_tokens) == (24, 19, 31)
+    assert (manifest.hidden_size, manifest.dimensions, manifest.max_input_tokens) == (24, 19, 31)
     assert (manifest.pooling, manifest.normalize) == ("cls", True)
     assert [dense.activation for dense in manifest.dense] == ["tanh"]
     assert manifest.prompts == {"document": "", "query": "find: "}
@@ -77,11 +82,14 @@ def test_the_graph_is_as_the_manifest_says(exported: Path) -> None:
     """Its inputs and outputs by name, and how near it came."""
     graph = Artifact.open(exported).manifest.graphs["fast"]
     session = onnxruntime.InferenceSession(exported / graph.file, providers=["CPUExecutionProvider"])
-    assert graph.inputs == ("ids", "positions", "types", "segments")
+    assert graph.inputs == ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
     assert tuple(node.name for node in session.get_inputs()) == graph.inputs
-    assert tuple(node.name for node in session.get_outputs()) == graph.outputs == ("hidden",)
+    assert tuple(node.name for node in session.get_outputs()) == graph.outputs == ("last_hidden_state",)
     assert {node.type for node in session.get_inputs()} == {"tensor(int64)"}
-    assert graph.parity.max_abs_difference < 1e-5 < graph.parity.tolerance
+    report = Artifact.open(exported).read_report()
+    assert report is not None
+    parity = report.graphs["fast"].parity
+    assert parity.max_abs_difference < 1e-5 < parity.tolerance
 
 
 def test_the_explain_graph_gives_every_layer(published: Path, exported: Path) -> None:
@@ -91,7 +99,10 @@ def test_the_explain_graph_gives_every_layer(published: Path, exported: Path) ->
         for name in ("fast.onnx", "explain.onnx")
     )
     encoder = load_checkpoint(published).encoder
-    row = {name: np.ones((1, 7), dtype=np.int64) for name in ("ids", "positions", "types", "segments")}
+    row = {
+        name: np.ones((1, 7), dtype=np.int64)
+        for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+    }
     (every,), (last,) = explain.run(None, row), fast.run(None, row)
     with torch.inference_mode():
         expected = encoder.encode(**{name: torch.from_numpy(values) for name, values in row.items()}).hidden
@@ -121,9 +132,11 @@ def test_the_tokenizer_is_the_published_one(published: Path, exported: Path) -> 
 def test_the_default_export_has_its_facts(default_artifact: Path) -> None:
     """Of the real model: where it is from, under which licence, and how near it came."""
     manifest = Artifact.open(default_artifact).manifest
-    assert (manifest.name, manifest.licence, manifest.max_tokens) == ("all-MiniLM-L6-v2", "apache-2.0", 256)
-    assert (manifest.layers, manifest.heads, manifest.width) == (6, 12, 384)
-    assert manifest.graphs["fast"].parity.max_abs_difference <= 1e-4
+    assert (manifest.name, manifest.license, manifest.max_input_tokens) == ("all-MiniLM-L6-v2", "apache-2.0", 256)
+    assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size) == (6, 12, 384)
+    report = Artifact.open(default_artifact).read_report()
+    assert report is not None
+    assert report.graphs["fast"].parity.max_abs_difference <= 1e-4
 
 
 def test_no_file_knows_the_machine(exported: Path, exported_labse: Path) -> None:
@@ -165,7 +178,12 @@ def test_an_artifact_says_all_that_a_vector_needs(labse: Path, exported_labse: P
     artifact = Artifact.open(exported_labse)
     (tokens,) = Tokenizer(artifact.read("tokenizer.json")).encode([Source("The river bank flows.")])
     length = len(tokens)
-    row = {"ids": tokens.ids, "positions": list(range(length)), "types": tokens.types, "segments": [1] * length}
+    row = {
+        "input_ids": tokens.ids,
+        "position_ids": list(range(length)),
+        "token_type_ids": tokens.types,
+        "sequence_ids": [1] * length,
+    }
     session = onnxruntime.InferenceSession(exported_labse / "fast.onnx", providers=["CPUExecutionProvider"])
     hidden = session.run(None, {name: np.array([values]) for name, values in row.items()})[0]
     (dense,) = artifact.manifest.dense
@@ -181,7 +199,7 @@ def test_prompts_licence_and_name_arrive(source: Path, tmp_path: Path) -> None:
     (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "find: "}}))
     manifest = make(source, tmp_path / "deep" / "out", name="mine")
     assert (manifest.name, manifest.source) == ("mine", "tiny-bert")
-    assert (manifest.licence, manifest.prompts) == ("mit", {"query": "find: "})
+    assert (manifest.license, manifest.prompts) == ("mit", {"query": "find: "})
     assert Artifact.open(tmp_path / "deep" / "out").manifest == manifest
 
 

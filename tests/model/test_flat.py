@@ -94,7 +94,7 @@ def test_a_text_gives_the_same_vectors_in_any_company(encoder: Encoder) -> None:
     first, second, third = random_texts(encoder, (9, 17, 4))
     alone = run(module, pack_flat([second]))
     row = pack_flat([third, second, first])
-    row["cumulative_lengths"] = np.array([0, 4, 4, 21, 30, 30], dtype=np.int32)
+    row["cu_seqlens"] = np.array([0, 4, 4, 21, 30, 30], dtype=np.int32)
     hidden, pooled = run(module, row)
     torch.testing.assert_close(hidden[4:21], alone[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(pooled[2], alone[1][0], rtol=1e-4, atol=1e-4)

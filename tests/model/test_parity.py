@@ -23,16 +23,19 @@ def text_of(encoder: Encoder, length: int) -> Row:
     """A random text of one family, without padding ids."""
     rng = np.random.default_rng(length)
     return {
-        "ids": rng.integers(5, encoder.config.vocab_size, (1, length)),
-        "positions": np.arange(length)[None],
-        "types": rng.integers(0, encoder.config.types, (1, length)),
-        "segments": np.ones((1, length), dtype=np.int64),
+        "input_ids": rng.integers(5, encoder.config.vocab_size, (1, length)),
+        "position_ids": np.arange(length)[None],
+        "token_type_ids": rng.integers(0, encoder.config.types, (1, length)),
+        "sequence_ids": np.ones((1, length), dtype=np.int64),
     }
 
 
 def of_transformers(directory: Path, text: Row) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     model = transformers.AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    given = {"input_ids": torch.from_numpy(text["ids"]), "token_type_ids": torch.from_numpy(text["types"])}
+    given = {
+        "input_ids": torch.from_numpy(text["input_ids"]),
+        "token_type_ids": torch.from_numpy(text["token_type_ids"]),
+    }
     if model.config.model_type == "distilbert":
         del given["token_type_ids"]
     with torch.inference_mode():
@@ -75,7 +78,7 @@ def test_an_honest_export_is_close(publish: Publish, graphs: Publish, family: st
 
 def test_the_graph_takes_several_rows(encoder: Encoder, graph: Path) -> None:
     """Rows and tokens are both free in the graph."""
-    rows = [text_of(encoder, 13), {**text_of(encoder, 13), "segments": np.array([[1] * 6 + [0] * 7])}]
+    rows = [text_of(encoder, 13), {**text_of(encoder, 13), "sequence_ids": np.array([[1] * 6 + [0] * 7])}]
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     stacked = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     (together,) = session.run(None, stacked)
@@ -108,7 +111,9 @@ def test_one_changed_weight_is_seen(encoder: Encoder, graph: Path, part: str) ->
 
 def test_a_row_without_segments_is_seen(encoder: Encoder, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing is measured too: texts that see each other are far from the texts alone."""
-    monkeypatch.setattr("model.parity.pack", lambda texts: {**pack(texts), "segments": pack(texts)["segments"] * 0})
+    monkeypatch.setattr(
+        "model.parity.pack", lambda texts: {**pack(texts), "sequence_ids": pack(texts)["sequence_ids"] * 0}
+    )
     parity = measure_parity(encoder, graph, 41)
     assert parity.max_abs_difference > parity.tolerance
 
@@ -124,14 +129,14 @@ def test_what_is_not_a_number_is_never_close(encoder: Encoder, graph: Path, pois
 
 def test_texts_are_packed_end_to_end() -> None:
     """Each input joined along the row, segments numbered from 1."""
-    first = {name: np.array([[7, 8]]) for name in ("ids", "positions", "types", "segments")}
+    first = {name: np.array([[7, 8]]) for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")}
     second = {name: np.array([[9]]) for name in first}
     row = pack([first, second])
     assert {name: values.tolist() for name, values in row.items()} == {
-        "ids": [[7, 8, 9]],
-        "positions": [[7, 8, 9]],
-        "types": [[7, 8, 9]],
-        "segments": [[1, 1, 2]],
+        "input_ids": [[7, 8, 9]],
+        "position_ids": [[7, 8, 9]],
+        "token_type_ids": [[7, 8, 9]],
+        "sequence_ids": [[1, 1, 2]],
     }
 
 
@@ -144,8 +149,8 @@ def test_a_flat_row_has_what_a_packed_one_has() -> None:
     """The same ids, positions and types; the bounds in place of segments."""
     texts = [make_text([5, 6, 7], [0, 0, 1]), make_text([8, 9], [1, 1])]
     flat, packed = pack_flat(texts), pack(texts)
-    for name in ("ids", "positions", "types"):
+    for name in ("input_ids", "position_ids", "token_type_ids"):
         assert flat[name].tolist() == packed[name][0].tolist()
-    assert flat["cumulative_lengths"].tolist() == [0, 3, 5]
+    assert flat["cu_seqlens"].tolist() == [0, 3, 5]
     assert flat["token_offset"].shape == (2, 3)
     assert {values.dtype for values in flat.values()} == {np.dtype(np.int32)}

@@ -195,32 +195,32 @@ def test_every_list_is_cut_alike(tokenizer: Tokenizer, side: Side) -> None:
     assert [part for part in whole if part in parts] == parts
 
 
-def test_the_cut_characters(made: dict[str, Tokenizer]) -> None:
-    """The range that truncation took: to the end of the text from the right, from its start from the left."""
+def test_kept_characters_are_those_before_or_after_the_cut(made: dict[str, Tokenizer]) -> None:
+    """Truncation from the right removes the end of the text; from the left, its start."""
     text = "seven  small  boats"
     tokens = one(made["default"], text)
-    assert tokens.cut_characters(0) == (19, 19)
-    assert tokens.truncate(4, "right").cut_characters(0) == (14, 19)
-    assert tokens.truncate(4, "left").cut_characters(0) == (0, 5)
-    assert tokens.truncate(2, "right").cut_characters(0) == (0, 19)
-    assert tokens.truncate(2, "left").cut_characters(0) == (0, 19)
+    assert tokens.kept_characters[0] == (0, 19)
+    assert tokens.truncate(4, "right").kept_characters[0] == (0, 14)
+    assert tokens.truncate(4, "left").kept_characters[0] == (5, 19)
+    assert tokens.truncate(2, "right").kept_characters[0] == (0, 0)
+    assert tokens.truncate(2, "left").kept_characters[0] == (19, 19)
 
 
-def test_the_cut_characters_of_a_pair(made: dict[str, Tokenizer]) -> None:
-    """Each text has its own; the shorter loses nothing until the longer is no longer."""
+def test_kept_characters_of_a_pair_are_per_segment(made: dict[str, Tokenizer]) -> None:
+    """The longer segment is cut first."""
     tokens = one(made["default"], "bank", "seven small boats")
     right, left = tokens.truncate(6, "right"), tokens.truncate(6, "left")
-    assert [right.cut_characters(0), right.cut_characters(1)] == [(4, 4), (12, 17)]
-    assert [left.cut_characters(0), left.cut_characters(1)] == [(4, 4), (0, 5)]
+    assert right.kept_characters == ((0, 4), (0, 12))
+    assert left.kept_characters == ((0, 4), (5, 17))
 
 
-def test_kept_and_cut_characters_do_not_overlap(made: dict[str, Tokenizer]) -> None:
+def test_offsets_lie_within_kept_characters(made: dict[str, Tokenizer]) -> None:
     """For plain texts, at every limit and from both sides."""
     tokens = one(made["wordpiece"], "seven small boats wait at the bank")
     for limit in range(3, len(tokens)):
         right, left = tokens.truncate(limit, "right"), tokens.truncate(limit, "left")
-        assert right.offsets[-2][1] <= right.cut_characters(0)[0]
-        assert left.offsets[1][0] >= left.cut_characters(0)[1]
+        assert right.offsets[-2][1] <= right.kept_characters[0][1]
+        assert left.offsets[1][0] >= left.kept_characters[0][0]
 
 
 def test_given_ids_get_the_frame_of_a_text(tokenizer: Tokenizer) -> None:
@@ -240,7 +240,7 @@ def test_given_ids_have_names_and_no_offsets(made: dict[str, Tokenizer]) -> None
     assert given.offsets == [(0, 0)] * 5
     assert given.truncate(4, "right").ids == [101, 2769, 2924, 102]
     assert given.truncate(4, "left").ids == [101, 2924, 2314, 102]
-    assert given.truncate(4, "left").cut_characters(0) == (0, 0)
+    assert given.truncate(4, "left").kept_characters[0] == (0, 0)
 
 
 def test_sources_of_all_sorts_keep_their_order(made: dict[str, Tokenizer]) -> None:

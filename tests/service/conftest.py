@@ -19,10 +19,10 @@ from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file,
 from model.tokenizer import Source
 from service.auth import ApiKeys
 from service.config import Settings
-from service.engine.batcher import Batcher
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, Text, TextVectors
+from service.engine.scheduler import Lane
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.edge import make_app
@@ -78,7 +78,7 @@ class House:
         return value
 
     @property
-    def rows_run(self) -> float:
+    def batches_run(self) -> float:
         return self.sample("attendant_batch_size_count", lane="fast")
 
     async def post(self, path: str, body: object, **headers: str) -> httpx.Response:
@@ -100,9 +100,9 @@ async def open_house(model: LoadedModel, keys: ApiKeys | None = None, **options:
     await engine.close()
 
 
-def fast_queue(house: House) -> Batcher[Text, TextVectors]:
-    """The fast lane's queue, to hold room in it."""
-    return house.engine._fast.batcher
+def fast_lane(house: House) -> Lane[EncodeTask, TextVectors]:
+    """The fast lane, to hold capacity in it."""
+    return house.engine._fast
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def cosine(left: Any, right: Any) -> float:
 
 def least_cosine(model: LoadedModel) -> float:
     """How near two runs of one text in different company must be."""
-    return 0.999999 if model.runtime.provider.precision == "float32" else 0.9999
+    return 0.999999 if model.backend.choice.precision == "float32" else 0.9999
 
 
 async def gather(*work: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from service.engine.model_loader import LoadedModel
 from service.errors import QueueFull, Unavailable
 from service.lifecycle import Lifecycle, Status
 from service.metrics import Metrics
-from tests.service.conftest import fast_queue, open_house
+from tests.service.conftest import fast_lane, open_house
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_a_host_is_as_crowded_as_its_engine(model: LoadedModel) -> None:
     async with open_house(model, max_queue_tokens=100) as house:
         assert not Lifecycle(house.metrics).crowded
         assert not house.host.crowded
-        with fast_queue(house).reserve(100):
+        with fast_lane(house).reserve(100):
             assert house.host.crowded
             with pytest.raises(QueueFull):
                 house.engine.check_room(8)

@@ -1,9 +1,9 @@
-"""The flat graph, opened: texts in, their vectors out, on a GPU.
+"""ONNX Runtime on a CUDA GPU: varlen batches in float16, pooled in the graph, small ones replayed as CUDA graphs.
 
-Rows are made on whichever threads call, and run on one thread of its own, in which the GPU's recordings live. So the
-next row is made while one runs.
+Worker threads prepare batches; one thread runs them all, because a CUDA graph belongs to the thread that captured it.
 """
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,86 +13,105 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.artifact import Manifest, Pooling
-from model.packing import RowLengths, choose
-from service.engine.backends.onnxruntime_cpu import model_types
-from service.engine.backends.select import Provider
-from service.engine.backends.varlen import FlatRow, Shape, Shapes, lay_flat
-from service.engine.encode.pooling import pool_row
-from service.engine.schema.encode import Text, TextVectors
+from model.artifact import Artifact, Pooling
+from service.engine.backends.base import BackendChoice, segment_types
+from service.engine.backends.cuda_session import open_session
+from service.engine.backends.onnxruntime_cpu import session_options
+from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
+from service.engine.encode.pooling import pool_batch
+from service.engine.schema.encode import EncodeTask, TextVectors
 from service.errors import NonFiniteOutput
 
-HIDDEN, POOLED = "hidden", "pooled"
+HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
-RECORDED_TOKENS = 4096
-"""Rows up to this length are replayed as one recording; in longer ones starting kernels takes no time to speak of."""
+CAPTURED_TOKENS = 4096
+"""Batches up to this length run as a captured CUDA graph; in longer ones the time to launch kernels is negligible."""
 
 Floats = NDArray[Any]
 Device = Literal["cuda", "cpu"]
 
 
-class FlatRuntime:
-    """`run` may be called from several threads."""
+class CudaBackend:
+    """The varlen graph on one device. `device="cpu"` with a CPU `session` is for tests of everything but the GPU."""
 
-    wide_tokens = 0
+    workers = 2  # one prepares a batch while the other's runs
 
     def __init__(
-        self, manifest: Manifest, provider: Provider, session: onnxruntime.InferenceSession, device: Device = "cuda"
+        self,
+        artifact: Artifact,
+        choice: BackendChoice,
+        session: onnxruntime.InferenceSession | None = None,
+        device: Device = "cuda",
     ) -> None:
-        """`device` is where inputs and outputs lie; "cpu" goes with a session on the CPU provider."""
-        self.provider = provider
-        self._shapes = Shapes.up_to(manifest.max_tokens, provider.shared_row_tokens)
-        self.row_lengths = RowLengths(self._shapes.lengths, provider.shared_row_tokens)
-        self._types = manifest.types
+        manifest = artifact.manifest
+        graph = manifest.graphs[choice.graph]
+        self.choice = choice
+        self.max_batch_tokens = choice.max_batch_tokens
+        self.shapes = ShapeBuckets.up_to(manifest.max_input_tokens, choice.max_batch_tokens)
+        self.max_batch_size = self.shapes.max_sequences
+        self.length_buckets = self.shapes.lengths
+        self._artifact = artifact
+        self._segment_types = manifest.type_vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
-        graph = manifest.graphs[provider.graph]
         self._pooling: Pooling | None = manifest.pooling if POOLED in graph.outputs else None
-        self._device = _Device(session, device, provider.gpu.device, manifest.width)
+        self._device = _Device(session or self._open(), device, choice.gpu.device, manifest.hidden_size)
 
-    def warm_up(self) -> None:
-        """Run every shape, so that no caller pays for a shape's first time."""
-        for shape in self._shapes.shapes:
-            self._compute(lay_flat([([0], None)], shape), hidden=False)
+    def _open(self) -> onnxruntime.InferenceSession:
+        graph = self._artifact.manifest.graphs[self.choice.graph]
+        options = session_options(1)
+        weights = self._artifact.read(graph.weights)  # ONNX Runtime keeps a pointer to it until the session is open
+        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+        return open_session(self._artifact.read(graph.file), options, self.choice.gpu)
 
-    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
-        """Which waiting texts share the next row: all that fit, however many workers are `free`; there is one GPU."""
-        return choose(sizes, 1, shared=self.row_lengths.shared, texts=self._shapes.texts)
+    def reopen(self) -> None:
+        """Open another session in the same process. It fails if the CUDA context itself is broken."""
+        manifest = self._artifact.manifest
+        device = _Device(self._open(), "cuda", self.choice.gpu.device, manifest.hidden_size)
+        self._device = self._thread.submit(lambda: device).result()
 
-    def row_length(self, texts: Sequence[Text]) -> int:
-        return self._shapes.fit([len(text.tokens) for text in texts]).tokens
+    def padded_tokens(self, sizes: Sequence[int]) -> int:
+        return self.shapes.fit(sizes).tokens
 
-    def run(self, texts: Sequence[Text]) -> list[TextVectors]:
-        """Lay the texts in one row and run it; one result a text.
+    def warm_up(self) -> float:
+        """Run every shape, so that no request captures one; return tokens per second of the largest."""
+        for shape in self.shapes.shapes:
+            self._infer(pack_varlen([([0], None)], shape), hidden=False)
+        started = time.perf_counter()
+        self._infer(pack_varlen([([0], None)], self.shapes.shapes[-1]), hidden=False)
+        return self.shapes.shapes[-1].tokens / (time.perf_counter() - started)
 
-        Raises `NonFiniteOutput`, or what onnxruntime raises.
-        """
-        shape = self._shapes.fit([len(text.tokens) for text in texts])
-        row = lay_flat([(text.tokens.ids, model_types(text.tokens, self._types)) for text in texts], shape)
-        wanted: set[Pooling] = {text.pooling for text in texts if text.pooling is not None}
-        by_graph: set[Pooling] = set() if self._pooling is None else {self._pooling}
-        pooled, hidden = self._compute(row, hidden=not wanted <= by_graph or any(text.hidden for text in texts))
+    def probe(self) -> None:
+        self._infer(pack_varlen([([0], None)], self.shapes.shapes[0]), hidden=False)
+
+    def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
+        shape = self.shapes.fit([len(task.tokens) for task in tasks])
+        sequences = [(task.tokens.ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        batch = pack_varlen(sequences, shape)
+        wanted: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
+        in_graph: set[Pooling] = set() if self._pooling is None else {self._pooling}
+        needs_hidden = not wanted <= in_graph or any(task.hidden for task in tasks)
+        pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)
-        found = dict.fromkeys(wanted & by_graph, pooled)
-        found |= {pooling: pool_row(hidden, row.starts, row.sizes, pooling) for pooling in wanted - by_graph}
-        if not all(np.isfinite(values.sum()) for values in (hidden, *found.values())):  # one sum tells
+        vectors = dict.fromkeys(wanted & in_graph, pooled)
+        vectors |= {mode: pool_batch(hidden, batch.starts, batch.sizes, mode) for mode in wanted - in_graph}
+        # A NaN or an infinity anywhere stays in the sum.
+        if not all(np.isfinite(values.sum()) for values in (hidden, *vectors.values())):
             raise NonFiniteOutput
         return [
             TextVectors(
-                hidden=hidden[None, start : start + size] if text.hidden else None,
-                pooled=None if text.pooling is None else found[text.pooling][None, index],
+                hidden=hidden[None, start : start + size] if task.hidden else None,
+                pooled=None if task.pooling is None else vectors[task.pooling][None, index],
             )
-            for index, (text, start, size) in enumerate(zip(texts, row.starts, row.sizes, strict=True))
+            for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
         ]
 
-    run_wide = run
-
-    def _compute(self, row: FlatRow, *, hidden: bool) -> tuple[Floats, Floats]:
-        """Pooled `(N, D)`, empty where the graph does not pool, and hidden `(tokens, D)`, empty where not asked for."""
-        return self._thread.submit(self._device.run, row, hidden).result()
+    def _infer(self, batch: VarlenBatch, *, hidden: bool) -> tuple[Floats, Floats]:
+        """Return pooled (N, D), empty if the graph does not pool, and hidden (T, D), empty if not wanted."""
+        return self._thread.submit(self._device.run, batch, hidden).result()
 
 
 class _Device:
-    """The session and its memory. Used by one thread: recordings belong to the thread that made them."""
+    """The session and its device memory, used by one thread: CUDA graphs belong to the thread that captured them."""
 
     def __init__(self, session: onnxruntime.InferenceSession, device: Device, number: int, width: int) -> None:
         self._session = session
@@ -103,28 +122,30 @@ class _Device:
         self._bound: dict[Shape, _Bound] = {}
         self._memory: dict[tuple[str, tuple[int, ...]], onnxruntime.OrtValue] = {}
 
-    def run(self, row: FlatRow, hidden: bool) -> tuple[Floats, Floats]:
-        bound = self._bound.get(row.shape) or self._bind(row.shape)
-        for name, values in row.inputs.items():
+    def run(self, batch: VarlenBatch, hidden: bool) -> tuple[Floats, Floats]:
+        bound = self._bound.get(batch.shape) or self._bind(batch.shape)
+        for name, values in batch.inputs.items():
             bound.inputs[name].update_inplace(values)
         self._session.run_with_iobinding(bound.binding, bound.options)
         nothing = np.zeros((0, self._width), dtype=np.float32)
         return (
-            self._read(bound.outputs[POOLED], len(row.sizes)) if POOLED in bound.outputs else nothing,
-            self._read(bound.outputs[HIDDEN], row.tokens) if hidden else nothing,
+            self._read(bound.outputs[POOLED], len(batch.sizes)) if POOLED in bound.outputs else nothing,
+            self._read(bound.outputs[HIDDEN], batch.tokens) if hidden else nothing,
         )
 
     def _read(self, value: onnxruntime.OrtValue, count: int) -> Floats:
-        """Its first rows, the caller's to keep: from a GPU they come as a copy, on a CPU as a view."""
-        found: Floats = value.numpy()[:count]
-        return found if self._device == "cuda" else found.copy()
+        """Return the first rows as an array of its own: from a GPU they come as a copy, on a CPU as a view."""
+        rows: Floats = value.numpy()[:count]
+        return rows if self._device == "cuda" else rows.copy()
 
     def _bind(self, shape: Shape) -> "_Bound":
-        """Inputs and outputs at addresses that stay, as a recording needs them."""
+        """Bind inputs and outputs at fixed addresses, as a captured graph needs them."""
         binding = self._session.io_binding()
-        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("ids", "positions", "types"), (shape.tokens,))
-        sizes["cumulative_lengths"] = (shape.slots + 1,)
-        sizes["token_offset"] = (shape.slots, shape.longest)  # of this one only the shape is read
+        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("input_ids", "position_ids", "token_type_ids"), (shape.tokens,)
+        )
+        sizes["cu_seqlens"] = (shape.slots + 1,)
+        sizes["token_offset"] = (shape.slots, shape.longest)  # only its shape is read
         inputs = {name: self._place(name, size, np.int32) for name, size in sizes.items()}
         rows = {HIDDEN: shape.tokens, POOLED: shape.slots}
         outputs = {name: self._place(name, (rows[name], self._width), dtype) for name, dtype in self._outputs.items()}
@@ -134,13 +155,13 @@ class _Device:
             binding.bind_ortvalue_output(name, value)
         options = onnxruntime.RunOptions()
         if self._device == "cuda":
-            number = len(self._bound) + 1 if shape.tokens <= RECORDED_TOKENS else -1
+            number = len(self._bound) + 1 if shape.tokens <= CAPTURED_TOKENS else -1
             options.add_run_config_entry("gpu_graph_id", str(number))
         self._bound[shape] = _Bound(binding, options, inputs, outputs)
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
-        """Memory on the device; shapes share what has the same size, for only one of them runs at a time."""
+        """Return device memory; shapes share what has the same size, since only one of them runs at a time."""
         if (name, size) not in self._memory:
             zeros: Floats = np.zeros(size, dtype=dtype)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(zeros, self._device, self._number)
@@ -150,7 +171,7 @@ class _Device:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What a shape needs to run again and again."""
+    """Everything a shape needs to run repeatedly."""
 
     binding: Any
     options: onnxruntime.RunOptions

@@ -1,14 +1,14 @@
-"""A CUDA GPU: whether one is there, and a session that really runs on it or does not open."""
+"""CUDA devices: how many there are, and a session that runs on one or does not open."""
 
 import contextlib
 import ctypes
 import logging
 import sys
-from dataclasses import dataclass
 
 import onnxruntime
 
 from service.config import ConfigError
+from service.engine.backends.base import Gpu
 
 CUDA = "CUDAExecutionProvider"
 DRIVER = "libcuda.so.1"
@@ -16,24 +16,13 @@ DRIVER = "libcuda.so.1"
 log = logging.getLogger("attendant.gpu")
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """Which GPU, and how many bytes of its memory the model may take; 0 is all of them."""
-
-    device: int = 0
-    memory_bytes: int = 0
-
-
-FIRST_GPU = Gpu()
-
-
 def built_for_cuda() -> bool:
-    """Whether this onnxruntime has the provider; the package is onnxruntime-gpu."""
+    """Return whether this onnxruntime has the CUDA provider, as the package onnxruntime-gpu does."""
     return CUDA in onnxruntime.get_available_providers()
 
 
 def gpu_count() -> int:
-    """GPUs that the driver knows; 0 where there is no driver."""
+    """Return the number of GPUs that the driver reports; 0 without a driver."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
@@ -45,37 +34,37 @@ def gpu_count() -> int:
 
 
 def open_session(graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu) -> onnxruntime.InferenceSession:
-    """A session on the GPU, ready to record CUDA graphs; raises `ConfigError` where it would run anywhere else.
+    """Open a session on the GPU that can capture CUDA graphs; raise `ConfigError` if it would run anywhere else.
 
-    Of NVIDIA's libraries cuDNN is left out: nothing in our graph asks for it.
+    cuDNN is not loaded: no node of the graph uses it.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # it prints what it misses
+    with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries it misses
         onnxruntime.preload_dlls(cudnn=False)
     session, reason = None, ""
-    for recording in (True, False):
+    for capturing in (True, False):
         try:
-            session = _open(graph, options, gpu, recording=recording)
+            session = _open(graph, options, gpu, capturing=capturing)
             break
         except Exception as error:  # noqa: BLE001  # its exceptions have no base of their own
             reason = str(error).strip().partition("\n")[0]
-            if recording:
-                log.warning("the model cannot be opened for recording CUDA graphs: %s", reason)
+            if capturing:
+                log.warning("cuda graphs unavailable reason=%s", reason)
     if session is None or CUDA not in session.get_providers():
         raise ConfigError(
-            f"ATTENDANT_PROVIDER: cuda: onnxruntime does not run the model on GPU {gpu.device}. The driver and the "
-            f"libraries of CUDA 13 must be there: pip install 'attendant[gpu]'. It says: {reason or 'nothing'}"
+            f'ATTENDANT_PROVIDER: "cuda" failed on GPU {gpu.device}: {reason or "no reason given"}. '
+            "The driver and the CUDA 13 libraries are required; the gpu extra installs the libraries."
         )
     return session
 
 
 def _open(
-    graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu, *, recording: bool
+    graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu, *, capturing: bool
 ) -> onnxruntime.InferenceSession:
     chosen = {
         "device_id": str(gpu.device),
-        "enable_cuda_graph": str(int(recording)),
+        "enable_cuda_graph": str(int(capturing)),
         "arena_extend_strategy": "kSameAsRequested",
     }
-    if gpu.memory_bytes:
-        chosen["gpu_mem_limit"] = str(gpu.memory_bytes)
+    if gpu.memory_limit_bytes:
+        chosen["gpu_mem_limit"] = str(gpu.memory_limit_bytes)
     return onnxruntime.InferenceSession(graph, options, providers=[(CUDA, chosen)], enable_fallback=0)

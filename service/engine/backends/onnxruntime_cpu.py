@@ -1,4 +1,4 @@
-"""One graph, opened: texts in, their vectors out. The only place that runs a session."""
+"""ONNX Runtime on the CPU: float32 where OpenVINO is not installed, and the explain graph everywhere."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -8,127 +8,111 @@ import numpy as np
 import onnxruntime
 from threadpoolctl import threadpool_limits
 
-from model.artifact import Artifact, Pooling
-from model.packing import Row, RowLengths, choose, lay_out
+from model.artifact import Artifact
+from model.packing import Ints, pack_batch
 from model.tokenizer import Tokens
-from service.engine.backends.select import Provider
-from service.engine.encode.pooling import pool_row
-from service.engine.schema.encode import ExplainWork, Text, TextVectors
+from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
+from service.engine.schema.encode import ExplainTask
 from service.errors import NonFiniteOutput
 
-
-class Runtime:
-    """The fast graph. `run` may be called from as many threads as the provider has workers."""
-
-    def __init__(self, artifact: Artifact, provider: Provider) -> None:
-        self.provider = provider
-        self.row_lengths = RowLengths.up_to(
-            artifact.manifest.max_tokens, provider.shared_row_tokens, provider.row_lengths
-        )
-        self.wide_tokens = min(provider.wide_tokens, artifact.manifest.max_tokens)
-        self._types = artifact.manifest.types
-        graph = artifact.manifest.graphs[provider.graph]
-        self._session = provider.open(artifact, graph)
-        self._wide_session = provider.open(artifact, graph, wide=True) if provider.wide_threads > 1 else self._session
-
-    def warm_up(self) -> None:
-        """Run what is dear the first time: every length where lengths are compiled, else the longest that texts share.
-
-        The latter twice: the second run has its memory in one piece, and takes what would later look like growth.
-        """
-        shared = self.row_lengths.shared
-        for session, longest in ((self._session, shared), (self._wide_session, max(shared, self.wide_tokens))):
-            lengths = self.row_lengths.lengths if self.provider.compiles else (self.row_lengths.fit(longest),) * 2
-            for length in lengths:
-                _hidden(session, lay_out([([0] * length, None)], length))
-
-    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
-        """Which waiting texts share the next row, when so many workers could start one."""
-        return choose(sizes, free, shared=self.row_lengths.shared)
-
-    def row_length(self, texts: Sequence[Text]) -> int:
-        return self.row_lengths.fit(sum(len(text.tokens) for text in texts))
-
-    def run(self, texts: Sequence[Text]) -> list[TextVectors]:
-        """Pack the texts into one row and run it; one result a text.
-
-        Raises `NonFiniteOutput`, or what onnxruntime raises.
-        """
-        return self._run(self._session, texts)
-
-    def run_wide(self, texts: Sequence[Text]) -> list[TextVectors]:
-        """The same on as many threads as the provider has for a row that is alone."""
-        return self._run(self._wide_session, texts)
-
-    def _run(self, session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> list[TextVectors]:
-        row = lay_out(
-            [(text.tokens.ids, model_types(text.tokens, self._types)) for text in texts], self.row_length(texts)
-        )
-        hidden = _hidden(session, row)[0]
-        # One sum tells: a NaN or infinity anywhere stays in it.
-        if not np.isfinite(hidden[: row.tokens].sum()):
-            raise NonFiniteOutput
-        wanted: set[Pooling] = {text.pooling for text in texts if text.pooling is not None}
-        pooled = {pooling: pool_row(hidden, row.starts, row.sizes, pooling) for pooling in wanted}
-        return [
-            TextVectors(
-                hidden=hidden[None, start : start + size] if text.hidden else None,
-                pooled=None if text.pooling is None else pooled[text.pooling][None, index],
-            )
-            for index, (text, start, size) in enumerate(zip(texts, row.starts, row.sizes, strict=True))
-        ]
+CPU = "CPUExecutionProvider"
+EXPLAIN_TOKENS_PER_SECOND = 1000.0
+"""First estimate for the explain lane, whose session opens with its first request; measurements replace it."""
 
 
-class ExplainRuntime:
-    """The explain graph: what every layer gave, in float32 on onnxruntime's own provider, one text a row."""
+class OnnxRuntimeCpuBackend(PackedBackend):
+    """One session, which `workers` threads call at the same time; each run has one thread.
 
-    wide_tokens = 0
+    A session whose runs share two threads has 0.92 of this throughput (Intel with AVX-512, 128 tokens).
+    """
 
-    def __init__(self, artifact: Artifact, provider: Provider) -> None:
-        self.provider = provider
+    bucket_lengths = tuple(range(4, 257, 4))  # a new shape costs nothing here, and only padding is saved
+    _session: onnxruntime.InferenceSession
+
+    def reopen(self) -> None:
+        self._session = open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream)
+
+    def infer(self, inputs: dict[str, Ints]) -> Floats:
+        (hidden,) = self._session.run(None, inputs)
+        return hidden  # type: ignore[no-any-return]
+
+    def warm_up(self) -> float:
+        """Run the longest batch twice: the second run allocates its memory in one piece, and keeps it."""
+        longest = self.buckets.lengths[-1]
+        for _ in range(2):
+            self.infer(pack_batch([([0] * longest, None)], longest).inputs)
+        return self.measure_rate()
+
+
+class ExplainBackend:
+    """The explain graph: `hidden_states`, float32, (L+1, T, D), one sequence per run.
+
+    The session opens with the first request, since many servers never need it.
+    """
+
+    workers = 1
+    max_batch_size = 1
+
+    def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
+        self.choice = choice
         self._artifact = artifact
-        self._types = artifact.manifest.types
+        self.max_batch_tokens = artifact.manifest.max_input_tokens
+        self.length_buckets: tuple[int, ...] = ()
+        self._segment_types = artifact.manifest.type_vocab_size
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        """Opened by the lane's one worker when it is first needed; many servers never need it.
+        """Also limit numpy's BLAS to one thread.
 
-        From then on numpy's BLAS has one thread: for matrices as small as those of maps more of them make it several
-        times slower, and keep cores from the fast lane while they wait for work.
+        With more, matrices as small as attention maps take several times longer, and the threads keep cores from the
+        fast lane while they wait for work.
         """
         threadpool_limits(1, user_api="blas")
-        return self.provider.open(self._artifact, self._artifact.manifest.graphs["explain"])
+        return open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream, arena=False)
 
-    def run(self, texts: Sequence[ExplainWork]) -> list[Any]:
-        """Run each text and do its work. Raises `NonFiniteOutput`, or what onnxruntime raises."""
-        return [text(self._every_layer(text.tokens)) for text in texts]
+    def padded_tokens(self, sizes: Sequence[int]) -> int:
+        return sum(sizes)
 
-    run_wide = run
+    def run(self, tasks: Sequence[ExplainTask]) -> list[Any]:
+        return [task(self._hidden_states(task.tokens)) for task in tasks]
 
-    def choose(self, sizes: Sequence[int], free: int) -> list[int]:
-        """The oldest text, by itself."""
-        return [0]
+    def warm_up(self) -> float:
+        return EXPLAIN_TOKENS_PER_SECOND
 
-    def row_length(self, texts: Sequence[ExplainWork]) -> int:
-        return sum(len(text.tokens) for text in texts)
+    def probe(self) -> None:
+        self._session.run(None, pack_batch([([0], None)], 1).inputs)
 
-    def _every_layer(self, tokens: Tokens) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
-        row = lay_out([(tokens.ids, model_types(tokens, self._types))], len(tokens))
-        (every,) = self._session.run(None, row.inputs)
-        if not np.isfinite(every.sum()):
+    def reopen(self) -> None:
+        self.__dict__.pop("_session", None)
+
+    def _hidden_states(self, tokens: Tokens) -> Floats:
+        batch = pack_batch([(tokens.ids, segment_types(tokens, self._segment_types))], len(tokens))
+        (hidden_states,) = self._session.run(None, batch.inputs)
+        if not np.isfinite(hidden_states.sum()):
             raise NonFiniteOutput
-        return every[:, 0]  # type: ignore[no-any-return]
+        return hidden_states[:, 0]  # type: ignore[no-any-return]
 
 
-def _hidden(
-    session: onnxruntime.InferenceSession, row: Row
-) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
-    (hidden,) = session.run(None, row.inputs)
-    return hidden  # type: ignore[no-any-return]
+def open_cpu_session(
+    artifact: Artifact, graph: str, threads: int, *, arena: bool = True
+) -> onnxruntime.InferenceSession:
+    """Open a graph over the very bytes that were verified.
+
+    Without an `arena`, memory goes back after each run: an arena that met many shapes keeps the sum of them.
+    """
+    record = artifact.manifest.graphs[graph]
+    options = session_options(threads)
+    options.enable_cpu_mem_arena = arena
+    weights = artifact.read(record.weights)  # ONNX Runtime keeps a pointer to it until the session is open
+    options.add_external_initializers_from_files_in_memory([record.weights], [weights], [len(weights)])
+    return onnxruntime.InferenceSession(artifact.read(record.file), options, providers=[CPU])
 
 
-def model_types(tokens: Tokens, types: int) -> list[int] | None:
-    """None when all are 0: of a single text in most families, and always in a family that has one type."""
-    if types == 1:
-        return None
-    return tokens.types if any(tokens.types) else None
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Return options for a session whose threads sleep while they wait: the event loop needs the core."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options

@@ -1,10 +1,10 @@
-"""Flat rows: how a row of texts is laid out for a graph that takes bounds in place of a mask. Pure numbers.
+"""Varlen batches: the layout for a graph that takes `cu_seqlens` instead of a mask. Pure functions.
 
-A GPU replays what it recorded for a shape, so shapes come from a short list: how many tokens, how many segments, how
-long the longest may be. What is left over is covered by spare segments, for the attention kernel writes only what
-some segment covers; segments beyond those are empty.
+A GPU replays the CUDA graph captured for a shape, so shapes come from a short list: number of tokens, number of
+sequences, longest sequence. Padding tokens lie in extra sequences, because the attention kernel writes only inside
+sequences. Sequences after those are empty.
 
-Shapes: T tokens, B segments.
+Shapes: T tokens, B sequences.
 """
 
 from collections.abc import Sequence
@@ -16,63 +16,66 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
-ROW_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
+BATCH_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
 """In tokens. The longest saturate a large GPU; a lone text takes a short one."""
 SHORT = 128
-"""The kernel starts work for every 128 tokens of the longest segment that there might be, so short texts pay less."""
-TOKENS_A_TEXT = (8, 16, 32)
-"""A shape has room for so many texts that each may have this few tokens; room that is never used costs a little."""
+"""The kernel launches work per 128 tokens of `max_seqlen`, so batches of short sequences have their own shapes."""
+TOKENS_PER_SEQUENCE = (8, 16, 32)
+"""A shape has room for T divided by one of these sequences; unused room costs little."""
 MANY_TOKENS = 1024
-"""In rows up to this length it costs too little for shapes of their own."""
+"""Batches up to this length need no shapes per number of sequences: unused room costs too little."""
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """`tokens` T and `slots` B, of which each holds a text or spare tokens, none longer than `longest`."""
+    """`tokens` T, and `slots` B that each hold a sequence or padding of at most `longest` tokens."""
 
     tokens: int
     longest: int
     slots: int
 
     def holds(self, sizes: Sequence[int]) -> bool:
-        """Whether texts of these sizes fit, and the spare tokens too."""
-        spare = self.tokens - sum(sizes)
-        return spare >= 0 and max(sizes) <= self.longest and len(sizes) + -(-spare // self.longest) <= self.slots
+        """Return whether sequences of these sizes fit, padding included."""
+        padding = self.tokens - sum(sizes)
+        return padding >= 0 and max(sizes) <= self.longest and len(sizes) + -(-padding // self.longest) <= self.slots
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Every shape that rows may have, the cheapest first, and how many texts a row may have at most."""
+class ShapeBuckets:
+    """Every shape that batches may have, cheapest first, and the most sequences that a batch may hold."""
 
     shapes: tuple[Shape, ...]
-    texts: int
+    max_sequences: int
 
     @classmethod
-    def up_to(cls, max_tokens: int, shared: int) -> "Shapes":
-        """Shapes that hold any text of the model, and rows of `shared` tokens."""
-        most = max(max_tokens, shared)
-        lengths = (*(length for length in ROW_LENGTHS if length < most), most)
-        found = {
-            Shape(tokens, longest, max(tokens // each, 1) + -(-tokens // longest))
+    def up_to(cls, max_input_tokens: int, max_batch_tokens: int) -> "ShapeBuckets":
+        """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`."""
+        most = max(max_input_tokens, max_batch_tokens)
+        lengths = (*(length for length in BATCH_LENGTHS if length < most), most)
+        shapes = {
+            Shape(tokens, longest, max(tokens // per_sequence, 1) + -(-tokens // longest))
             for tokens in lengths
-            for longest in (min(tokens, SHORT, max_tokens), min(tokens, max_tokens))
-            for each in (TOKENS_A_TEXT if tokens > MANY_TOKENS else TOKENS_A_TEXT[:1])
+            for longest in (min(tokens, SHORT, max_input_tokens), min(tokens, max_input_tokens))
+            for per_sequence in (TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1])
         }
-        return cls(tuple(sorted(found)), max(most // TOKENS_A_TEXT[0], 1))
+        return cls(tuple(sorted(shapes)), max(most // TOKENS_PER_SEQUENCE[0], 1))
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The numbers of tokens, ascending."""
+        """The batch lengths in tokens, ascending."""
         return tuple(sorted({shape.tokens for shape in self.shapes}))
 
     def fit(self, sizes: Sequence[int]) -> Shape:
-        """The cheapest that holds texts of these sizes."""
+        """Return the cheapest shape that holds sequences of these sizes."""
         return next(shape for shape in self.shapes if shape.holds(sizes))
 
 
 @dataclass(frozen=True)
-class FlatRow:
-    """One run of the graph: its shape, three arrays `(T,)` and one `(B+1,)`, and where each of the N texts lies."""
+class VarlenBatch:
+    """One run of the graph.
+
+    `inputs`: int32, three tensors (T,) and `cu_seqlens` (B+1,). `starts` and `sizes`: where each of N sequences lies.
+    """
 
     shape: Shape
     inputs: dict[str, Ints]
@@ -84,21 +87,21 @@ class FlatRow:
         return self.starts[-1] + self.sizes[-1]
 
 
-def lay_flat(texts: Sequence[tuple[Sequence[int], Sequence[int] | None]], shape: Shape) -> FlatRow:
-    """Lay N texts, each its ids and types (None means all 0), end to end; positions restart at 0 in each."""
-    sizes = [len(ids) for ids, _ in texts]
+def pack_varlen(sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]], shape: Shape) -> VarlenBatch:
+    """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0). Positions restart in each."""
+    sizes = [len(ids) for ids, _ in sequences]
     bounds = [0, *accumulate(sizes)]
     used = bounds[-1]
-    row = np.zeros((3, shape.tokens), dtype=np.int32)
-    ids, positions, types = row
-    ids[:used] = np.fromiter(chain.from_iterable(ids for ids, _ in texts), dtype=np.int32, count=used)
+    batch = np.zeros((3, shape.tokens), dtype=np.int32)
+    ids, positions, types = batch
+    ids[:used] = np.fromiter(chain.from_iterable(ids for ids, _ in sequences), dtype=np.int32, count=used)
     positions[:used] = np.arange(used) - np.repeat(bounds[:-1], sizes)
-    for (_, text_types), start, end in zip(texts, bounds[:-1], bounds[1:], strict=True):
-        if text_types is not None:
-            types[start:end] = text_types
-    cumulative_lengths = np.full(shape.slots + 1, shape.tokens, dtype=np.int32)
-    cumulative_lengths[: len(bounds)] = bounds
-    spare = np.arange(used, shape.tokens, shape.longest)[1:]
-    cumulative_lengths[len(bounds) : len(bounds) + len(spare)] = spare
-    inputs = {"ids": ids, "positions": positions, "types": types, "cumulative_lengths": cumulative_lengths}
-    return FlatRow(shape, inputs, bounds[:-1], sizes)
+    for (_, sequence_types), start, end in zip(sequences, bounds[:-1], bounds[1:], strict=True):
+        if sequence_types is not None:
+            types[start:end] = sequence_types
+    cu_seqlens = np.full(shape.slots + 1, shape.tokens, dtype=np.int32)
+    cu_seqlens[: len(bounds)] = bounds
+    padding = np.arange(used, shape.tokens, shape.longest)[1:]
+    cu_seqlens[len(bounds) : len(bounds) + len(padding)] = padding
+    inputs = {"input_ids": ids, "position_ids": positions, "token_type_ids": types, "cu_seqlens": cu_seqlens}
+    return VarlenBatch(shape, inputs, bounds[:-1], sizes)

@@ -1,11 +1,11 @@
-"""Words: our own, the same for every model, and which tokens make them.
+"""Alignment of words and character ranges with tokens. Words are defined here, the same way for every model.
 
-A word is a maximal run of letters, digits and marks, with inner apostrophes and hyphens; each CJK ideograph and
-each other character that is not a space is a word alone.
+A word is a maximal run of letters, digits and marks, with inner apostrophes and hyphens. Each CJK ideograph and each
+other non-space character is a word of its own.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,32 +22,42 @@ def _word_pattern() -> regex.Pattern[str]:
     return regex.compile(rf"{run}(?:['’‐‑-]{run})*|\S", regex.VERSION1)
 
 
-def find_words(text: str) -> list[Offsets]:
-    """The words of a text as character ranges, in order."""
-    return [match.span() for match in _word_pattern().finditer(text) if not match.group().isspace()]
+def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Offsets]:
+    """Yield the character range of each word that overlaps `text[start:end]`, in order.
+
+    The cost is linear in the length of that range, plus the distance to the nearest space before it.
+    """
+    end = len(text) if end is None else end
+    # No word contains a space, so a scan that begins after one finds the same words as a scan of the whole text.
+    begin = next((index + 1 for index in range(start - 1, -1, -1) if text[index].isspace()), 0)
+    for match in _word_pattern().finditer(text, begin):
+        first, last = match.span()
+        if first >= end:
+            return
+        if last > start and not match.group().isspace():
+            yield first, last
 
 
 def words_of(tokens: Tokens) -> list[Word]:
-    """The words of an input, a pair's second text after its first; what truncation wholly cut off is left out."""
+    """Return the words of an input, segment A before segment B, without those that truncation removed entirely."""
     if tokens.source.token_ids is not None:
         return []
     texts = [tokens.source.text] if tokens.source.pair is None else [tokens.source.text, tokens.source.pair]
     return [
         Word(text[start:end], start, end, segment)
         for segment, text in enumerate(texts)
-        for start, end in find_words(text)
-        if not is_cut_off(tokens, segment, (start, end))
+        for start, end in find_words(text, *tokens.kept_characters[segment])
     ]
 
 
 def is_cut_off(tokens: Tokens, segment: int, span: Offsets) -> bool:
-    """Whether truncation took the whole of a range of characters."""
-    cut_start, cut_end = tokens.cut_characters(segment)
-    return span[0] >= cut_start and span[1] <= cut_end and cut_start < cut_end
+    """Return whether truncation removed all of a character range."""
+    start, end = tokens.kept_characters[segment]
+    return tokens.truncated and (span[1] <= start or span[0] >= end)
 
 
 def describe_tokens(tokens: Tokens, surfaces: Sequence[str], words: Sequence[Word]) -> list[Token]:
-    """Tokens as callers see them; a special token counts to the text before it."""
+    """Return the tokens of a response; a special token belongs to the segment before it."""
     described, last_segment = [], 0
     for number, surface, segment, special, (start, end), word in zip(
         tokens.ids, surfaces, tokens.segment, tokens.special, tokens.offsets, owners(tokens, words), strict=True
@@ -58,38 +68,49 @@ def describe_tokens(tokens: Tokens, surfaces: Sequence[str], words: Sequence[Wor
 
 
 def owners(tokens: Tokens, words: Sequence[Word]) -> list[int | None]:
-    """For each token the index of the word it overlaps most, the earlier one when two tie; None where none is.
+    """Return for each token the index of the word it overlaps most, the earlier one in a tie; None without overlap.
 
-    `words` are ranges that do not overlap, in order within each segment.
+    `words` do not overlap and are in order within each segment.
     """
     listed = {
         segment: [(index, word) for index, word in enumerate(words) if word.segment == segment] for segment in (0, 1)
     }
     ends = {segment: [word.end for _, word in entries] for segment, entries in listed.items()}
-    found = []
+    result = []
     for segment, (start, end) in zip(tokens.segment, tokens.offsets, strict=True):
         best, most = None, 0
         if segment != NO_SEGMENT:
-            for index, word in listed[segment][bisect_left(ends[segment], start + 1) :]:
+            entries = listed[segment]
+            for position in range(bisect_left(ends[segment], start + 1), len(entries)):
+                index, word = entries[position]
                 if word.start >= end:
                     break
                 overlap = min(end, word.end) - max(start, word.start)
                 if overlap > most:
                     best, most = index, overlap
-        found.append(best)
-    return found
+        result.append(best)
+    return result
 
 
 def overlapping_tokens(tokens: Tokens, spans: Sequence[tuple[int, Offsets]]) -> NDArray[np.intp]:
-    """For each (segment, range of characters) the tokens that overlap it, as rows `[first, last + 1)`; `(S, 2)`.
+    """Return for each (segment, character range) the overlapping tokens as rows `[first, last + 1)`; intp, (S, 2).
 
-    Offsets never go back within a segment, so the tokens of a range are neighbours. Empty where none overlaps.
+    Offsets never decrease within a segment, so the tokens of a range are neighbors. Rows without overlap are (0, 0).
     """
+    result = np.zeros((len(spans), 2), dtype=np.intp)
+    if not spans:
+        return result
     segments = np.asarray(tokens.segment)
     starts, ends = np.asarray(tokens.offsets).reshape(-1, 2).T
-    found = np.zeros((len(spans), 2), dtype=np.intp)
-    for row, (segment, (start, end)) in enumerate(spans):
-        hits = np.flatnonzero((segments == segment) & (starts < end) & (ends > start) & (starts < ends))
-        if hits.size:
-            found[row] = hits[0], hits[-1] + 1
-    return found
+    wanted_segments = np.fromiter((segment for segment, _ in spans), np.intp, len(spans))
+    wanted = np.array([span for _, span in spans])
+    for segment in (0, 1):
+        content = np.flatnonzero((segments == segment) & (starts < ends))
+        rows = np.flatnonzero(wanted_segments == segment)
+        if not content.size or not rows.size:
+            continue
+        first = np.searchsorted(ends[content], wanted[rows, 0], side="right")
+        last = np.searchsorted(starts[content], wanted[rows, 1], side="left")
+        overlap = first < last
+        result[rows[overlap]] = np.stack([content[first[overlap]], content[last[overlap] - 1] + 1], axis=1)
+    return result

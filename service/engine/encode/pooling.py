@@ -1,19 +1,20 @@
-"""Token vectors to one vector: pooling over a packed row, trained dense layers, cutting, normalising, narrowing."""
+"""From token vectors to one vector per text: pooling over a packed batch, dense layers, truncation, casts."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
 from service.engine.schema.encode import DTYPES, DType, LayerReduce, MapDType
+from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
 """float32, whatever numpy's own types make of arithmetic on it."""
 
 
-def pool_row(hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling) -> Floats:
+def pool_batch(hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling) -> Floats:
     """Pool each of N texts that lie end to end in `hidden` `(T, D)`, padding after them; `(N, D)`.
 
     The sum of a segment is taken over that segment alone, so that a text's vector is the same in any company.
@@ -54,28 +55,47 @@ def normalize(vectors: Floats) -> Floats:
     return unit
 
 
-def narrow(vectors: Floats, dtype: DType) -> NDArray[Any]:
-    """Float vectors `(..., D)` as the element type asked for; int8 and ubinary expect them normalised."""
+def cast(vectors: Floats, dtype: DType) -> NDArray[Any]:
+    """Return float32 vectors (..., D) as `dtype`; int8 and ubinary expect normalized vectors.
+
+    Raises:
+        InvalidArgument: A value is out of range of float16.
+    """
     if dtype == "int8":
         rounded: NDArray[Any] = np.clip(np.rint(vectors * 127), -127, 127).astype(DTYPES[dtype])
         return rounded
     if dtype == "ubinary":
         bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
         return bits
-    narrowed: NDArray[Any] = vectors.astype(DTYPES[dtype], copy=False)
-    return narrowed
+    return _to_float(vectors, dtype)
 
 
-def narrow_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
-    """Values of a map as the element type asked for; sqrt_uint8 is `round(255 * sqrt(v))`, for values from 0 to 1."""
+def cast_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
+    """Return map values as `dtype`; sqrt_uint8 is `round(255 * sqrt(v))`, for values from 0 to 1.
+
+    Raises:
+        InvalidArgument: A value is out of range of float16.
+    """
     if dtype == "sqrt_uint8":
         roots: NDArray[Any] = np.rint(255 * np.sqrt(np.clip(values, 0, 1))).astype(DTYPES[dtype])
         return roots
-    narrowed: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
-    return narrowed
+    return _to_float(values, dtype)
 
 
-class Head:
+def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[Any]:
+    """Raise `InvalidArgument` if a finite value is out of range of the dtype: JSON has no infinity."""
+    with np.errstate(over="ignore"):
+        result: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
+    if dtype == "float16" and not np.isfinite(result).all():
+        largest = float(np.abs(values).max())
+        raise InvalidArgument(
+            f'dtype: "float16" cannot represent this result (magnitude {largest:.0f}, limit 65504). Use "float32".',
+            reason="dtype_overflow",
+        )
+    return result
+
+
+class DenseLayers:
     """The model's own trained layers after pooling, when it has any (LaBSE, for one)."""
 
     def __init__(self, artifact: Artifact) -> None:

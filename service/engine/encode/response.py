@@ -1,4 +1,4 @@
-"""From tokens and vectors to what was asked: laid out and measured before the model runs, filled in after it."""
+"""The results of an encode request: prepared and measured before inference, filled in after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from model.artifact import Manifest, Pooling
 from model.tokenizer import Tokenizer, Tokens
 from service.engine.encode.alignment import describe_tokens, is_cut_off, overlapping_tokens, words_of
-from service.engine.encode.pooling import Floats, Head, mean_ranges, narrow, normalize, pool_row, reduce_layers
+from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
 from service.engine.schema.encode import (
     DTYPES,
     Array,
     DType,
     EncodeRequest,
     EncodeResult,
+    EncodeTask,
     Input,
     MapDType,
-    Text,
     TextVectors,
     Token,
     Wire,
@@ -28,7 +28,7 @@ from service.engine.schema.encode import (
 from service.engine.validation import is_last_alone, pooled_size
 from service.errors import InvalidArgument
 
-# Upper bounds of what one thing takes in an answer, in bytes. JSON spells a character in at most 12 (two \u escapes).
+# Upper bounds of sizes in a response, in bytes. JSON spells a character in at most 12 (two \u escapes).
 JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
@@ -36,15 +36,15 @@ RESULT_BYTES = 512
 
 
 class Listed(Protocol):
-    """Something that an answer lists: a token, a word, a unit."""
+    """An item of a list in a response: a token, a word, a unit."""
 
     @property
     def text(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """One input's answer without its vectors."""
+class PreparedInput:
+    """One input's result without its vectors."""
 
     tokens: Tokens
     described: list[Token] | None
@@ -55,8 +55,8 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWork:
-    """Vectors of some layers of one text, made on the explain lane. `layers` are 0..L."""
+class LayerTask:
+    """Work of the explain lane: vectors of some layers of one input. `layers` are 0..L."""
 
     tokens: Tokens
     pooling: Pooling | None
@@ -71,18 +71,20 @@ class LayerWork:
             hidden=chosen if self.hidden else None,
             pooled=None
             if pooling is None
-            else np.concatenate([pool_row(layer, [0], [size], pooling) for layer in chosen]),
+            else np.concatenate([pool_batch(layer, [0], [size], pooling) for layer in chosen]),
         )
 
 
-def outline(item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Tokenizer, where: str) -> Outline:
+def prepare_input(
+    item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Tokenizer, where: str
+) -> PreparedInput:
     """Find the words and spans of an input; raise `InvalidArgument` for a span that nothing is left of."""
     outputs = request.outputs
     listed = "tokens" in outputs or "static" in outputs
     words = words_of(tokens) if listed or "words" in outputs else []
     described = describe_tokens(tokens, tokenizer.surfaces(tokens), words) if listed else None
     if "words" not in outputs and "spans" not in outputs:
-        return Outline(tokens, described, None, None, 0)
+        return PreparedInput(tokens, described, None, None, 0)
     for number, span in enumerate(item.spans):
         if is_cut_off(tokens, 0, span):
             raise InvalidArgument(f"{where}.spans[{number}] was wholly cut off by truncation.", reason="span_cut_off")
@@ -93,19 +95,19 @@ def outline(item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Toke
     for number, (first, last) in enumerate(ranges[len(asked) :]):
         if first == last:
             raise InvalidArgument(f"{where}.spans[{number}] covers no token, only blanks.", reason="span_empty")
-    return Outline(tokens, described, words if "words" in outputs else None, ranges, len(item.spans))
+    return PreparedInput(tokens, described, words if "words" in outputs else None, ranges, len(item.spans))
 
 
-def response_bytes(outlines: Sequence[Outline], request: EncodeRequest, manifest: Manifest) -> int:
+def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest) -> int:
     """How large the answer will be: exact for the arrays in binary and base64, an upper bound in JSON."""
     outputs = request.outputs
     copies = 1 if request.layer_reduce == "mean" else len(request.layers)
-    width = manifest.width * copies
+    width = manifest.hidden_size * copies
     pooled_width = request.dimensions or pooled_size(request, manifest)
     if request.layer_reduce == "stack":
         pooled_width *= copies
     total = 0
-    for item in outlines:
+    for item in prepared:
         count = len(item.tokens)
         values = pooled_width if "pooled" in outputs else 0
         values += count * width if "tokens" in outputs else 0
@@ -130,40 +132,40 @@ def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
     return size if wire == "binary" else -(-size // 3) * 4
 
 
-def text_work(
-    request: EncodeRequest, manifest: Manifest, last: bool, outlines: Sequence[Outline]
-) -> Sequence[Text | LayerWork]:
-    """What the lane is to do: of the fast one when only the `last` layer is wanted; nothing for static vectors."""
+def encode_tasks(
+    request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput], *, last: bool
+) -> Sequence[EncodeTask | LayerTask]:
+    """Return the work of a lane: the fast lane if only the `last` layer is wanted. Static vectors need none."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
     pooling = (request.pooling or manifest.pooling) if "pooled" in request.outputs else None
     if not hidden and pooling is None:
         return []
     if last:
-        return [Text(found.tokens, pooling, hidden) for found in outlines]
-    layers = tuple(layer % (manifest.layers + 1) for layer in request.layers)
-    return [LayerWork(found.tokens, pooling, hidden, layers) for found in outlines]
+        return [EncodeTask(item.tokens, pooling, hidden) for item in prepared]
+    layers = tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
+    return [LayerTask(item.tokens, pooling, hidden, layers) for item in prepared]
 
 
-def assemble(
-    outlines: Sequence[Outline],
+def build_results(
+    prepared: Sequence[PreparedInput],
     vectors: Sequence[TextVectors],
     request: EncodeRequest,
     manifest: Manifest,
-    head: Head,
+    head: DenseLayers,
     static: Floats,
 ) -> list[EncodeResult]:
-    """Fill the outlines with vectors; `vectors` is empty when only static ones are asked."""
+    """Return the results of a request; `vectors` is empty if only static vectors are wanted."""
     outputs = request.outputs
-    results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in outlines]
+    results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in prepared]
     if "pooled" in outputs:
         pooled = np.stack([_present(found.pooled) for found in vectors], axis=1)  # (layers, N, D)
         finished = finish_pooled(pooled, request, manifest, head)
         for result, vector in zip(results, finished, strict=True):
             result.pooled = Array(vector, request.dtype)
-    for number, (item, result) in enumerate(zip(outlines, results, strict=True)):
+    for number, (item, result) in enumerate(zip(prepared, results, strict=True)):
         result.tokens, result.words = item.described, item.words
         if "static" in outputs:
-            result.static_vectors = Array(narrow(static[item.tokens.ids], request.dtype), request.dtype)
+            result.static_vectors = Array(cast(static[item.tokens.ids], request.dtype), request.dtype)
         if "tokens" in outputs:
             result.token_vectors = _reduced(_present(vectors[number].hidden), request)
         if item.ranges is not None:
@@ -174,7 +176,7 @@ def assemble(
     return results
 
 
-def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: Head) -> NDArray[Any]:
+def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: DenseLayers) -> NDArray[Any]:
     """Pooled vectors `(layers, N, D)` to one array a text, `(N, ...)`.
 
     The model's own trained layers follow where it was trained with them, on the last layer alone. Then layers are
@@ -186,14 +188,13 @@ def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, he
     own = manifest.normalize if request.normalize is None else request.normalize
     if own or request.dtype in ("int8", "ubinary"):
         whole = normalize(whole)
-    narrowed = np.ascontiguousarray(narrow(whole, request.dtype))
-    return narrowed.swapaxes(0, 1) if request.layer_reduce == "stack" else narrowed
+    if request.layer_reduce == "stack":
+        whole = whole.swapaxes(0, 1)
+    return np.ascontiguousarray(cast(whole, request.dtype))
 
 
 def _reduced(vectors: Floats, request: EncodeRequest) -> Array:
-    return Array(
-        np.ascontiguousarray(narrow(reduce_layers(vectors, request.layer_reduce), request.dtype)), request.dtype
-    )
+    return Array(np.ascontiguousarray(cast(reduce_layers(vectors, request.layer_reduce), request.dtype)), request.dtype)
 
 
 def _present(vectors: Floats | None) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import Tokens
-from service.engine.encode.pooling import Floats, narrow_map
+from service.engine.encode.pooling import Floats, cast_map
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.maps import BlockWeights, TokenMaps, token_maps
 from service.engine.explain.units import Units
@@ -17,8 +17,8 @@ from service.engine.schema.explain import (
     AttendRequest,
     AttendResult,
     AttentionMap,
+    AttentionMapSpec,
     HeadReduce,
-    MapPlan,
     SparseMatrix,
 )
 
@@ -32,12 +32,12 @@ FEW = 10
 
 
 @dataclass(frozen=True, slots=True)
-class AttendWork:
+class AttendTask:
     """One input's answer without its numbers; called with what every layer gave, it computes them."""
 
     tokens: Tokens
     units: Units
-    plan: MapPlan
+    plan: AttentionMapSpec
     request: AttendRequest
     blocks: Sequence[BlockWeights]
 
@@ -124,7 +124,7 @@ class AttendWork:
         )
 
     def _numbers(self, values: Floats) -> Array:
-        return Array(self._rounded(narrow_map(values, self.request.dtype)), self.request.dtype)
+        return Array(self._rounded(cast_map(values, self.request.dtype)), self.request.dtype)
 
     def _row_numbers(self, values: Floats) -> Array:
         return Array(self._rounded(values.astype(DTYPES["float32"], copy=False)), "float32")
@@ -135,7 +135,7 @@ class AttendWork:
         return np.ascontiguousarray(values)
 
 
-def smaller_answer(works: Sequence[AttendWork], limit: int) -> str:
+def suggest_smaller(works: Sequence[AttendTask], limit: int) -> str:
     """What a caller can do about an answer over the limit: each change that is named is enough by itself."""
     enough = [
         told for told, smaller in _smaller_requests(works[0].request, works[0].plan) if _fits(works, smaller, limit)
@@ -145,12 +145,12 @@ def smaller_answer(works: Sequence[AttendWork], limit: int) -> str:
     return f"Ask for fewer layers or send {'fewer inputs' if len(works) > 1 else 'a shorter text'}."
 
 
-def _fits(works: Sequence[AttendWork], request: AttendRequest, limit: int) -> bool:
+def _fits(works: Sequence[AttendTask], request: AttendRequest, limit: int) -> bool:
     plan = replace(works[0].plan, head_reduce=request.head_reduce)
     return sum(replace(work, request=request, plan=plan).response_bytes() for work in works) <= limit
 
 
-def _smaller_requests(request: AttendRequest, plan: MapPlan) -> Iterator[tuple[str, AttendRequest]]:
+def _smaller_requests(request: AttendRequest, plan: AttentionMapSpec) -> Iterator[tuple[str, AttendRequest]]:
     """Single changes to a request, the one that loses least first, as a caller of its door spells them."""
     bounded = plan.at_most_one(request.special)
     if request.wire == "json":

@@ -15,10 +15,10 @@ from service.engine.explain.maps import BlockWeights, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import Array
 from service.engine.schema.explain import (
+    AttentionMapSpec,
     ComparedOccurrence,
     CompareRequest,
     LayerSimilarity,
-    MapPlan,
     Occurrence,
     Source,
 )
@@ -29,7 +29,7 @@ SHARE_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OccurrenceTokens:
     """Where an occurrence lies: which characters of its text, and which of the T tokens, `[first, last)`."""
 
     text: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OccurrenceVectors:
     """What one text gave: `token_sum` `(L+1, D)` over its T tokens, and what each occurrence in it gave.
 
     Of an occurrence: its vectors `(L+1, D)`, and the words it draws on.
@@ -51,7 +51,7 @@ class Seen:
     draws_on: list[list[Source]]
 
 
-def find_place(occurrence: Occurrence, tokens: Tokens, where: str) -> Place:
+def find_occurrence(occurrence: Occurrence, tokens: Tokens, where: str) -> OccurrenceTokens:
     """Raises `InvalidArgument` for a word that is not there, or a range without a token."""
     if occurrence.span is None:
         words = words_of(tokens)
@@ -69,21 +69,21 @@ def find_place(occurrence: Occurrence, tokens: Tokens, where: str) -> Place:
         raise InvalidArgument(
             f"{where} covers no token; name a range or a word that the model reads.", reason="span_empty"
         )
-    return Place(occurrence.text[span[0] : span[1]], *span, first, last)
+    return OccurrenceTokens(occurrence.text[span[0] : span[1]], *span, first, last)
 
 
 @dataclass(frozen=True, slots=True)
-class CompareWork:
+class CompareTask:
     """One text of a comparison, and the places in it, by the number of their occurrence."""
 
     tokens: Tokens
     units: Units
     """Its words."""
-    places: Mapping[int, Place]
+    places: Mapping[int, OccurrenceTokens]
     draws_on: int
     blocks: Sequence[BlockWeights]
 
-    def __call__(self, hidden: Floats) -> Seen:
+    def __call__(self, hidden: Floats) -> OccurrenceVectors:
         """`hidden` is `(L+1, T, D)`."""
         places = self.places.values()
         vectors = [hidden[:, place.first : place.last].mean(axis=1, dtype=np.float64) for place in places]
@@ -92,15 +92,17 @@ class CompareWork:
         else:
             rolled = self._roll_out(hidden)
             draws_on = [self._sources(place, rolled) for place in places]
-        return Seen(hidden.sum(axis=1, dtype=np.float64), vectors, draws_on)
+        return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, draws_on)
 
     def _roll_out(self, hidden: Floats) -> Floats:
-        plan = MapPlan("projection", (len(self.blocks),), tuple(range(self.blocks[0].heads)), "none", "rollout")
+        plan = AttentionMapSpec(
+            "projection", (len(self.blocks),), tuple(range(self.blocks[0].heads)), "none", "rollout"
+        )
         (found,) = token_maps(hidden, self.blocks, plan)
         rolled: Floats = found.values[0]
         return rolled
 
-    def _sources(self, place: Place, rolled: Floats) -> list[Source]:
+    def _sources(self, place: OccurrenceTokens, rolled: Floats) -> list[Source]:
         """The other words, by their share of what all other words give to the occurrence."""
         units = self.units
         row: NDArray[np.float64] = rolled[place.first : place.last].mean(axis=0, dtype=np.float64)
@@ -118,7 +120,7 @@ class CompareWork:
 
 
 def compare(
-    works: Sequence[CompareWork], seen: Sequence[Seen], layers: Sequence[int], table: Floats
+    works: Sequence[CompareTask], seen: Sequence[OccurrenceVectors], layers: Sequence[int], table: Floats
 ) -> tuple[list[ComparedOccurrence], Array, list[LayerSimilarity]]:
     """The N occurrences in the order asked for, their static similarity, and that in each of the layers.
 
@@ -146,7 +148,7 @@ def compare(
     )
 
 
-def comparison_bytes(works: Sequence[CompareWork], layer_count: int, request: CompareRequest) -> int:
+def comparison_bytes(works: Sequence[CompareTask], layer_count: int, request: CompareRequest) -> int:
     """An upper bound of how large the answer will be."""
     count = len(request.occurrences)
     value = 4 if request.wire == "binary" else JSON_VALUE_BYTES["float32"]

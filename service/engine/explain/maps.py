@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from service.engine.schema.explain import MapPlan
+from service.engine.schema.explain import AttentionMapSpec
 
 Floats = NDArray[Any]
 
@@ -45,7 +45,7 @@ class BlockWeights:
         manifest = artifact.manifest
         return tuple(
             cls(
-                manifest.heads,
+                manifest.num_attention_heads,
                 manifest.layer_norm_eps,
                 **{name: np.asarray(artifact.map(record)) for name, record in block},
             )
@@ -194,7 +194,7 @@ class TokenMaps:
         return (None,) if self.heads is None else self.heads
 
 
-def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan) -> Iterator[TokenMaps]:
+def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec) -> Iterator[TokenMaps]:
     """The maps of one text, layer by layer; `hidden` `(L+1, T, D)` is what every layer gave, the embeddings first."""
     if plan.layer_reduce == "rollout":
         yield TokenMaps(None, None, _rollout(hidden, blocks, plan)[None], None)
@@ -211,7 +211,7 @@ def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan) ->
     yield TokenMaps(None, mean.heads, values / count, None if bias_share is None else bias_share / count)
 
 
-def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan, layer: int) -> TokenMaps:
+def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec, layer: int) -> TokenMaps:
     attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], plan.heads)
     bias_share = attention.bias_share if plan.has_bias_share else None
     if plan.by_head:
@@ -223,7 +223,7 @@ def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan, l
     return TokenMaps(layer, None, values[None], bias_share)
 
 
-def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], plan: MapPlan) -> Floats:
+def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec) -> Floats:
     """`B[l] ... B[2] B[1]` for the highest layer l that was asked for; rows sum to 1.
 
     For probs B is half the mean of the heads and half the identity, which stands for the residual (Abnar & Zuidema

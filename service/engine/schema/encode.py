@@ -57,7 +57,7 @@ class EncodeRequest:
     deadline: float | None = None
     field: str = "inputs"
     max_inputs: int | None = None
-    too_long_hint: str = 'Send truncation: "right" to cut it.'
+    too_long_hint: str = 'Shorten it or set truncation to "right".'
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class TokenizeResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class EncodeTask:
     """One tokenised text as the fast lane sees it.
 
     `pooling` is wanted of the runtime, which pools a whole row at once; `hidden` says whether the vectors of the
@@ -175,7 +175,7 @@ class Text:
     hidden: bool
 
 
-class ExplainWork(Protocol):
+class ExplainTask(Protocol):
     """One tokenised text as the explain lane sees it, and what to make of it there.
 
     Called on the lane's worker with what every layer gave, `(L+1, T, D)` float32, the embeddings first.
@@ -198,9 +198,13 @@ class TextVectors:
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_inputs: int
+    max_spans_per_input: int
+    max_spans_per_request: int
     max_input_characters: int
     max_request_bytes: int
     max_response_bytes: int
+    max_queue_ms: int
+    max_explain_queue_ms: int
     max_queue_tokens: int
     max_explain_queue_tokens: int
     max_deadline_ms: int

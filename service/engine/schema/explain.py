@@ -40,7 +40,7 @@ class AttendRequest:
     wire: Wire = "json"
     deadline: float | None = None
     field: str = "inputs"
-    too_long_hint: str = 'Send truncation: "right" to cut it.'
+    too_long_hint: str = 'Shorten it or set truncation to "right".'
 
     @property
     def sparse(self) -> bool:
@@ -48,7 +48,7 @@ class AttendRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MapPlan:
+class AttentionMapSpec:
     """Which maps: `layers` are 1..L in the order asked for, `heads` 0..H-1."""
 
     kind: Kind

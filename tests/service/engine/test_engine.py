@@ -1,6 +1,7 @@
 """The engine: admission, truncation, deadlines, names and usage, with the real model."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -57,7 +58,9 @@ async def test_a_long_text_is_refused_by_default(engine: Engine) -> None:
     """With its count, the limit and what to do."""
     with pytest.raises(InputTooLong) as refused:
         await encode(engine, GOLDEN, LONG)
-    assert refused.value.message == 'inputs[1] has 302 tokens; the limit is 256. Send truncation: "right" to cut it.'
+    assert (
+        refused.value.message == 'inputs[1]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".'
+    )
 
 
 async def test_truncation_keeps_the_asked_side(engine: Engine) -> None:
@@ -112,7 +115,7 @@ async def test_names_of_the_model(model: LoadedModel) -> None:
         for name in (None, "mini", "other", "all-MiniLM-L6-v2"):
             assert (await encode(house.engine, GOLDEN, model=name)).model == "all-MiniLM-L6-v2"
         for request in (encode(house.engine, GOLDEN, model="gpt-9"), tokenize(house.engine, model="gpt-9")):
-            with pytest.raises(NotFound, match=r"^model: not served here. The model is all-MiniLM-L6-v2.$"):
+            with pytest.raises(NotFound, match=r'^model: not found. This server serves "all-MiniLM-L6-v2".$'):
                 await request
 
 
@@ -126,13 +129,13 @@ async def test_tokenizing_runs_nothing_and_cuts_nothing(house: House) -> None:
     assert [result.token_count for result in found.results] == [302, 5]
     assert [word.text for word in found.results[1].words] == ["money", "bank", "grows"]
     assert [token.text for token in found.results[1].tokens] == ["[CLS]", "money", "bank", "grows", "[SEP]"]
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
 async def test_tokenizing_has_the_same_limits(model: LoadedModel) -> None:
     """The size of the answer, the length of the queue, and what an input may be."""
     async with open_house(model, max_response_bytes=2000, max_queue_tokens=100) as house:
-        with pytest.raises(ResponseTooLarge, match="the limit is 2000"):
+        with pytest.raises(ResponseTooLarge, match="limit 2000"):
             await tokenize(house.engine, LONG)
         with pytest.raises(EmptyInput, match=r"inputs\[1\] is empty"):
             await tokenize(house.engine, GOLDEN, "")
@@ -142,21 +145,65 @@ async def test_tokenizing_has_the_same_limits(model: LoadedModel) -> None:
 
 async def test_a_deadline_in_the_past_is_refused_before_anything(house: House) -> None:
     """Nothing is queued and nothing runs."""
-    with pytest.raises(DeadlineExceeded, match="had passed when the request arrived"):
+    with pytest.raises(DeadlineExceeded, match="before the request arrived"):
         await encode(house.engine, GOLDEN, deadline=time.monotonic())
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
-async def test_a_deadline_in_the_queue(model: LoadedModel) -> None:
-    """The work before it goes on, the request that is late hears so and never runs."""
+class Held:
+    """A backend whose batches wait at a gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+        self.gate, self._entered = threading.Event(), threading.Semaphore(0)
+        run = backend.run
+
+        def wait_and_run(tasks: Any) -> Any:
+            self._entered.release()
+            assert self.gate.wait(20)
+            return run(tasks)
+
+        monkeypatch.setattr(backend, "run", wait_and_run)
+
+    async def wait_for_batches(self, count: int) -> None:
+        for _ in range(count):
+            assert await asyncio.to_thread(self._entered.acquire, True, 20)
+
+
+async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work before it goes on; the late request never runs."""
     async with open_house(model) as house:
-        before = [asyncio.ensure_future(encode(house.engine, *[LONG] * 5, truncation="right")) for _ in range(6)]
-        await asyncio.wait(before, timeout=0)
-        with pytest.raises(DeadlineExceeded, match="before the model had run"):
-            await encode(house.engine, GOLDEN, deadline=time.monotonic() + 0.02)
-        assert [found.truncated_inputs for found in await asyncio.gather(*before)] == [5] * 6
+        held = Held(monkeypatch, model.backend)
+        before = asyncio.ensure_future(encode(house.engine, *[LONG] * 5, truncation="right"))
+        await held.wait_for_batches(model.backend.workers)
+        with pytest.raises(DeadlineExceeded, match="before the response was ready"):
+            await encode(house.engine, GOLDEN, deadline=time.monotonic() + 0.5)
+        held.gate.set()
+        assert (await before).truncated_inputs == 5
         await house.engine.drain()
-        assert house.sample("attendant_tokens_total") == 30 * 256
+        assert house.sample("attendant_tokens_total") == 5 * 256
+
+
+async def test_deadline_covers_preparation(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large request that is still being tokenized gets its error at its deadline, Tokenize included."""
+    async with open_house(model) as house:
+        gate, tokenizer = threading.Event(), house.engine._tokenizer
+        encode_batch = tokenizer.encode
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            assert gate.wait(20)
+            return encode_batch(*arguments, **options)
+
+        monkeypatch.setattr(tokenizer, "encode", slow)
+        large = "word " * 3000
+        for call in (
+            encode(house.engine, large, truncation="right", deadline=time.monotonic() + 0.001),
+            house.engine.tokenize(TokenizeRequest((Input(Source(large)),), deadline=time.monotonic() + 0.001)),
+        ):
+            with pytest.raises(DeadlineExceeded):
+                await call
+        gate.set()
+        await house.engine.drain()
+        assert house.batches_run == 0
 
 
 async def test_a_cancelled_caller_leaves_nothing_behind(house: House) -> None:
@@ -176,7 +223,7 @@ async def test_a_text_of_which_the_tokenizer_keeps_nothing(house: House, text: s
     """Zero tokens have no mean: it is empty_input, not silent zeros."""
     with pytest.raises(EmptyInput, match=r"inputs\[1\] has nothing that the tokenizer keeps"):
         await encode(house.engine, GOLDEN, text)
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
 async def test_a_full_queue_sheds_and_recovers(model: LoadedModel) -> None:
@@ -223,7 +270,7 @@ async def test_a_closed_engine_refuses(model: LoadedModel) -> None:
     """As a server does that is stopping."""
     async with open_house(model) as house:
         await house.engine.close()
-        with pytest.raises(Unavailable, match="stopping"):
+        with pytest.raises(Unavailable, match="shutting down"):
             await house.engine.encode(encode_request(GOLDEN))
 
 
@@ -231,21 +278,23 @@ def attend_request(*texts: str, **fields: Any) -> AttendRequest:
     return AttendRequest(tuple(Input(Source(text)) for text in texts), **fields)
 
 
-async def test_maps_wait_in_the_explain_lane(model: LoadedModel) -> None:
-    """A deadline passes there, a caller leaves there, and embedding goes on beside it."""
+async def test_maps_wait_in_the_explain_lane(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline passes there, a client disconnects there, and embedding goes on beside it."""
     async with open_house(model) as house:
-        long = attend_request(*[LONG] * 6, truncation="right", head_reduce="mean", dtype="float16")
+        held = Held(monkeypatch, model.explain)
+        long = attend_request(*[LONG] * 2, truncation="right", head_reduce="mean", dtype="float16")
         calls = [asyncio.ensure_future(house.engine.attend(long)) for _ in range(3)]
-        async with asyncio.timeout(30):
-            while house.sample("attendant_queue_texts", lane="explain") < 12:
-                await asyncio.wait(calls, timeout=0)
-        with pytest.raises(DeadlineExceeded, match="before the model had run"):
-            await house.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.02))
+        await held.wait_for_batches(1)
+        with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+            await house.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.001))
+        with pytest.raises(DeadlineExceeded, match="before the response was ready"):
+            await house.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 3))
         assert (await encode(house.engine, GOLDEN)).token_count == 5
         calls[1].cancel()
+        held.gate.set()
         first, second, third = await gather(*calls)
         assert isinstance(second, asyncio.CancelledError)
-        assert [result.truncated for found in (first, third) for result in found.results] == [True] * 12
+        assert [result.truncated for response in (first, third) for result in response.results] == [True] * 4
         await house.engine.drain()
         assert house.sample("attendant_queue_utilization", lane="explain") == 0
 
@@ -253,7 +302,7 @@ async def test_maps_wait_in_the_explain_lane(model: LoadedModel) -> None:
 async def test_a_full_explain_queue_sheds(model: LoadedModel) -> None:
     """Maps and comparisons are refused with a time to come back; embedding is not."""
     async with open_house(model, max_explain_queue_tokens=1) as house:
-        with house.engine._explain.batcher.reserve(1):
+        with house.engine._explain.reserve(1):
             for call in (
                 house.engine.attend(attend_request(GOLDEN)),
                 house.engine.compare(CompareRequest((Occurrence(GOLDEN, word=1), Occurrence(LONG[:80], word=1)))),

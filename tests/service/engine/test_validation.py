@@ -11,7 +11,21 @@ from service.engine.schema.explain import AttendRequest, CompareRequest, Occurre
 from service.engine.validation import check_attend, check_compare, check_encode, check_inputs
 from service.errors import EmptyInput, InvalidArgument, RequestTooLarge, ServiceError, Unsupported
 
-LIMITS = Limits(4, 20, *[1000] * 7)
+LIMITS = Limits(
+    max_inputs=4,
+    max_spans_per_input=3,
+    max_spans_per_request=5,
+    max_input_characters=20,
+    max_request_bytes=1000,
+    max_response_bytes=1000,
+    max_queue_ms=1000,
+    max_explain_queue_ms=1000,
+    max_queue_tokens=1000,
+    max_explain_queue_tokens=1000,
+    max_deadline_ms=1000,
+    header_timeout_ms=1000,
+    body_timeout_ms=1000,
+)
 SECRET = "Sesame"
 
 
@@ -21,6 +35,12 @@ def text(content: str = SECRET, pair: str | None = None, spans: tuple[tuple[int,
 
 def ids(*numbers: int, spans: tuple[tuple[int, int], ...] = ()) -> Input:
     return Input(Source(token_ids=numbers), spans)
+
+
+@pytest.fixture
+def small(manifest: Manifest) -> Manifest:
+    """A model of 100 tokens."""
+    return manifest.model_copy(update={"vocab_size": 100})
 
 
 @pytest.mark.parametrize(
@@ -56,28 +76,44 @@ def ids(*numbers: int, spans: tuple[tuple[int, int], ...] = ()) -> Input:
         ([ids(1, 100)], InvalidArgument, "token_id_out_of_range", "inputs[0].token_ids has an id outside 0..99"),
         ([ids(-1)], InvalidArgument, "token_id_out_of_range", "inputs[0].token_ids has an id outside 0..99"),
         ([ids(1, spans=((0, 1),))], InvalidArgument, "spans_need_text", "inputs[0].spans needs a text"),
+        ([text(), text("a", " ")], EmptyInput, "empty_input", "inputs[1].pair: empty or blank."),
+        ([text("a", "")], EmptyInput, "empty_input", "inputs[0].pair: empty or blank."),
+        (
+            [text(spans=((0, 1),) * 4)],
+            InvalidArgument,
+            "too_many_spans",
+            "inputs[0].spans: too many items (4, limit 3).",
+        ),
+        (
+            [text(spans=((0, 1),) * 3)] * 2,
+            InvalidArgument,
+            "too_many_spans",
+            "inputs: too many spans (6, limit 5 per request).",
+        ),
     ],
 )
-def test_inputs_are_refused_by_name(inputs: list[Input], kind: type[ServiceError], reason: str, message: str) -> None:
+def test_inputs_are_refused_by_name(
+    small: Manifest, inputs: list[Input], kind: type[ServiceError], reason: str, message: str
+) -> None:
     """The first that is wrong, and why."""
     with pytest.raises(kind) as refused:
-        check_inputs(inputs, "inputs", 4, LIMITS, 100)
+        check_inputs(inputs, "inputs", LIMITS, small)
     assert type(refused.value) is kind
     assert refused.value.reason == reason
     assert refused.value.message.startswith(message)
     assert SECRET not in refused.value.message
 
 
-def test_inputs_at_the_limit_are_taken() -> None:
+def test_inputs_at_the_limit_are_taken(small: Manifest) -> None:
     """Every limit is the last value that is let in."""
     inputs = [text("a" * 20, "b" * 20), text(spans=((0, 6),)), ids(*([0, 99] * 10)), text()]
-    check_inputs(inputs, "inputs", 4, LIMITS, 100)
+    check_inputs(inputs, "inputs", LIMITS, small)
 
 
-def test_the_field_is_the_callers_own() -> None:
+def test_the_field_is_the_callers_own(small: Manifest) -> None:
     """The OpenAI door calls it input."""
     with pytest.raises(EmptyInput, match=r"^input is empty"):
-        check_inputs([], "input", 4, LIMITS, 100)
+        check_inputs([], "input", LIMITS, small)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +146,11 @@ def test_the_field_is_the_callers_own() -> None:
         ({"dimensions": 0}, InvalidArgument, "dimensions must be 1..384"),
         ({"dimensions": 385}, InvalidArgument, "dimensions must be 1..384"),
         ({"dimensions": -5}, InvalidArgument, "dimensions must be 1..384"),
-        ({"dimensions": 8, "outputs": ("tokens",)}, InvalidArgument, "dimensions is for pooled vectors only"),
+        (
+            {"dimensions": 8, "outputs": ("tokens",)},
+            InvalidArgument,
+            'dimensions: set, but "pooled" is missing from outputs',
+        ),
         ({"dtype": "int8", "outputs": ("pooled", "words")}, InvalidArgument, "dtype int8 is for pooled vectors only"),
         ({"dtype": "ubinary", "outputs": ("static",)}, InvalidArgument, "dtype ubinary is for pooled vectors only"),
         ({"dtype": "int8", "normalize": False}, InvalidArgument, "dtype int8 is made of normalised vectors"),

@@ -11,7 +11,7 @@ from service.auth import ApiKeys
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
-from tests.service.conftest import GOLDEN, House, fast_queue, open_house
+from tests.service.conftest import GOLDEN, House, fast_lane, open_house
 
 ROUTES = {
     ("post", "/v1/encode"),
@@ -149,7 +149,7 @@ async def test_a_full_queue_turns_away_as_it_refuses(model: LoadedModel) -> None
     """The same status, headers and body by the short way as by the long one, in both doors; each is counted once."""
     async with open_house(model, max_queue_tokens=FULL) as house:
         edge = make_app(house.host, house.settings, house.metrics, None)
-        with fast_queue(house).reserve(FULL):
+        with fast_lane(house).reserve(FULL):
             assert edge.shut
             for door, path, body in (
                 ("rest", "/v1/encode", b'{"inputs": "money bank grows"}'),
@@ -166,7 +166,7 @@ async def test_a_full_queue_turns_away_as_it_refuses(model: LoadedModel) -> None
                 assert {**told, "message": ""} == {**asked, "message": ""}  # one counts characters, the other bytes
                 assert house.sample("attendant_requests_total", door=door, method=path, code="429") == 2
             assert house.sample("attendant_rejected_total", reason="queue_full") == 4
-            assert house.rows_run == 0
+            assert house.batches_run == 0
         assert not edge.shut
 
 
@@ -177,7 +177,7 @@ async def test_what_the_fast_lane_does_not_answer_is_let_in(model: LoadedModel, 
     """A full queue of embedding is no reason to refuse explaining."""
     async with open_house(model, max_queue_tokens=FULL) as house:
         edge = make_app(house.host, house.settings, house.metrics, None)
-        with fast_queue(house).reserve(FULL):
+        with fast_lane(house).reserve(FULL):
             assert edge.turn_away(path.encode("latin-1"), JSON, body) is None
 
 
@@ -185,7 +185,7 @@ async def test_what_still_fits_is_let_in(model: LoadedModel) -> None:
     """Crowded is not full."""
     async with open_house(model, max_queue_tokens=FULL) as house:
         edge = make_app(house.host, house.settings, house.metrics, None)
-        with fast_queue(house).reserve(FULL - 8):
+        with fast_lane(house).reserve(FULL - 8):
             assert edge.shut
             assert edge.turn_away(b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
             assert edge.turn_away(b"/v1/encode", JSON, b'{"inputs": "%s"}' % (b"bank " * 20)) is not None
@@ -195,7 +195,7 @@ async def test_strangers_are_turned_away_for_want_of_a_key(model: LoadedModel) -
     """401, for that is what they would get by the long way."""
     async with open_house(model, max_queue_tokens=FULL) as house:
         edge = make_app(house.host, house.settings, house.metrics, ApiKeys(["secret"]))
-        with fast_queue(house).reserve(FULL):
+        with fast_lane(house).reserve(FULL):
             found = [
                 edge.turn_away(b"/v1/encode", {**JSON, **sent}, b'{"inputs": "bank"}')
                 for sent in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})

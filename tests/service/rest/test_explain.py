@@ -221,7 +221,7 @@ async def test_a_body_of_another_shape(house: House, path: str, fields: dict[str
 async def test_maps_never_run_on_the_fast_lane(house: House) -> None:
     """Its rows are counted apart."""
     await attend(house)
-    assert house.rows_run == 0
+    assert house.batches_run == 0
     assert house.sample("attendant_batch_size_count", lane="explain") == 1
 
 

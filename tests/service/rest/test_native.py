@@ -78,7 +78,7 @@ async def test_tokenize_answers_as_the_contract_says(house: House) -> None:
     assert [result["token_count"] for result in found["results"]] == [5, 6]
     assert set(found["results"][0]) == {"token_count", "tokens", "words"}
     assert [word["segment"] for word in found["results"][1]["words"]] == [0, 0, 1]
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
 async def test_tokenize_takes_no_other_fields(house: House) -> None:

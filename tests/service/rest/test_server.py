@@ -15,7 +15,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.rest.edge import make_app
 from service.rest.server import MAX_HELD_BYTES, Gate, Server
-from tests.service.conftest import fast_queue, garbage, open_house
+from tests.service.conftest import fast_lane, garbage, open_house
 
 HELLO: ASGIApp = PlainTextResponse("hello")
 
@@ -246,7 +246,7 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
                 for body in (b'{"inputs": "bank"}', b'{"inputs": ""}', b'{"inputs": 3}', b"{"):
                     writer.write(post(body, kind).replace(b"/x", b"/v1/encode"))
                     found.append((await answer_of(reader))[0])
-                with fast_queue(house).reserve(200):
+                with fast_lane(house).reserve(200):
                     for path in (b"/v1/encode", b"/v1/tokenize"):
                         writer.write(post(b'{"inputs": "bank"}', kind).replace(b"/x", path))
                         found.append((await answer_of(reader))[0])

@@ -16,7 +16,7 @@ from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
-from tests.service.conftest import fast_queue, garbage, open_house
+from tests.service.conftest import fast_lane, garbage, open_house
 
 SERVICE = "attendant.v1.EncoderService"
 
@@ -101,7 +101,7 @@ async def test_calls_leave_no_garbage(model: LoadedModel) -> None:
 
             async def ask_all() -> list[str]:
                 found = [await ask("bank"), await ask("")]
-                with fast_queue(house).reserve(200):
+                with fast_lane(house).reserve(200):
                     return [*found, await ask("bank")]
 
             await ask_all()

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from model.artifact import Artifact, Pooling
 from model.corpus import sample_sentences
 from model.tokenizer import Source
-from service.engine.backends.cuda import FlatRuntime
-from service.engine.backends.onnxruntime_cpu import Runtime
-from service.engine.backends.select import choose_provider
+from service.engine.backends.base import BackendChoice
+from service.engine.backends.cuda import CudaBackend
+from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Text
+from service.engine.schema.encode import EncodeTask
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, cosine, encode_request, open_house
-from tests.service.engine.backends.varlen_models import export_flat, open_flat
+from tests.service.engine.backends.varlen_models import export_varlen, open_varlen
 
 SENTENCES = (*sample_sentences(60), "!", "Ein kleiner Hund läuft über die Brücke.", "人生は短い")
 
@@ -29,28 +29,30 @@ SENTENCES = (*sample_sentences(60), "!", "Ein kleiner Hund läuft über die Brü
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The default model with its graph for CUDA."""
-    return export_flat("default", tmp_path_factory.mktemp("flat") / "artifact", *SENTENCES)
+    return export_varlen("default", tmp_path_factory.mktemp("flat") / "artifact", *SENTENCES)
 
 
 @pytest.fixture(scope="module")
-def runtime(artifact: Artifact) -> FlatRuntime:
+def runtime(artifact: Artifact) -> CudaBackend:
     """Of that graph."""
-    return open_flat(artifact)
+    return open_varlen(artifact)
 
 
-def texts_of(model: LoadedModel, *sentences: str, pooling: Pooling | None = "mean", hidden: bool = True) -> list[Text]:
+def texts_of(
+    model: LoadedModel, *sentences: str, pooling: Pooling | None = "mean", hidden: bool = True
+) -> list[EncodeTask]:
     found = model.tokenizer.encode([Source(text) for text in sentences])
-    return [Text(tokens.truncate(256, "right"), pooling, hidden) for tokens in found]
+    return [EncodeTask(tokens.truncate(256, "right"), pooling, hidden) for tokens in found]
 
 
-def pooled_of(runtime: FlatRuntime, texts: list[Text]) -> list[NDArray[Any]]:
+def pooled_of(runtime: CudaBackend, texts: list[EncodeTask]) -> list[NDArray[Any]]:
     found = [vectors.pooled for vectors in runtime.run(texts)]
     return [vector for vector in found if vector is not None]
 
 
-def test_vectors_are_those_of_float32(model: LoadedModel, artifact: Artifact, runtime: FlatRuntime) -> None:
+def test_vectors_are_those_of_float32(model: LoadedModel, artifact: Artifact, runtime: CudaBackend) -> None:
     """Of every token and of every text, with all texts in one row and each alone in the fast graph."""
-    exact = Runtime(artifact, choose_provider("cpu", "float32"))
+    exact = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
     texts = texts_of(model, *SENTENCES[:30])
     ours, theirs = runtime.run(texts), [exact.run([text])[0] for text in texts]
     for mine, other in zip(ours, theirs, strict=True):
@@ -62,7 +64,7 @@ def test_vectors_are_those_of_float32(model: LoadedModel, artifact: Artifact, ru
         assert cosine(mine.hidden, other.hidden) >= 0.9999
 
 
-def test_a_text_gets_the_same_vector_in_any_company(model: LoadedModel, runtime: FlatRuntime) -> None:
+def test_a_text_gets_the_same_vector_in_any_company(model: LoadedModel, runtime: CudaBackend) -> None:
     """Alone, in order, in the other order, in rows of other shapes."""
     texts = texts_of(model, *SENTENCES[:40])
     alone = [pooled_of(runtime, [text])[0] for text in texts]
@@ -73,22 +75,25 @@ def test_a_text_gets_the_same_vector_in_any_company(model: LoadedModel, runtime:
 
 def test_every_shape_is_warmed_and_right(model: LoadedModel, artifact: Artifact) -> None:
     """Each runs before the first caller, and gives the same vector for a text alone in it."""
-    runtime = open_flat(artifact, row_tokens=256)
+    runtime = open_varlen(artifact, max_batch_tokens=256)
     runtime.warm_up()
-    assert set(runtime._device._bound) == set(runtime._shapes.shapes)
+    assert set(runtime._device._bound) == set(runtime.shapes.shapes)
     (text,) = texts_of(model, "money bank grows")
     expected = pooled_of(runtime, [text])[0]
-    for shape in runtime._shapes.shapes:
-        narrowed = open_flat(artifact, row_tokens=256)
-        narrowed._shapes = dataclasses.replace(narrowed._shapes, shapes=(shape,))
+    for shape in runtime.shapes.shapes:
+        narrowed = open_varlen(artifact, max_batch_tokens=256)
+        narrowed.shapes = dataclasses.replace(narrowed.shapes, shapes=(shape,))
         assert cosine(pooled_of(narrowed, [text])[0], expected) >= 0.999999
 
 
-def test_only_what_is_wanted_comes_back(model: LoadedModel, runtime: FlatRuntime) -> None:
+def test_only_what_is_wanted_comes_back(model: LoadedModel, runtime: CudaBackend) -> None:
     """Each text by its own pooling: the graph's own, or the host's over the same hidden vectors."""
     (text,) = texts_of(model, SENTENCES[0])
     tokens = text.tokens
-    wanted = [Text(tokens, None, True), *(Text(tokens, pooling, False) for pooling in ("mean", "cls", "max"))]
+    wanted = [
+        EncodeTask(tokens, None, True),
+        *(EncodeTask(tokens, pooling, False) for pooling in ("mean", "cls", "max")),
+    ]
     whole, mean, cls, largest = runtime.run(wanted)
     assert whole.pooled is None
     assert whole.hidden is not None
@@ -98,7 +103,7 @@ def test_only_what_is_wanted_comes_back(model: LoadedModel, runtime: FlatRuntime
     assert cosine(largest.pooled, whole.hidden[0].max(axis=0)) >= 0.99999
 
 
-def test_results_are_not_overwritten_by_the_next_row(model: LoadedModel, runtime: FlatRuntime) -> None:
+def test_results_are_not_overwritten_by_the_next_row(model: LoadedModel, runtime: CudaBackend) -> None:
     """Rows share the device's memory, so what is handed out must be a copy."""
     first, second = texts_of(model, *SENTENCES[:2])
     (found,) = runtime.run([first])
@@ -112,7 +117,7 @@ def test_results_are_not_overwritten_by_the_next_row(model: LoadedModel, runtime
 
 def test_one_thread_runs_the_session(model: LoadedModel, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks, from however many threads: what is recorded belongs to a thread."""
-    runtime = open_flat(artifact)
+    runtime = open_varlen(artifact)
     threads: list[str] = []
     run = runtime._device.run
 
@@ -130,16 +135,14 @@ def test_one_thread_runs_the_session(model: LoadedModel, artifact: Artifact, mon
     assert all(cosine(one, other) >= 0.999999 for one, other in zip(alone, together, strict=True))
 
 
-def test_a_row_takes_all_that_fits(runtime: FlatRuntime) -> None:
-    """Free workers or not, for the GPU is one; no more texts than a row has room for."""
-    assert runtime.choose([4, 4, 4, 4], 2) == [0, 1, 2, 3]
-    assert len(runtime.choose([2] * 1000, 1)) == 128
-    assert runtime.row_lengths.lengths[-1] == runtime.row_lengths.shared == 1024
+def test_limits_of_a_batch_are_those_of_the_shapes(runtime: CudaBackend) -> None:
+    assert (runtime.max_batch_tokens, runtime.max_batch_size) == (1024, 128)
+    assert runtime.length_buckets == (64, 128, 256, 512, 1024)
 
 
-def test_nan_raises(poisoned_flat: tuple[LoadedModel, FlatRuntime]) -> None:
+def test_nan_raises(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
     """It is never handed out, whichever text of the row it is in."""
-    model, runtime = poisoned_flat
+    model, runtime = poisoned_varlen
     runtime.run(texts_of(model, "harmless"))
     for hidden in (True, False):
         with pytest.raises(NonFiniteOutput):
@@ -147,9 +150,9 @@ def test_nan_raises(poisoned_flat: tuple[LoadedModel, FlatRuntime]) -> None:
 
 
 @pytest.fixture(scope="module")
-def poisoned_flat(
+def poisoned_varlen(
     model: LoadedModel, artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[LoadedModel, FlatRuntime]:
+) -> tuple[LoadedModel, CudaBackend]:
     """The graph with one word's embedding spoiled."""
     import onnx
 
@@ -162,7 +165,7 @@ def poisoned_flat(
     weights = np.frombuffer(artifact.read(graph.weights), dtype=np.uint8).copy()
     vectors = weights[offset : offset + table.dims[0] * table.dims[1] * 2].view(np.float16)
     vectors.reshape(*table.dims)[number] = np.nan
-    return model, open_flat(_with_weights(artifact, root, weights.tobytes()))
+    return model, open_varlen(_with_weights(artifact, root, weights.tobytes()))
 
 
 def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
@@ -178,15 +181,15 @@ def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
     return Artifact.open(root)
 
 
-async def test_the_engine_serves_it(model: LoadedModel, artifact: Artifact, runtime: FlatRuntime) -> None:
+async def test_the_engine_serves_it(model: LoadedModel, artifact: Artifact, runtime: CudaBackend) -> None:
     """Pooled, tokens and words through the one door, in few rows, and its facts are told."""
-    served = dataclasses.replace(model, artifact=artifact, runtime=runtime)
+    served = dataclasses.replace(model, artifact=artifact, backend=runtime)
     async with open_house(served) as house:
         whole = await house.engine.encode(encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
-        assert house.rows_run <= 3
+        assert house.batches_run <= 3
         answers = await asyncio.gather(*(house.engine.encode(encode_request(text)) for text in SENTENCES[:40]))
         facts = house.engine.info
-    assert (whole.precision, facts.precision, facts.provider) == ("float16", "float16", "CUDAExecutionProvider")
+    assert (whole.precision, facts.precision, facts.provider) == ("float16", "float16", "cuda")
     assert facts.row_lengths == [64, 128, 256, 512, 1024]
     async with open_house(model) as house:
         expected = await house.engine.encode(encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
@@ -201,10 +204,10 @@ async def test_the_engine_serves_it(model: LoadedModel, artifact: Artifact, runt
         assert cosine(mine.word_vectors.values, other.word_vectors.values) >= 0.999
 
 
-async def test_a_poisoned_text_fails_alone(poisoned_flat: tuple[LoadedModel, FlatRuntime]) -> None:
+async def test_a_poisoned_text_fails_alone(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
     """Its mates in the row get their answers."""
-    model, runtime = poisoned_flat
-    async with open_house(dataclasses.replace(model, runtime=runtime)) as house:
+    model, runtime = poisoned_varlen
+    async with open_house(dataclasses.replace(model, backend=runtime)) as house:
         asked = [house.engine.encode(encode_request(text)) for text in ("harmless", POISON, "harmless too")]
         first, second, third = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(second, NonFiniteOutput)

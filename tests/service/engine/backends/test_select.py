@@ -1,149 +1,143 @@
-"""Where the model runs, on whatever machine the test does: each branch asserts something."""
+"""The choice of a backend, with the recorded features of several machines."""
 
-import importlib.util
-import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from model.artifact import Artifact
 from service.config import ConfigError
-from service.engine.backends import select as providers
-from service.engine.backends.cuda_session import CUDA, Gpu
-from service.engine.backends.select import CPU, OPENVINO, available_cpus, choose_provider
+from service.engine.backends.base import BackendChoice, Gpu
+from service.engine.backends.cpu import CpuFeatures
+from service.engine.backends.select import BackendOptions, Machine, explain_choice, select_backend
+
+GRANITE_RAPIDS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_tile amx_int8 avx512_fp16"
+ZEN_5 = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni avx512_vbmi2"
+ICE_LAKE = "avx2 avx512f avx512_vnni avx512_vbmi2"
+HASWELL = "avx2 fma bmi2"
+FAST = ("fast", "explain")
 
 
-def openvino_capabilities() -> set[str] | None:
-    """What the plugin's CPU device can compute in, found without our code; None where there is none."""
-    if importlib.util.find_spec("onnxruntime_ep_openvino") is None:
-        return None
-    import onnxruntime
-
-    choose_provider("auto", "auto")  # a library can be registered once a process, and this registers it
-    for device in onnxruntime.get_ep_devices():
-        if device.ep_name == OPENVINO and device.ep_metadata.get("ov_device") == "CPU":
-            return set(device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split())
-    return None
+def machine(flags: str, **facts: Any) -> Machine:
+    cpu = CpuFeatures.of(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    return Machine(**{"cpu": cpu, "cpus": 2, "openvino": True, "cuda_build": False, "gpus": 0, **facts})
 
 
-def test_available_cpus_honours_affinity() -> None:
-    """A process tied to one CPU counts one."""
-    whole = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(whole)})
-        assert available_cpus() == 1
-    finally:
-        os.sched_setaffinity(0, whole)
-    assert 1 <= available_cpus() <= len(whole)
+def select(flags: str, graphs: tuple[str, ...] = FAST, facts: dict[str, Any] | None = None, **options: Any) -> Any:
+    return select_backend(BackendOptions(**options), graphs, machine(flags, **facts or {}))
 
 
-@pytest.mark.parametrize(("quota", "cpus"), [("100000 100000", 1), ("150000 100000", 2), ("10000 100000", 1),
-                                             ("6400000 100000", 64), ("max 100000", 64), ("nonsense", 64)])  # fmt: skip
-def test_available_cpus_honours_the_cgroups_quota(
-    quota: str, cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "features"),
+    [
+        (GRANITE_RAPIDS, CpuFeatures(amx_bfloat16=True, bfloat16=True, vnni=True)),
+        (ZEN_5, CpuFeatures(amx_bfloat16=False, bfloat16=True, vnni=True)),
+        (ICE_LAKE, CpuFeatures(amx_bfloat16=False, bfloat16=False, vnni=True)),
+        (HASWELL, CpuFeatures(amx_bfloat16=False, bfloat16=False, vnni=False)),
+    ],
+)
+def test_features_are_read_from_cpuinfo(flags: str, features: CpuFeatures) -> None:
+    assert machine(flags).cpu == features
+
+
+def test_arm_features_are_read_from_cpuinfo() -> None:
+    assert CpuFeatures.of("Features\t: fp asimd asimddp bf16 i8mm\n", "aarch64") == CpuFeatures(False, True, True)
+    assert CpuFeatures.of("Features\t: fp asimd\n", "aarch64") == CpuFeatures(False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "streams", "threads_per_stream", "reason"),
+    [
+        (GRANITE_RAPIDS, "bfloat16", 2, 1, "CPU has AMX"),
+        (ZEN_5, "bfloat16", 1, 2, "CPU has AVX512-BF16"),
+        (ICE_LAKE, "float32", 1, 2, "CPU has no bfloat16 unit but VNNI: ATTENDANT_PRECISION=int8 is faster"),
+        (HASWELL, "float32", 1, 2, "CPU has no bfloat16 unit"),
+    ],
+)
+def test_auto_follows_the_cpu(flags: str, precision: str, streams: int, threads_per_stream: int, reason: str) -> None:
+    choice = select(flags)
+    assert (choice.provider, choice.precision, choice.graph) == ("openvino", precision, "fast")
+    assert (choice.streams, choice.threads_per_stream) == (streams, threads_per_stream)
+    assert choice.reason.startswith(reason)
+
+
+def test_onnxruntime_runs_where_openvino_is_missing_or_not_wanted() -> None:
+    for choice in (select(ZEN_5, facts={"openvino": False}), select(ZEN_5, provider="cpu")):
+        assert (choice.provider, choice.precision, choice.streams) == ("cpu", "float32", 2)
+        assert choice.reason == "openvino is not in use, so bfloat16 is not available"
+
+
+@pytest.mark.parametrize(("threads", "streams", "per_stream"), [(1, 1, 1), (2, 1, 2), (3, 1, 3), (8, 4, 2)])
+def test_threads_are_divided_among_streams(threads: int, streams: int, per_stream: int) -> None:
+    choice = select(ZEN_5, threads=threads)
+    assert (choice.streams, choice.threads_per_stream) == (streams, per_stream)
+
+
+def test_options_override_the_defaults() -> None:
+    choice = select(GRANITE_RAPIDS, precision="float32", threads=4, max_batch_tokens=64)
+    assert (choice.precision, choice.max_batch_tokens, choice.reason) == ("float32", 64, "ATTENDANT_PRECISION=float32")
+
+
+def test_int8_is_used_only_when_it_is_asked_for() -> None:
+    graphs = (*FAST, "int8")
+    assert select(ICE_LAKE, graphs).precision == "float32"
+    choice = select(ICE_LAKE, graphs, precision="int8")
+    assert (choice.provider, choice.precision, choice.graph) == ("openvino", "int8", "int8")
+
+
+GPU = {"cuda_build": True, "gpus": 1}
+
+
+def test_auto_uses_a_gpu_only_with_its_graph_and_says_what_is_missing() -> None:
+    graphs = (*FAST, "cuda")
+    gpu = Gpu(0, 7)
+    choice = select(ZEN_5, graphs, GPU, max_batch_tokens=2048, gpu=gpu)
+    assert choice == BackendChoice("cuda", "float16", "cuda", 1, 1, 2048, "CUDA GPU found", gpu)
+    assert select(ZEN_5, FAST, GPU).reason == "CPU has AVX512-BF16; GPU unused: the artifact has no cuda graph"
+    assert "cuda graph unused: onnxruntime-gpu is not installed" in select(HASWELL, graphs).reason
+    assert select(ZEN_5, graphs, GPU, precision="float32").provider == "openvino"
+    assert select(ZEN_5, graphs, GPU, provider="cpu").provider == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "graphs", "facts", "message"),
+    [
+        ({"precision": "bfloat16"}, ICE_LAKE, FAST, {}, 'PRECISION: "bfloat16" requires a CPU with AVX512-BF16 or AMX'),
+        ({"precision": "bfloat16"}, ZEN_5, FAST, {"openvino": False}, '"bfloat16" requires provider "openvino"'),
+        ({"precision": "bfloat16", "provider": "cpu"}, ZEN_5, FAST, {}, '"bfloat16" requires provider "openvino"'),
+        ({"precision": "int8"}, ICE_LAKE, FAST, {}, 'the artifact has no "int8" graph'),
+        ({"precision": "int8"}, HASWELL, (*FAST, "int8"), {}, '"int8" requires a CPU with VNNI'),
+        ({"precision": "int8"}, ICE_LAKE, (*FAST, "int8"), {"openvino": False}, '"int8" requires provider "openvino"'),
+        ({"precision": "int8", "provider": "cpu"}, ICE_LAKE, (*FAST, "int8"), {}, '"int8" requires provider'),
+        ({"provider": "openvino"}, ZEN_5, FAST, {"openvino": False}, 'PROVIDER: "openvino" is not installed'),
+        ({"precision": "float16"}, ZEN_5, FAST, {}, 'PRECISION: "float16" requires a CUDA GPU: onnxruntime-gpu'),
+        ({"precision": "float16", "provider": "cpu"}, ZEN_5, FAST, {}, '"float16" is not supported by provider "cpu"'),
+        ({"provider": "cuda"}, ZEN_5, (*FAST, "cuda"), {}, 'PROVIDER: "cuda" is not available: onnxruntime-gpu'),
+        ({"provider": "cuda"}, ZEN_5, FAST, GPU, 'PROVIDER: "cuda" is not available: the artifact has no "cuda" graph'),
+        ({"provider": "cuda", "gpu": Gpu(2)}, ZEN_5, (*FAST, "cuda"), GPU, "GPU_DEVICE is 2, but the driver reports 1"),
+        (
+            {"provider": "cuda", "precision": "float32"},
+            ZEN_5,
+            FAST,
+            GPU,
+            '"float32" is not supported by provider "cuda"',
+        ),
+    ],
+)
+def test_unavailable_options_are_rejected_by_name(
+    options: dict[str, Any], flags: str, graphs: tuple[str, ...], facts: dict[str, Any], message: str
 ) -> None:
-    """A container of half a CPU on a machine of 64 is no machine of 64."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
-    (tmp_path / "cpu.max").write_text(quota + "\n")
-    assert available_cpus(tmp_path / "cpu.max") == cpus
+    with pytest.raises(ConfigError, match="ATTENDANT_") as rejected:
+        select(flags, graphs, facts, **options)
+    assert message in str(rejected.value)
 
 
-def test_the_cpu_provider_is_always_there() -> None:
-    """In float32, with as many workers as asked."""
-    found = choose_provider("cpu", "auto", threads=3, row_tokens=64)
-    assert (found.name, found.precision, found.workers, found.shared_row_tokens) == (CPU, "float32", 3, 64)
-    assert choose_provider("cpu", "float32").workers == available_cpus()
+def test_explain_lane_takes_half_of_the_threads() -> None:
+    assert explain_choice(8).threads_per_stream == 4
+    assert explain_choice(1).threads_per_stream == 1
+    assert explain_choice(8).precision == "float32"
 
 
-def test_bf16_on_the_cpu_provider_is_refused() -> None:
-    """By the name of the option."""
-    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: bfloat16"):
-        choose_provider("cpu", "bfloat16")
-
-
-def test_auto_takes_the_best_there_is() -> None:
-    """The plugin where it takes this CPU, in bfloat16 where the CPU has the unit; else onnxruntime in float32."""
-    capabilities, found = openvino_capabilities(), choose_provider("auto", "auto")
-    if capabilities is None:
-        assert (found.name, found.precision) == (CPU, "float32")
-    else:
-        assert (found.name, found.precision) == (OPENVINO, "bfloat16" if "BF16" in capabilities else "float32")
-
-
-def test_openvino_is_had_or_refused_by_name() -> None:
-    """Never replaced in silence."""
-    if openvino_capabilities() is None:
-        with pytest.raises(ConfigError, match="ATTENDANT_PROVIDER: openvino cannot be had here"):
-            choose_provider("openvino", "auto")
-    else:
-        assert choose_provider("openvino", "float32").precision == "float32"
-
-
-def test_bf16_is_had_or_refused_by_name() -> None:
-    """Never replaced in silence."""
-    if "BF16" in (openvino_capabilities() or set()):
-        assert choose_provider("auto", "bfloat16").precision == "bfloat16"
-    else:
-        with pytest.raises(ConfigError, match="ATTENDANT_PRECISION"):
-            choose_provider("auto", "bfloat16")
-
-
-def test_int8_is_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only when asked for, with a graph, on the provider it was measured on, on a CPU that adds in 32 bits."""
-    assert choose_provider("cpu", "auto", graphs=("fast", "int8")).precision == "float32"
-    for provider, graphs, reason in (
-        ("cpu", ("fast",), "--with int8"),
-        ("openvino", ("fast", "int8"), "set ATTENDANT_PROVIDER"),
-        ("cuda", ("fast", "int8"), "cannot compute in int8"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            choose_provider(provider, "int8", graphs=graphs)  # type: ignore[arg-type]
-    monkeypatch.setattr(providers, "_multiplies_int8", lambda: False)
-    with pytest.raises(ConfigError, match="VNNI"):
-        choose_provider("auto", "int8", graphs=("fast", "int8"))
-    monkeypatch.setattr(providers, "_multiplies_int8", lambda: True)
-    found = choose_provider("auto", "int8", threads=2, graphs=("fast", "int8"))
-    assert (found.name, found.precision, found.graph, found.workers) == (CPU, "int8", "int8", 2)
-
-
-def test_a_session_opens_from_the_verified_bytes(default_artifact: Path) -> None:
-    """With the inputs that rows have."""
-    artifact = Artifact.open(default_artifact)
-    session = choose_provider("cpu", "float32").open(artifact, artifact.manifest.graphs["fast"])
-    assert [entry.name for entry in session.get_inputs()] == ["ids", "positions", "types", "segments"]
-
-
-def test_cuda_is_refused_by_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package, then the device, then the graph; each with the way out."""
-    monkeypatch.setattr(providers, "built_for_cuda", lambda: False)
-    with pytest.raises(ConfigError, match=r"ATTENDANT_PROVIDER: cuda cannot .*onnxruntime-gpu.*pip install"):
-        choose_provider("cuda", "auto", graphs=("fast", "cuda"))
-    monkeypatch.setattr(providers, "built_for_cuda", lambda: True)
-    monkeypatch.setattr(providers, "gpu_count", lambda: 2)
-    with pytest.raises(ConfigError, match="ATTENDANT_GPU_DEVICE is 2, and the CUDA driver knows 2 devices"):
-        choose_provider("cuda", "auto", graphs=("fast", "cuda"), gpu=Gpu(2))
-    with pytest.raises(ConfigError, match=r"no graph for it\. .* --with cuda"):
-        choose_provider("cuda", "auto")
-
-
-def test_f16_is_had_with_cuda_or_refused_by_name() -> None:
-    """Never replaced in silence."""
-    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: float16 cannot be had here"):
-        choose_provider("auto", "float16")
-    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: cpu cannot compute in float16"):
-        choose_provider("cpu", "float16")
-    with pytest.raises(ConfigError, match="ATTENDANT_PRECISION: cuda cannot compute in float32"):
-        choose_provider("cuda", "float32")
-
-
-def test_auto_takes_the_gpu_where_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Package, device and graph; with one missing, or another precision asked, the CPU."""
-    monkeypatch.setattr(providers, "built_for_cuda", lambda: True)
-    monkeypatch.setattr(providers, "gpu_count", lambda: 1)
-    both = ("fast", "cuda")
-    found = choose_provider("auto", "auto", row_tokens=2048, graphs=both, gpu=Gpu(0, 7))
-    assert (found.name, found.precision, found.graph, found.shared_row_tokens) == (CUDA, "float16", "cuda", 2048)
-    assert found.gpu == Gpu(0, 7)
-    assert choose_provider("auto", "auto", graphs=("fast",)).name != CUDA
-    assert choose_provider("auto", "float32", graphs=both).name != CUDA
-    assert choose_provider("cpu", "auto", graphs=both).name == CPU
+def test_this_machine_has_what_its_choice_needs() -> None:
+    choice, here = select_backend(BackendOptions(), FAST, Machine.detect()), Machine.detect()
+    assert here.cpus >= 1
+    assert choice.provider == ("openvino" if here.openvino else "cpu")
+    assert choice.precision == ("bfloat16" if here.openvino and here.cpu.bfloat16 else "float32")

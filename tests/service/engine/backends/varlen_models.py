@@ -1,4 +1,4 @@
-"""The default model's flat graph on this machine: the real graph and weights, the attention as standard operators."""
+"""The default model's varlen graph on this machine: the real graph and weights, attention as standard operators."""
 
 from pathlib import Path
 
@@ -6,12 +6,16 @@ import onnxruntime
 
 from model.artifact import Artifact
 from model.reference import reference_of
-from service.engine.backends.cuda import FlatRuntime
-from service.engine.backends.select import gpu_provider
+from service.engine.backends.base import BackendChoice
+from service.engine.backends.cuda import CudaBackend
 
 
-def open_flat(artifact: Artifact, row_tokens: int = 1024) -> FlatRuntime:
-    """A runtime as it is on a GPU, with its memory on the CPU."""
+def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:
+    return BackendChoice("cuda", "float16", "cuda", 1, 1, max_batch_tokens, "test")
+
+
+def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend:
+    """Return the backend as it is on a GPU, with its memory on the CPU."""
     graph = artifact.manifest.graphs["cuda"]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -20,11 +24,11 @@ def open_flat(artifact: Artifact, row_tokens: int = 1024) -> FlatRuntime:
     session = onnxruntime.InferenceSession(
         reference_of(artifact.read(graph.file)), options, providers=["CPUExecutionProvider"]
     )
-    return FlatRuntime(artifact.manifest, gpu_provider(row_tokens), session, "cpu")
+    return CudaBackend(artifact, cuda_choice(max_batch_tokens), session, "cpu")
 
 
-def export_flat(source: str, out: Path, *texts: str) -> Artifact:
-    """Export with the graph for CUDA, measured over these texts."""
+def export_varlen(source: str, out: Path, *texts: str) -> Artifact:
+    """Export with the graph for CUDA, its precision chosen over these texts."""
     from model.export import Variants, export
 
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), texts))

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from model.tokenizer import Offsets, Source, Tokenizer, Tokens
+from model.tokenizer import Offsets, Side, Source, Tokenizer, Tokens
 from service.engine.encode.alignment import describe_tokens, find_words, is_cut_off, overlapping_tokens, words_of
 from service.engine.model_loader import LoadedModel
 
@@ -57,7 +57,7 @@ def odd_texts(count: int) -> list[str]:
 def test_words_follow_the_rule_on_odd_texts() -> None:
     """Emoji with joiners, combining marks, right to left, CJK, NUL, tabs, very long words."""
     for text in odd_texts(1000):
-        assert find_words(text) == list(reference_words(text)), ascii(text)
+        assert list(find_words(text)) == list(reference_words(text)), ascii(text)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +178,45 @@ def test_given_ids_have_no_words(model: LoadedModel) -> None:
     (tokens,) = model.tokenizer.encode([Source(token_ids=(2769, 2924))])
     assert words_of(tokens) == []
     assert [token.text for token in describe_tokens(tokens, model.tokenizer.surfaces(tokens), [])][1] == "money"
+
+
+class CountingEncoding:
+    """An encoding of one long text that counts how often its offsets are rebuilt."""
+
+    def __init__(self, words: int) -> None:
+        self.offsets_read = 0
+        self._words = words
+
+    @property
+    def ids(self) -> list[int]:
+        return [101, *[2769] * self._words, 102]
+
+    @property
+    def type_ids(self) -> list[int]:
+        return [0] * (self._words + 2)
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        return [1, *[0] * self._words, 1]
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        return [None, *[0] * self._words, None]
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        self.offsets_read += 1
+        return [(0, 0), *[(index, index + 1) for index in range(self._words)], (0, 0)]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_offsets_of_a_truncated_text_are_read_a_fixed_number_of_times(side: Side) -> None:
+    """Each read rebuilds a list as long as the untruncated text, so reads per word would be quadratic."""
+    encoding = CountingEncoding(5000)
+    tokens = Tokens(Source("\u4e00" * 5000), encoding).truncate(256, side)
+    assert len(words_of(tokens)) == 254
+    assert not any(is_cut_off(tokens, 0, span) for span in tokens.offsets[1:-1])
+    assert overlapping_tokens(tokens, [(0, span) for span in tokens.offsets[1:-1]]).tolist() == [
+        [index, index + 1] for index in range(1, 255)
+    ]
+    assert encoding.offsets_read <= 2

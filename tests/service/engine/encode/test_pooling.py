@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model.artifact import Artifact, DenseRecord, Manifest, Pooling, TensorRecord
-from service.engine.encode.pooling import Floats, Head, mean_ranges, narrow, normalize, pool_row
+from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch
 
 SIZES = [3, 1, 7, 2]
 STARTS = [0, 3, 4, 11]
@@ -35,7 +35,7 @@ def with_dense(root: Path, manifest: Manifest, *dense: DenseRecord) -> Artifact:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_each_segment_is_pooled_alone(hidden: Floats, pooling: Pooling) -> None:
     """Neither neighbours nor padding get into a text's vector."""
-    pooled = pool_row(hidden, STARTS, SIZES, pooling)
+    pooled = pool_batch(hidden, STARTS, SIZES, pooling)
     texts = [hidden[start : start + size] for start, size in zip(STARTS, SIZES, strict=True)]
     expected = np.array([plain(text, pooling) for text in texts])
     np.testing.assert_allclose(pooled, expected, rtol=1e-5)
@@ -60,16 +60,16 @@ def test_normal_vectors_have_length_one_and_zeros_stay() -> None:
 def test_narrow_types_follow_their_definitions(hidden: Floats) -> None:
     """float16 rounds, int8 is round(127 x), ubinary the signs in numpy.packbits order."""
     unit = normalize(hidden[:13])
-    assert narrow(unit, "float32") is unit
-    assert narrow(unit, "float16").dtype == np.float16
-    np.testing.assert_array_equal(narrow(unit, "int8"), np.round(unit * 127).astype(np.int8))
-    np.testing.assert_array_equal(narrow(unit, "ubinary"), np.packbits(unit > 0, axis=1))
-    assert narrow(np.array([[1, -1, 1, 1, -1, -1, -1, 1]]), "ubinary").tolist() == [[0b10110001]]
+    assert cast(unit, "float32") is unit
+    assert cast(unit, "float16").dtype == np.float16
+    np.testing.assert_array_equal(cast(unit, "int8"), np.round(unit * 127).astype(np.int8))
+    np.testing.assert_array_equal(cast(unit, "ubinary"), np.packbits(unit > 0, axis=1))
+    assert cast(np.array([[1, -1, 1, 1, -1, -1, -1, 1]]), "ubinary").tolist() == [[0b10110001]]
 
 
 def test_int8_reaches_both_ends() -> None:
     """1 is 127 and -1 is -127, never -128."""
-    assert narrow(np.array([1.0, -1.0, 0.0]), "int8").tolist() == [127, -127, 0]
+    assert cast(np.array([1.0, -1.0, 0.0]), "int8").tolist() == [127, -127, 0]
 
 
 @pytest.mark.parametrize("activation", ["identity", "tanh"])
@@ -89,11 +89,11 @@ def test_the_head_applies_the_dense_layers(
     pooled = generator.standard_normal((5, 8)).astype(np.float32)
     expected = pooled @ weight.T + (bias if biased else 0)
     expected = np.tanh(expected) if activation == "tanh" else expected
-    found = Head(with_dense(tmp_path, manifest, record))(pooled)
+    found = DenseLayers(with_dense(tmp_path, manifest, record))(pooled)
     np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-5)
 
 
 def test_a_model_without_dense_layers_has_no_head(tmp_path: Path, manifest: Manifest) -> None:
     """The pooled vector comes out as it went in."""
     pooled = np.ones((2, 8), dtype=np.float32)
-    assert Head(with_dense(tmp_path, manifest))(pooled) is pooled
+    assert DenseLayers(with_dense(tmp_path, manifest))(pooled) is pooled

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model.tokenizer import Source
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, outline, response_bytes
+from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, prepare_input, response_bytes
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
 from service.errors import InvalidArgument, ResponseTooLarge
@@ -71,7 +71,7 @@ async def test_static_vectors_are_rows_of_the_embedding_table(house: House, mode
     found = await one(house, outputs=("static",))
     assert found.tokens is not None
     np.testing.assert_array_equal(values(found.static_vectors), model.static[[token.id for token in found.tokens]])
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
 async def test_dimensions_cut_before_normalising(house: House) -> None:
@@ -131,14 +131,14 @@ async def test_spans_that_nothing_is_left_of(
     with pytest.raises(InvalidArgument) as refused:
         await encode(house.engine, item, outputs=("spans",), truncation="right")
     assert (refused.value.reason, refused.value.message) == (reason, message)
-    assert house.rows_run == 0
+    assert house.batches_run == 0
 
 
 def promised(model: LoadedModel, request: EncodeRequest) -> int:
     tokens = model.tokenizer.encode([item.source for item in request.inputs])
     pairs = zip(request.inputs, tokens, strict=True)
-    outlines = [outline(item, found, request, model.tokenizer, "") for item, found in pairs]
-    return response_bytes(outlines, request, model.artifact.manifest)
+    prepared = [prepare_input(item, found, request, model.tokenizer, "") for item, found in pairs]
+    return response_bytes(prepared, request, model.artifact.manifest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "ubinary"])
@@ -184,8 +184,8 @@ async def narrow_house(model: LoadedModel) -> AsyncIterator[House]:
 async def test_one_byte_over_the_limit_is_refused_before_anything_runs(narrow_house: House) -> None:
     """And what is exactly at the limit is answered."""
     await encode(narrow_house.engine, GOLDEN, wire="binary")
-    runs = narrow_house.rows_run
+    runs = narrow_house.batches_run
     for fields in ({"wire": "base64"}, {"outputs": ("pooled", "words"), "wire": "binary"}):
-        with pytest.raises(ResponseTooLarge, match="the limit is 2048"):
+        with pytest.raises(ResponseTooLarge, match="limit 2048"):
             await encode(narrow_house.engine, GOLDEN, **fields)
-    assert narrow_house.rows_run == runs == 1
+    assert narrow_house.batches_run == runs == 1

@@ -23,8 +23,8 @@ from service.engine.explain.attend import (
     BINARY_INDEX_BYTES,
     JSON_INDEX_BYTES,
     MAP_BYTES,
-    AttendWork,
-    smaller_answer,
+    AttendTask,
+    suggest_smaller,
 )
 from service.engine.explain.maps import BlockWeights
 from service.engine.explain.units import find_units
@@ -35,7 +35,7 @@ from service.engine.schema.explain import (
     AttendResponse,
     AttendResult,
     AttentionMap,
-    MapPlan,
+    AttentionMapSpec,
     SparseMatrix,
     UnitKind,
 )
@@ -64,7 +64,7 @@ class Planned:
     """A request about one input, and the work that the engine would make of it."""
 
     request: AttendRequest
-    work: AttendWork
+    work: AttendTask
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Workshop:
         tokenizer: Tokenizer = self.model.tokenizer
         (tokens,) = tokenizer.encode([item.source])
         units = find_units(item, tokens, tokenizer.surfaces(tokens), request, "inputs[0]")
-        return Planned(request, AttendWork(tokens, units, plan, request, self.model.blocks))
+        return Planned(request, AttendTask(tokens, units, plan, request, self.model.blocks))
 
     def answer(self, planned: Planned) -> AttendResult:
         """From the real model."""
@@ -433,7 +433,7 @@ async def test_one_byte_over_is_refused_before_the_model_runs(
         reply = await house.post("/v1/attend", body)
         assert reply.status_code == 422
         assert reply.json()["error"]["reason"] == "response_too_large"
-        assert f"could take {said} bytes; the limit is {said - 1}." in reply.json()["error"]["message"]
+        assert f"(up to {said} bytes, limit {said - 1})." in reply.json()["error"]["message"]
         assert house.sample("attendant_batch_size_count", lane="explain") == 0
     async with open_house(model, max_response_bytes=said) as house:
         assert (await house.post("/v1/attend", body)).status_code == 200
@@ -467,7 +467,7 @@ def test_each_change_that_is_advised_is_enough(workshop: Workshop, manifest: Man
     for fields in cases:
         planned = workshop.plan(text=" ".join(CHEQUE.split() * 5), **fields)
         limit = int(planned.work.response_bytes() * share)
-        advice = smaller_answer([planned.work], limit)
+        advice = suggest_smaller([planned.work], limit)
         named = [change for told, change in ADVICE.items() if told in advice]
         for change in named:
             changed = workshop.plan(text=" ".join(CHEQUE.split() * 5), **{**fields, **change})
@@ -479,7 +479,7 @@ def test_each_change_that_is_advised_is_enough(workshop: Workshop, manifest: Man
 def test_what_is_advised_for_every_head_of_a_long_text(workshop: Workshop) -> None:
     """All that helps, what loses least first."""
     planned = workshop.plan(text=" ".join(CHEQUE.split() * 5))
-    advice = smaller_answer([planned.work], planned.work.response_bytes() // 2)
+    advice = suggest_smaller([planned.work], planned.work.response_bytes() // 2)
     assert advice == 'Any of these would do: decimals: 4, encoding: "base64", head_reduce: "mean", top_k: 10.'
 
 
@@ -511,9 +511,9 @@ def test_a_work_computes_what_its_plan_says_from_any_hidden_states(workshop: Wor
     encoder = random_encoder(layers=3, heads=4, width=32)
     planned = workshop.plan()
     tokens = planned.work.tokens
-    plan = MapPlan("probs", (2,), (0, 1, 2, 3), "none", "none")
+    plan = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
     every = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = AttendWork(tokens, planned.work.units, plan, planned.request, blocks_of(encoder))(every)
+    result = AttendTask(tokens, planned.work.units, plan, planned.request, blocks_of(encoder))(every)
     assert [(each.layer, each.head) for each in result.maps] == [(2, head) for head in range(4)]
     np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
@@ -534,7 +534,9 @@ def test_a_row_without_mass_is_named_in_the_answer(workshop: Workshop, unit: Uni
     query[8, 0] = query[5, 0] = 1000  # "bank" and "check" find [CLS], and nothing else comes near
     weights = BlockWeights(1, 1e-12, query, bias, eye, bias, eye, bias, eye, bias, bias + 1, bias)
     for each in planned:
-        own = AttendWork(work.tokens, work.units, MapPlan("probs", (1,), (0,), "none", "none"), each.request, [weights])
+        own = AttendTask(
+            work.tokens, work.units, AttentionMapSpec("probs", (1,), (0,), "none", "none"), each.request, [weights]
+        )
         (found,) = own(eye[None]).maps
         expected = [work.units.units.index(unit) for unit in work.units.units if unit.text in ("bank", "check")]
         assert found.no_mass_rows == expected

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from model.artifact import Manifest
 from model.tokenizer import Source, Tokenizer, Tokens
-from service.engine.encode.pooling import mean_ranges, pool_row
+from service.engine.encode.pooling import mean_ranges, pool_batch
 from service.engine.engine import Engine
 from service.engine.explain.compare import (
-    CompareWork,
-    Place,
+    CompareTask,
+    OccurrenceTokens,
     compare,
     comparison_bytes,
     cosines,
-    find_place,
+    find_occurrence,
     static_similarity,
 )
 from service.engine.explain.maps import token_maps
 from service.engine.explain.units import word_units
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Input
-from service.engine.schema.explain import CompareRequest, CompareResponse, MapPlan, Occurrence
+from service.engine.schema.explain import AttentionMapSpec, CompareRequest, CompareResponse, Occurrence
 from service.errors import InvalidArgument
 from service.rpc.explain import compare_response
 from tests.random_encoders import blocks_of, random_encoder
@@ -52,18 +52,18 @@ def random_hidden(tokens: Tokens) -> Floats:
     return hidden
 
 
-def works_of(tokenizer: Tokenizer, occurrences: list[Occurrence], draws_on: int = 0) -> list[CompareWork]:
+def works_of(tokenizer: Tokenizer, occurrences: list[Occurrence], draws_on: int = 0) -> list[CompareTask]:
     """As the engine makes them, for a random encoder."""
     blocks = blocks_of(random_encoder(layers=LAYERS, width=WIDTH))
     works = []
     for text in dict.fromkeys(each.text for each in occurrences):
         tokens = tokens_of(tokenizer, text)
         places = {
-            number: find_place(each, tokens, f"occurrences[{number}]")
+            number: find_occurrence(each, tokens, f"occurrences[{number}]")
             for number, each in enumerate(occurrences)
             if each.text == text
         }
-        works.append(CompareWork(tokens, word_units(tokens, tokenizer.surfaces(tokens)), places, draws_on, blocks))
+        works.append(CompareTask(tokens, word_units(tokens, tokenizer.surfaces(tokens)), places, draws_on, blocks))
     return works
 
 
@@ -101,7 +101,7 @@ def test_the_same_ids_are_exactly_alike(tokenizer: Tokenizer, manifest: Manifest
     assert found[~same].max() < 0.99
     means = [np.array(model.static)[each].mean(axis=0) for each in ids]
     np.testing.assert_allclose(found[0, 2], plain_cosine(means[0], means[2]), atol=1e-6)
-    assert manifest.vocabulary == len(model.static)
+    assert manifest.vocab_size == len(model.static)
 
 
 def test_the_same_ids_are_alike_even_where_the_table_has_nothing() -> None:
@@ -172,17 +172,17 @@ def test_occurrences_come_back_in_the_order_asked_for(
 @pytest.mark.parametrize(
     ("occurrence", "place"),
     [
-        (Occurrence(CHEQUE, word=1), Place("cashed", 3, 9, 2, 4)),
-        (Occurrence(CHEQUE, word=7), Place(".", 29, 30, 9, 10)),
-        (Occurrence(CHEQUE, span=(3, 9)), Place("cashed", 3, 9, 2, 4)),
-        (Occurrence(CHEQUE, span=(8, 13)), Place("d a c", 8, 13, 3, 6)),
-        (Occurrence(CHEQUE, span=(0, 30)), Place(CHEQUE, 0, 30, 1, 10)),
+        (Occurrence(CHEQUE, word=1), OccurrenceTokens("cashed", 3, 9, 2, 4)),
+        (Occurrence(CHEQUE, word=7), OccurrenceTokens(".", 29, 30, 9, 10)),
+        (Occurrence(CHEQUE, span=(3, 9)), OccurrenceTokens("cashed", 3, 9, 2, 4)),
+        (Occurrence(CHEQUE, span=(8, 13)), OccurrenceTokens("d a c", 8, 13, 3, 6)),
+        (Occurrence(CHEQUE, span=(0, 30)), OccurrenceTokens(CHEQUE, 0, 30, 1, 10)),
     ],
     ids=["a word of pieces", "the last word", "a range", "parts of tokens", "all of it"],
 )
-def test_an_occurrence_lies_on_tokens(tokenizer: Tokenizer, occurrence: Occurrence, place: Place) -> None:
+def test_an_occurrence_lies_on_tokens(tokenizer: Tokenizer, occurrence: Occurrence, place: OccurrenceTokens) -> None:
     """All that it overlaps."""
-    assert find_place(occurrence, tokens_of(tokenizer, CHEQUE), "occurrences[0]") == place
+    assert find_occurrence(occurrence, tokens_of(tokenizer, CHEQUE), "occurrences[0]") == place
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_an_occurrence_that_is_nowhere_is_refused(
 ) -> None:
     """By its number."""
     with pytest.raises(InvalidArgument) as refused:
-        find_place(occurrence, tokens_of(tokenizer, occurrence.text), "occurrences[3]")
+        find_occurrence(occurrence, tokens_of(tokenizer, occurrence.text), "occurrences[3]")
     assert refused.value.reason == reason
     assert refused.value.message.startswith(message)
 
@@ -217,7 +217,7 @@ def test_a_word_draws_on_all_others_and_not_on_itself(tokenizer: Tokenizer, occu
     hidden = random_hidden(work.tokens)
     (sources,) = work(hidden).draws_on
     (place,) = work.places.values()
-    plan = MapPlan("projection", (LAYERS,), (0, 1, 2, 3), "none", "rollout")
+    plan = AttentionMapSpec("projection", (LAYERS,), (0, 1, 2, 3), "none", "rollout")
     (rolled,) = token_maps(hidden, work.blocks, plan)
     units = work.units
     taken = units.members @ rolled.values[0, place.first : place.last].mean(axis=0)
@@ -302,8 +302,10 @@ async def test_a_span_over_everything_is_the_mean_of_the_text(engine: Engine, to
     assert found.token_vectors is not None
     tokens = found.token_vectors.values
     np.testing.assert_array_equal(found.span_vectors.values[0], mean_ranges(tokens, np.array([[1, 10]]))[0])
-    np.testing.assert_allclose(found.span_vectors.values[0], pool_row(tokens[1:-1], [0], [9], "mean")[0], atol=1e-6)
-    np.testing.assert_allclose(mean_ranges(tokens, np.array([[0, 11]])), pool_row(tokens, [0], [11], "mean"), atol=1e-6)
+    np.testing.assert_allclose(found.span_vectors.values[0], pool_batch(tokens[1:-1], [0], [9], "mean")[0], atol=1e-6)
+    np.testing.assert_allclose(
+        mean_ranges(tokens, np.array([[0, 11]])), pool_batch(tokens, [0], [11], "mean"), atol=1e-6
+    )
     assert len(tokens_of(tokenizer, CHEQUE)) == 11
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from model.artifact import Kind
 from model.encoder import Block, Encoder
 from service.engine.explain.maps import BlockAttention, BlockWeights, TokenMaps, token_maps
-from service.engine.schema.explain import HeadReduce, MapLayerReduce, MapPlan
+from service.engine.schema.explain import AttentionMapSpec, HeadReduce, MapLayerReduce
 from tests.random_encoders import (
     as_bert_begins,
     blocks_in,
@@ -90,8 +90,8 @@ def plan(
     heads: tuple[int, ...] = ALL_HEADS,
     head_reduce: HeadReduce = "none",
     layer_reduce: MapLayerReduce = "none",
-) -> MapPlan:
-    return MapPlan(kind, layers, heads, head_reduce, layer_reduce)
+) -> AttentionMapSpec:
+    return AttentionMapSpec(kind, layers, heads, head_reduce, layer_reduce)
 
 
 def each_layer(

@@ -1,0 +1,171 @@
+"""The protocol of a backend, and the part that all backends of packed batches share."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Artifact, Pooling
+from model.packing import Ints, LengthBuckets, PackedBatch, pack_batch
+from model.tokenizer import Tokens
+from service.engine.encode.pooling import pool_batch
+from service.engine.schema.encode import EncodeTask, TextVectors
+from service.errors import NonFiniteOutput
+
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+ProviderName = Literal["cuda", "openvino", "cpu"]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device, and how many bytes of its memory the model may use; 0 means all of it."""
+
+    device: int = 0
+    memory_limit_bytes: int = 0
+
+
+FIRST_GPU = Gpu()
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """A backend to open: where, in which precision, from which graph of the artifact, and why.
+
+    `streams` batches execute at the same time, each on `threads_per_stream` threads.
+    """
+
+    provider: ProviderName
+    precision: Precision
+    graph: str
+    streams: int
+    threads_per_stream: int
+    max_batch_tokens: int
+    reason: str
+    gpu: Gpu = FIRST_GPU
+
+
+class Task(Protocol):
+    """One unit of scheduled work: a tokenized input and what is wanted of it."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+
+Task_contra = TypeVar("Task_contra", bound=Task, contravariant=True)
+Result = TypeVar("Result")
+
+
+class Backend(Protocol[Task_contra, Result]):
+    """One way to execute a graph. Methods may be called from `workers` threads at the same time."""
+
+    @property
+    def choice(self) -> BackendChoice: ...
+
+    @property
+    def workers(self) -> int:
+        """Worker threads that keep it busy: one per stream, and one that prepares the next batch."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Tokens that tasks may share in a batch; a longer task has a batch of its own."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Tasks that a batch may hold."""
+
+    @property
+    def length_buckets(self) -> tuple[int, ...]:
+        """The lengths that batches may have, ascending."""
+
+    def padded_tokens(self, sizes: Sequence[int], /) -> int:
+        """Return the length of the batch that holds sequences of these sizes, padding included."""
+
+    def run(self, tasks: Sequence[Task_contra], /) -> list[Result]:
+        """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions."""
+
+    def warm_up(self) -> float:
+        """Run what is slow the first time; return the measured rate in tokens per second."""
+
+    def probe(self) -> None:
+        """Run a tiny valid batch. Raises what the runtime raises if the session or its device is broken."""
+
+    def reopen(self) -> None:
+        """Replace the session by a fresh one. Raises what the runtime raises."""
+
+
+class PackedBackend(ABC):
+    """Base of the CPU backends: packed batches through a graph that gives `last_hidden_state`, float32, (1, T, D)."""
+
+    bucket_lengths: tuple[int, ...]
+
+    def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
+        manifest = artifact.manifest
+        self.choice = choice
+        self.workers = choice.streams + 1
+        self.max_batch_tokens = choice.max_batch_tokens
+        self.max_batch_size = choice.max_batch_tokens
+        self.buckets = LengthBuckets.up_to(manifest.max_input_tokens, choice.max_batch_tokens, self.bucket_lengths)
+        self.length_buckets = self.buckets.lengths
+        self._artifact = artifact
+        self._segment_types = manifest.type_vocab_size
+        self.reopen()
+
+    @abstractmethod
+    def reopen(self) -> None:
+        """Open a session over the verified bytes of the artifact, in place of the one before."""
+
+    @abstractmethod
+    def infer(self, inputs: dict[str, Ints]) -> Floats:
+        """Return `last_hidden_state` (1, T, D), an array that the caller may keep."""
+
+    def padded_tokens(self, sizes: Sequence[int]) -> int:
+        return self.buckets.fit(sum(sizes))
+
+    def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
+        batch = self._pack([task.tokens for task in tasks])
+        hidden = self.infer(batch.inputs)[0]
+        # A NaN or an infinity anywhere stays in the sum.
+        if not np.isfinite(hidden[: batch.tokens].sum()):
+            raise NonFiniteOutput
+        wanted: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
+        pooled = {pooling: pool_batch(hidden, batch.starts, batch.sizes, pooling) for pooling in wanted}
+        return [
+            TextVectors(
+                hidden=hidden[None, start : start + size] if task.hidden else None,
+                pooled=None if task.pooling is None else pooled[task.pooling][None, index],
+            )
+            for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
+        ]
+
+    def probe(self) -> None:
+        self.infer(pack_batch([([0], None)], self.buckets.lengths[0]).inputs)
+
+    def measure_rate(self, runs: int = 3) -> float:
+        """Return the tokens per second of full batches on all streams, from the fastest of a few runs on one."""
+        batch = pack_batch([([0] * self.max_batch_tokens, None)], self.buckets.fit(self.max_batch_tokens))
+        seconds = min(_timed(self.infer, batch.inputs) for _ in range(runs))
+        return self.max_batch_tokens * self.choice.streams / seconds
+
+    def _pack(self, sequences: Sequence[Tokens]) -> PackedBatch:
+        return pack_batch(
+            [(tokens.ids, segment_types(tokens, self._segment_types)) for tokens in sequences],
+            self.padded_tokens([len(tokens) for tokens in sequences]),
+        )
+
+
+def segment_types(tokens: Tokens, type_vocab_size: int) -> list[int] | None:
+    """Return the `token_type_ids` of an input; None if all are 0, as in single texts of most families."""
+    if type_vocab_size == 1:
+        return None
+    return tokens.types if any(tokens.types) else None
+
+
+def _timed(run: Any, inputs: dict[str, Ints]) -> float:
+    started = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - started

@@ -1,0 +1,53 @@
+"""The CPU this process may use: how many cores, and which instructions of them matter to a backend."""
+
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU time per period of as many microseconds that a container may use; "max" without a limit."""
+
+
+@dataclass(frozen=True)
+class CpuFeatures:
+    """`amx_bfloat16`: matrix tiles. `bfloat16`: dot products, with AMX or without. `vnni`: int8 dot products."""
+
+    amx_bfloat16: bool
+    bfloat16: bool
+    vnni: bool
+
+    @classmethod
+    def of(cls, cpu_info: str, machine: str = "x86_64") -> "CpuFeatures":
+        """Read the text of /proc/cpuinfo. On Arm, `i8mm` and `asimddp` stand for VNNI."""
+        flags: set[str] = set()
+        for line in cpu_info.splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break
+        if machine in ("aarch64", "arm64"):
+            return cls(False, "bf16" in flags, not {"i8mm", "asimddp"}.isdisjoint(flags))
+        amx = {"amx_tile", "amx_bf16"} <= flags
+        return cls(amx, amx or "avx512_bf16" in flags, not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags))
+
+
+def detect_cpu() -> CpuFeatures:
+    """Return the features of this CPU; none where /proc/cpuinfo cannot be read."""
+    try:
+        cpu_info = CPU_INFO.read_text()
+    except OSError:
+        cpu_info = ""
+    return CpuFeatures.of(cpu_info, platform.machine())
+
+
+def available_cpus(quota_file: Path = CGROUP_QUOTA) -> int:
+    """Return the number of CPUs this process may use: its affinity, and at most its cgroup's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = quota_file.read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))

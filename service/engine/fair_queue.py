@@ -1,0 +1,147 @@
+"""The order in which waiting tasks run: deficit round robin over requests, in tokens.
+
+Each waiting request gets a quantum of tokens per round, so a request of 256 passages delays a single sentence by a few
+batches, not by its own length, and a stream of sentences cannot starve it. Tasks of one request keep their order.
+Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
+
+Not thread-safe: the scheduler holds its lock around every call.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+LOOKAHEAD = 16
+"""Requests whose next task does not fit that are passed over before a batch is closed."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest(Generic[Item]):
+    """The tasks of one request that have not started, each with its size, and the tokens it may still take.
+
+    `in_turn`: it was passed over for lack of room, so its turn goes on with the next batch.
+    """
+
+    entries: deque[tuple[int, Item]]
+    tokens: int
+    is_stale: Callable[[], bool]
+    deficit: int = 0
+    in_turn: bool = False
+
+
+class Backlog:
+    """Sizes of waiting requests, counted by power of two, so that an estimate costs the same at any length."""
+
+    BINS = 40
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._counts = [0] * self.BINS
+        self._sums = [0] * self.BINS
+
+    def add(self, tokens: int, count: int = 1) -> None:
+        """Count a request of `tokens`; with `count=-1`, remove it again."""
+        number = tokens.bit_length()
+        self._counts[number] += count
+        self._sums[number] += count * tokens
+        self.tokens += count * tokens
+
+    def ahead_of(self, tokens: int) -> int:
+        """Return an upper bound of the tokens that run before a new request of `tokens` has finished.
+
+        The exact value is the sum over waiting requests of min(their tokens, `tokens`), which is what round robin
+        gives them meanwhile. The bound is at most twice as high: requests of one power of two are not told apart.
+        """
+        own = tokens.bit_length()
+        smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
+        return smaller + larger * tokens + min(self._sums[own], self._counts[own] * tokens)
+
+
+class FairQueue(Generic[Item]):
+    """Waiting requests, served round robin; `quantum` tokens per turn."""
+
+    def __init__(self, quantum: int) -> None:
+        self.backlog = Backlog()
+        self.tokens = 0
+        self._quantum = quantum
+        self._size = 0
+        self._ring: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of waiting tasks."""
+        return self._size
+
+    def add(
+        self, items: Sequence[Item], sizes: Sequence[int], is_stale: Callable[[], bool] = lambda: False
+    ) -> WaitingRequest[Item]:
+        """Append a request at the tail. If it `is_stale` when its turn comes, it is dropped."""
+        request = WaitingRequest(deque(zip(sizes, items, strict=True)), sum(sizes), is_stale)
+        self._ring[id(request)] = request
+        self._count(request, len(items), request.tokens)
+        return request
+
+    def discard(self, request: WaitingRequest[Item]) -> list[Item]:
+        """Remove and return the tasks of a request that have not started."""
+        if self._ring.pop(id(request), None) is None:
+            return []
+        items = [item for _, item in request.entries]
+        self._count(request, -len(items), -request.tokens)
+        return items
+
+    def clear(self) -> list[Item]:
+        """Remove and return every waiting task."""
+        return [item for request in list(self._ring.values()) for item in self.discard(request)]
+
+    def select_batch(self, max_tokens: int, max_size: int) -> tuple[list[Item], int]:
+        """Remove and return the next batch, and the number of stale tasks that were dropped on the way.
+
+        The first task is taken whatever its size. A request whose next task does not fit comes first the next time.
+        """
+        batch: list[Item] = []
+        room, dropped = max_tokens, 0
+        passed_over: list[WaitingRequest[Item]] = []
+        while self._ring and room > 0 and len(batch) < max_size and len(passed_over) < LOOKAHEAD:
+            request = next(iter(self._ring.values()))
+            if request.is_stale():
+                dropped += len(self.discard(request))
+                continue
+            if not request.in_turn:
+                request.deficit += self._quantum
+            request.in_turn = False
+            entries, before, taken = request.entries, len(batch), 0
+            while entries and len(batch) < max_size:
+                size = entries[0][0]
+                request.in_turn = bool(batch) and size > room
+                if request.in_turn or (batch and size > request.deficit):
+                    break
+                batch.append(entries.popleft()[1])
+                taken += size
+                room -= size
+                request.deficit -= size
+            self._count(request, before - len(batch), -taken)
+            if not entries:
+                del self._ring[id(request)]
+            elif request.in_turn:
+                passed_over.append(self._ring.pop(id(request)))
+            else:
+                self._ring.move_to_end(id(request))
+        for request in reversed(passed_over):
+            self._ring[id(request)] = request
+            self._ring.move_to_end(id(request), last=False)
+        return batch, dropped
+
+    def _count(self, request: WaitingRequest[Item], tasks: int, tokens: int) -> None:
+        """Note that `tasks` of `tokens` were added to a request, or removed if negative."""
+        self._size += tasks
+        self.tokens += tokens
+        if tokens > 0:
+            self.backlog.add(request.tokens)
+        elif tokens < 0:
+            self.backlog.add(request.tokens, -1)
+            remaining = request.tokens + tokens
+            request.tokens = remaining
+            if remaining:
+                self.backlog.add(remaining)

@@ -1,0 +1,355 @@
+"""Lanes: a queue, worker threads, limits and a backend for one kind of work.
+
+Batching is dynamic and work-conserving: an idle stream of the backend takes what waits at once, up to
+`max_batch_tokens`, and under load batches fill by themselves. There is no batching delay. Callers live on one event
+loop, workers are threads; every task belongs to a job (the tasks of one request), and a job has one future.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from service.engine.admission import Admission
+from service.engine.backends.base import Backend, Task
+from service.engine.fair_queue import FairQueue, WaitingRequest
+from service.engine.lane_metrics import LaneMetrics
+from service.errors import Internal, NonFiniteOutput, ServiceError, Unavailable
+from service.metrics import Metrics
+
+TaskT = TypeVar("TaskT", bound=Task)
+Result = TypeVar("Result")
+
+JOIN_TIMEOUT_S = 5.0
+
+log = logging.getLogger("attendant.scheduler")
+
+
+class _Job(Generic[Result]):
+    """One request's tasks. Its future is done early if the client disconnected or a task failed."""
+
+    __slots__ = ("deadline", "future", "missing", "results", "started", "submitted")
+
+    def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
+        self.results: list[Result | None] = [None] * count
+        self.missing = count
+        self.deadline = deadline
+        self.future = future
+        self.started = False
+        self.submitted = time.perf_counter()
+
+    def is_stale(self) -> bool:
+        return self.future.done() or self.deadline <= time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[TaskT, Result]):
+    job: _Job[Result]
+    index: int
+    task: TaskT
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Generic[TaskT, Result]):
+    """A queued request: the results to come, and what of it still waits."""
+
+    job: _Job[Result]
+    request: WaitingRequest[_Entry[TaskT, Result]] | None
+
+
+class Lane(Generic[TaskT, Result]):
+    """Created on the event loop that submits to it; its threads start at once.
+
+    `yields_to` tells whether more urgent work waits elsewhere: then a worker pauses after a batch, half as long as
+    the batch took.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend[TaskT, Result],
+        admission: Admission,
+        metrics: Metrics,
+        yields_to: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.name = name
+        self.precision = backend.choice.precision
+        self.admission = admission
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._yields_to = yields_to
+        self._loop = asyncio.get_running_loop()
+        lock = threading.Lock()
+        self._work_waits = threading.Condition(lock)
+        self._idle = threading.Condition(lock)
+        self._queue: FairQueue[_Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
+        self._reserved = 0
+        self._running = 0
+        self._closing = False
+        self._waking = False
+        self._failure: Exception | None = None
+        self._repairing = threading.Lock()
+        self.metrics = self._metrics = LaneMetrics(metrics, name)
+        admission.backlog = self._queue.backlog
+        self._metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.tokens, lambda: admission.utilization)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
+            for number in range(backend.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # On the event loop.
+
+    @property
+    def busy(self) -> bool:
+        """Whether tasks wait."""
+        return len(self._queue) > 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the backend works and every worker thread is alive."""
+        return self._failure is None and (self._closing or all(thread.is_alive() for thread in self._threads))
+
+    def check_capacity(self, tokens: int, deadline: float) -> None:
+        """Raise `QueueFull` or `Unavailable` unless a request of `tokens` would be admitted now."""
+        if self._closing:
+            raise Unavailable("The server is shutting down. Retry on another instance.", reason="draining")
+        if self._failure is not None:
+            raise Unavailable("The inference backend failed. Retry on another instance.", reason="backend_failed")
+        self.admission.check(tokens, deadline)
+
+    @contextmanager
+    def reserve(self, tokens: int, deadline: float = math.inf) -> Iterator[None]:
+        """Admit a request and hold its estimated tokens while it is prepared. Raises as `check_capacity`."""
+        with self._work_waits:
+            self.check_capacity(tokens, deadline)
+            self._queue.backlog.add(tokens)
+            self._reserved += 1
+        try:
+            yield
+        finally:
+            with self._work_waits:
+                self._queue.backlog.add(tokens, -1)
+                self._reserved -= 1
+                self._notify_if_idle()
+
+    def submit(self, tasks: Sequence[TaskT], deadline: float) -> "Submitted[TaskT, Result]":
+        """Queue one request's tasks; `wait` for their results. `deadline` is a time.monotonic() reading."""
+        job: _Job[Result] = _Job(len(tasks), deadline, self._loop.create_future())
+        entries = [_Entry(job, index, task) for index, task in enumerate(tasks)]
+        if not tasks:
+            job.future.set_result([])
+            return Submitted(job, None)
+        with self._work_waits:
+            if self._closing or self._failure is not None:
+                self.check_capacity(0, deadline)
+            request = self._queue.add(entries, [len(task.tokens) for task in tasks], job.is_stale)
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake)
+        return Submitted(job, request)
+
+    async def wait(self, submitted: "Submitted[TaskT, Result]") -> list[Result]:
+        """Return the results of a request in order.
+
+        Tasks that have not started are dropped if the caller is cancelled. Raises a `ServiceError` for every failure.
+        """
+        job = submitted.job
+        try:
+            return await job.future
+        except NonFiniteOutput:
+            self._metrics.nonfinite_outputs.inc()
+            raise
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise Internal from error
+        finally:
+            if submitted.request is not None:
+                self._discard(submitted.request)
+
+    async def drain(self) -> None:
+        """Return when nothing is being prepared, waits or runs."""
+        await asyncio.to_thread(self._wait_until_idle)
+
+    async def close(self) -> None:
+        """Reject new work, fail what waits, and end the workers after the batches they run."""
+        with self._work_waits:
+            self._closing = True
+            left = self._queue.clear()
+            self._work_waits.notify_all()
+            self._notify_if_idle()
+        for entry in left:
+            self._fail(entry.job, Unavailable("The server shut down before this request ran.", reason="draining"))
+        await asyncio.to_thread(self._join)
+
+    def _wake(self) -> None:
+        """Wake the workers one loop iteration after submission: requests that came together run together."""
+        self._waking = False
+        with self._work_waits:
+            self._work_waits.notify_all()
+
+    def _discard(self, request: WaitingRequest[_Entry[TaskT, Result]]) -> None:
+        with self._work_waits:
+            dropped = len(self._queue.discard(request))
+            self._notify_if_idle()
+        if dropped:
+            self._metrics.cancelled_in_queue.inc(dropped)
+
+    def _wait_until_idle(self) -> None:
+        with self._idle:
+            self._idle.wait_for(self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return not (len(self._queue) or self._running or self._reserved)
+
+    def _notify_if_idle(self) -> None:
+        if self._is_idle():
+            self._idle.notify_all()
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # On a worker thread.
+
+    def _work(self) -> None:
+        while (batch := self._take()) is not None:
+            started = time.perf_counter()
+            if batch:
+                self._run(batch)
+            seconds = time.perf_counter() - started
+            with self._work_waits:
+                self._running -= 1
+                saturated = len(self._queue) > 0
+                self.admission.rate.observe(sum(len(entry.task.tokens) for entry in batch), saturated=saturated)
+                self._work_waits.notify()
+                self._notify_if_idle()
+            if batch and self._yields_to():
+                time.sleep(seconds / 2)
+
+    def _take(self) -> list[_Entry[TaskT, Result]] | None:
+        """Wait for tasks and a stream to run them, and take the next batch; None if closing."""
+        with self._work_waits:
+            while not self._closing and not self._may_take():
+                self._work_waits.wait()
+            if self._closing:
+                return None
+            free_streams = max(1, self._streams - self._running)
+            share = -(-self._queue.tokens // free_streams)
+            tokens = min(self._backend.max_batch_tokens, share)
+            batch, dropped = self._queue.select_batch(tokens, self._backend.max_batch_size)
+            self._running += 1
+        if dropped:
+            self._metrics.cancelled_in_queue.inc(dropped)
+        return batch
+
+    def _may_take(self) -> bool:
+        """Whether a stream is free, or a full batch waits that can be prepared until one is."""
+        if not len(self._queue):
+            return False
+        return self._running < self._streams or self._queue.tokens >= self._backend.max_batch_tokens
+
+    def _run(self, batch: Sequence[_Entry[TaskT, Result]]) -> None:
+        started = time.perf_counter()
+        for job in {entry.job for entry in batch}:
+            if not job.started:
+                job.started = True
+                self._metrics.observe_queue(started - job.submitted)
+        try:
+            results = self._execute([entry.task for entry in batch])
+        except NonFiniteOutput as error:
+            self._metrics.inference_errors.inc()
+            self._bisect(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # a backend may raise anything
+            self._metrics.inference_errors.inc()
+            self._recover(batch, error)
+            return
+        seconds = time.perf_counter() - started
+        sizes = [len(entry.task.tokens) for entry in batch]
+        self._metrics.observe_batch(
+            sizes, self._backend.padded_tokens(sizes), seconds, self._backend.choice.threads_per_stream
+        )
+        self._call_loop(self._deliver, batch, results)
+
+    def _execute(self, tasks: Sequence[TaskT]) -> list[Result]:
+        results = self._backend.run(tasks)
+        if len(results) != len(tasks):
+            raise RuntimeError(f"{len(tasks)} tasks gave {len(results)} results")
+        return results
+
+    def _recover(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+        """Decide whether the session or an input is at fault: a tiny valid batch tells.
+
+        If it fails too, retry once on a fresh session; if that fails, the lane is down for good.
+        """
+        with self._repairing:
+            try:
+                self._backend.probe()
+            except Exception:
+                log.exception("inference session failed, opening another lane=%s", self.name)
+                try:
+                    self._backend.reopen()
+                    self._backend.probe()
+                except Exception as fatal:  # noqa: BLE001
+                    self._stop_serving(batch, fatal)
+                    return
+                try:
+                    self._call_loop(self._deliver, batch, self._execute([entry.task for entry in batch]))
+                    return
+                except Exception as again:  # noqa: BLE001
+                    error = again
+        self._bisect(batch, error)
+
+    def _bisect(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch, so that only the faulty task fails."""
+        if len(batch) == 1:
+            self._call_loop(self._fail, batch[0].job, error)
+            return
+        self._metrics.batch_retries.inc(2)
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            if self._failure is None:
+                self._run(half)
+            else:
+                self._reject(half)
+
+    def _stop_serving(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+        log.critical("inference backend failed lane=%s", self.name, exc_info=error)
+        with self._work_waits:
+            self._failure = error
+            left = self._queue.clear()
+        self._reject([*batch, *left])
+
+    def _reject(self, entries: Sequence[_Entry[TaskT, Result]]) -> None:
+        for entry in entries:
+            error = Unavailable("The inference backend failed. Retry on another instance.", reason="backend_failed")
+            self._call_loop(self._fail, entry.job, error)
+
+    def _call_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, so nobody awaits the result
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # On the event loop again.
+
+    def _deliver(self, batch: Sequence[_Entry[TaskT, Result]], results: Sequence[Result]) -> None:
+        for entry, result in zip(batch, results, strict=True):
+            job = entry.job
+            job.results[entry.index] = result
+            job.missing -= 1
+            if job.future.done():
+                self._metrics.cancelled_in_batch.inc()
+            elif not job.missing:
+                job.future.set_result(job.results)  # type: ignore[arg-type]  # none is missing
+
+    def _fail(self, job: _Job[Result], error: Exception) -> None:
+        if not job.future.done():
+            job.future.set_exception(error)

@@ -1,0 +1,93 @@
+"""The int8 graph: every linear layer, deterministic, close to float32."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from model.artifact import WEIGHTS, Artifact, GraphRecord, GraphReport
+from model.checkpoint import load_checkpoint
+from model.export import Variants, export, export_graph
+from model.export_int8 import quantize, write_int8
+from model.parity import pack
+from tests.model.flat_texts import FAMILIES, random_texts
+
+Publish = Callable[[str], Path]
+WEIGHT = arrays.arrays(
+    np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(-100, 100, width=32)
+)
+
+
+def write(source: Path, root: Path) -> tuple[GraphRecord, GraphReport]:
+    root.mkdir(parents=True)
+    checkpoint = load_checkpoint(source)
+    export_graph(checkpoint.encoder, root / "fast.onnx")
+    return write_int8(root, checkpoint, lambda step: None)
+
+
+@given(WEIGHT)
+def test_rounding_error_is_at_most_half_a_step(weight: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+    values, scales = quantize(weight)
+    assert values.dtype == np.int8
+    assert values.min() >= -127
+    assert (np.abs(values * scales - weight) <= scales * 0.501).all()
+
+
+def test_artifact_holds_the_int8_graph_beside_unchanged_files(published: Path, exported: Path, tmp_path: Path) -> None:
+    export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
+           variants=Variants(("int8",)))  # fmt: skip
+    artifact, without = Artifact.open(tmp_path / "out"), Artifact.open(exported)
+    assert set(artifact.manifest.files) - set(without.manifest.files) == {"int8.onnx", "int8.bin"}
+    for name in without.manifest.files:
+        assert artifact.read(name) == (exported / name).read_bytes()
+    record = artifact.manifest.graphs["int8"]
+    assert (record.precision, record.weights, record.outputs) == ("int8", "int8.bin", ("last_hidden_state",))
+    assert record.inputs == artifact.manifest.graphs["fast"].inputs
+    assert artifact.manifest.files["int8.bin"].size < artifact.manifest.files[WEIGHTS].size
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_layer_is_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
+    source = publish(family)
+    encoder = load_checkpoint(source).encoder
+    layers = sum(isinstance(part, torch.nn.Linear) for part in encoder.modules())
+    _, report = write(source, tmp_path / "root")
+    assert report.parity.max_abs_difference <= report.parity.tolerance
+    graph = onnx.load(tmp_path / "root" / "int8.onnx").graph
+    int8 = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    assert len(int8) == layers
+    session = onnxruntime.InferenceSession(tmp_path / "root" / "int8.onnx", providers=["CPUExecutionProvider"])
+    texts = random_texts(encoder, (7, 1, 33))
+    with torch.inference_mode():
+        alone = [encoder(**{name: torch.from_numpy(values) for name, values in text.items()})[0] for text in texts]
+    (hidden,) = session.run(None, pack(texts))
+    expected = torch.cat(alone).numpy()
+    cosines = (hidden[0] * expected).sum(1) / np.linalg.norm(hidden[0], axis=1) / np.linalg.norm(expected, axis=1)
+    assert 0.995 < cosines.min() < 1
+
+
+def test_two_exports_are_equal_byte_for_byte(published: Path, tmp_path: Path) -> None:
+    first, second = (write(published, tmp_path / name / "root") for name in ("a", "b"))
+    assert first[0] == second[0]
+    for name in ("int8.onnx", "int8.bin"):
+        assert (tmp_path / "a" / "root" / name).read_bytes() == (tmp_path / "b" / "root" / name).read_bytes()
+
+
+def test_digest_leaves_measurements_out(published: Path, tmp_path: Path) -> None:
+    """Machines differ in the last digits of what they measure, and may not differ in the digest."""
+    export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
+           variants=Variants(("int8",)))  # fmt: skip
+    artifact = Artifact.open(tmp_path / "out")
+    report = artifact.read_report()
+    assert report is not None
+    assert set(report.graphs) == {"fast", "explain", "int8"}
+    (tmp_path / "out" / "report.json").unlink()
+    assert Artifact.open(tmp_path / "out").digest == artifact.digest
+    assert Artifact.open(tmp_path / "out").read_report() is None

@@ -1,0 +1,28 @@
+"""The number of CPUs a process may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service.engine.backends.cpu import available_cpus
+
+
+def test_available_cpus_follows_affinity() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert available_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert 1 <= available_cpus() <= len(allowed)
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("100000 100000", 1), ("150000 100000", 2), ("10000 100000", 1),
+                                             ("6400000 100000", 64), ("max 100000", 64), ("nonsense", 64)])  # fmt: skip
+def test_available_cpus_follows_the_quota_of_the_cgroup(
+    quota: str, cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert available_cpus(tmp_path / "cpu.max") == cpus

@@ -1,0 +1,187 @@
+"""The CPU backends with the real model: an embedding is its text's own, and no NaN leaves."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model.artifact import Artifact
+from model.corpus import sample_sentences
+from model.packing import pack_batch
+from model.tokenizer import Source, Tokenizer
+from service.config import Settings
+from service.engine.backends import onnx_weights_pb2
+from service.engine.backends.base import PackedBackend
+from service.engine.backends.openvino import inline_weights
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeTask
+from service.errors import NonFiniteOutput
+from tests.service.conftest import POISON, House, cosine, encode, least_cosine, open_house
+
+SENTENCES = (
+    "money bank grows",
+    "river bank flows",
+    "Seven small boats wait at the bank for the morning tide, and nobody minds the wind or the rain.",
+    "!",
+    "Ein kleiner Hund läuft über die Brücke.",
+    "人生は短い",
+)
+MODES = ("auto", "openvino-float32", "cpu-float32")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def opened(request: pytest.FixtureRequest, default_artifact: Path, model: LoadedModel) -> Iterator[LoadedModel]:
+    """The default model in the default mode of this machine, and in float32 on both runtimes."""
+    if request.param == "auto":
+        yield model
+        return
+    provider, precision = request.param.split("-")
+    yield LoadedModel.load(Settings(model_dir=default_artifact, provider=provider, precision=precision))
+
+
+def backend_of(model: LoadedModel) -> PackedBackend:
+    assert isinstance(model.backend, PackedBackend)
+    return model.backend
+
+
+def tasks_of(tokenizer: Tokenizer, *sentences: str) -> list[EncodeTask]:
+    return [EncodeTask(tokens, "mean", True) for tokens in tokenizer.encode([Source(text) for text in sentences])]
+
+
+def hidden_of(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
+    results = [vectors.hidden for vectors in model.backend.run(tasks_of(model.tokenizer, *sentences))]
+    return [hidden[0] for hidden in results if hidden is not None]
+
+
+def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> None:
+    alone = {sentence: hidden_of(opened, [sentence])[0] for sentence in SENTENCES}
+    for seed in range(4):
+        together = random.Random(seed).sample(SENTENCES, len(SENTENCES))
+        for sentence, vectors in zip(together, hidden_of(opened, together), strict=True):
+            assert cosine(vectors, alone[sentence]) >= least_cosine(opened)
+
+
+def test_backends_agree(opened: LoadedModel, model: LoadedModel) -> None:
+    for sentence in SENTENCES:
+        assert cosine(hidden_of(opened, [sentence])[0], hidden_of(model, [sentence])[0]) >= least_cosine(model)
+
+
+def test_context_changes_the_vector_of_a_word(opened: LoadedModel) -> None:
+    """So sequences of a batch neither see each other nor lose their own context."""
+    money, river = hidden_of(opened, ["money bank grows", "river bank flows"])
+    assert cosine(money[2], river[2]) < 0.9
+
+
+def test_padding_content_is_ignored(opened: LoadedModel) -> None:
+    (task,) = tasks_of(opened.tokenizer, SENTENCES[2])
+    batch = pack_batch([(task.tokens.ids, None)], 64)
+    clean = backend_of(opened).infer(batch.inputs)
+    batch.inputs["input_ids"][0, batch.tokens :] = 2769
+    batch.inputs["position_ids"][0, batch.tokens :] = 17
+    other = backend_of(opened).infer(batch.inputs)
+    assert cosine(other[0, : batch.tokens], clean[0, : batch.tokens]) >= least_cosine(opened)
+
+
+def test_only_wanted_vectors_are_returned(opened: LoadedModel) -> None:
+    (tokens,) = opened.tokenizer.encode([Source(SENTENCES[0])])
+    tasks = [EncodeTask(tokens, None, True), EncodeTask(tokens, "mean", False), EncodeTask(tokens, "cls", False)]
+    whole, mean, cls = opened.backend.run(tasks)
+    assert whole.pooled is None
+    assert (mean.hidden, cls.hidden) == (None, None)
+    assert whole.hidden is not None
+    assert whole.hidden.shape == (1, len(tokens), 384)
+    assert cosine(mean.pooled, whole.hidden.mean(axis=1)) >= least_cosine(opened)
+    assert cosine(cls.pooled, whole.hidden[0, 0]) >= least_cosine(opened)
+
+
+def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> None:
+    first = hidden_of(opened, [SENTENCES[0]])[0]
+    copy = first.copy()
+    hidden_of(opened, [SENTENCES[1]])
+    assert np.array_equal(first, copy)
+
+
+def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
+    before = hidden_of(opened, [SENTENCES[0]])[0]
+    opened.backend.reopen()
+    opened.backend.probe()
+    assert cosine(hidden_of(opened, [SENTENCES[0]])[0], before) >= least_cosine(opened)
+
+
+def test_batches_from_all_workers_are_right(opened: LoadedModel) -> None:
+    """Random lengths from more threads than there are streams: a native crash would end the process."""
+    sentences = sample_sentences(120)
+    tasks = tasks_of(opened.tokenizer, *(sentence[:400] for sentence in sentences))
+    expected = [opened.backend.run([task])[0].pooled for task in tasks]
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(25):
+            chosen = chance.sample(range(len(tasks)), chance.randint(1, 8))
+            while sum(len(tasks[index].tokens) for index in chosen) > backend_of(opened).max_batch_tokens:
+                chosen.pop()
+            results = opened.backend.run([tasks[index] for index in chosen]) if chosen else []
+            failures.extend(
+                sentences[index]
+                for index, vectors in zip(chosen, results, strict=True)
+                if cosine(vectors.pooled, expected[index]) < least_cosine(opened)
+            )
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(opened.backend.workers + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_nan_raises(poisoned_model: LoadedModel) -> None:
+    poisoned_model.backend.run(tasks_of(poisoned_model.tokenizer, "harmless"))
+    with pytest.raises(NonFiniteOutput):
+        poisoned_model.backend.run(tasks_of(poisoned_model.tokenizer, "harmless", f"a {POISON} runs", "harmless too"))
+
+
+def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
+    import onnx
+
+    artifact = Artifact.open(default_artifact)
+    inlined = onnx.load_from_string(inline_weights(artifact, "fast"))
+    onnx.checker.check_model(inlined)
+    reference = onnx.load(default_artifact / "fast.onnx")
+    assert [node.SerializeToString() for node in inlined.graph.node] == [
+        node.SerializeToString() for node in reference.graph.node
+    ]
+    for ours, theirs in zip(inlined.graph.initializer, reference.graph.initializer, strict=True):
+        assert (ours.name, ours.raw_data) == (theirs.name, theirs.raw_data)
+        assert not ours.external_data
+    assert onnx_weights_pb2.ModelProto.FromString(artifact.read("fast.onnx")).graph.initializer[0].external_data
+
+
+async def test_short_texts_take_few_runs(house: House, model: LoadedModel) -> None:
+    """A guard against packing getting lost: 32 texts of a request fill batches."""
+    response = await encode(house.engine, *(f"short text number {n}" for n in range(32)))
+    assert house.batches_run <= 2 * -(-response.token_count // model.backend.max_batch_tokens) + model.backend.workers
+
+
+async def test_padding_is_small_for_real_sentences(house: House) -> None:
+    await encode(house.engine, *sample_sentences(256))
+    assert house.sample("attendant_batch_padding_ratio_sum", lane="fast") / house.batches_run <= 0.06
+
+
+async def test_token_vectors_are_views_of_one_array(opened: LoadedModel) -> None:
+    """No copy per text."""
+    results: list[Any] = [vectors.hidden for vectors in opened.backend.run(tasks_of(opened.tokenizer, *SENTENCES))]
+    assert len({id(values.base if values.base is not None else values) for values in results}) == 1
+
+
+async def test_engine_serves_every_mode(opened: LoadedModel) -> None:
+    async with open_house(opened) as house:
+        response = await encode(house.engine, *SENTENCES, outputs=("pooled", "tokens"))
+        assert response.precision == house.engine.info.precision == opened.backend.choice.precision
+        assert house.engine.info.provider == opened.backend.choice.provider

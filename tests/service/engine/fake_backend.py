@@ -1,0 +1,68 @@
+"""A backend of plain numbers for tests of the scheduler: tasks have a size, and results are ten times the value."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.engine.backends.base import BackendChoice
+from service.errors import NonFiniteOutput
+
+PATIENCE_S = 20  # only how long a broken test hangs
+
+
+@dataclass(frozen=True)
+class FakeTask:
+    """`value` below 0 gives a result that is not finite; 13 raises."""
+
+    value: int
+    size: int = 1
+
+    @property
+    def tokens(self) -> Any:
+        return range(self.size)
+
+
+class FakeBackend:
+    """Notes its batches, can be held at a gate, and can lose its session or its device."""
+
+    length_buckets = (64,)
+
+    def __init__(self, *, streams: int = 1, max_batch_tokens: int = 8, max_batch_size: int = 64) -> None:
+        self.choice = BackendChoice("cpu", "float32", "fast", streams, 1, max_batch_tokens, "test")
+        self.workers = streams + 1
+        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_size = max_batch_size
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.session_lost = self.device_lost = False
+        self.probes = self.reopened = 0
+
+    def padded_tokens(self, sizes: Sequence[int]) -> int:
+        return 64
+
+    def run(self, tasks: Sequence[FakeTask]) -> list[int]:
+        self.batches.append([task.value for task in tasks])
+        self.entered.release()
+        assert self.gate.wait(PATIENCE_S)
+        if self.session_lost or self.device_lost:
+            raise RuntimeError("session lost")
+        if any(task.value < 0 for task in tasks):
+            raise NonFiniteOutput
+        if any(task.value == 13 for task in tasks):
+            raise ValueError("thirteen")
+        return [task.value * 10 for task in tasks]
+
+    def warm_up(self) -> float:
+        return 1e6
+
+    def probe(self) -> None:
+        self.probes += 1
+        if self.session_lost or self.device_lost:
+            raise RuntimeError("session lost")
+
+    def reopen(self) -> None:
+        self.reopened += 1
+        self.session_lost = False

@@ -1,0 +1,91 @@
+"""Admission by time: the estimate, its limits, and the rate it is made from."""
+
+import math
+import time
+
+import pytest
+
+from service.engine.admission import Admission, ServiceRate
+from service.errors import QueueFull
+
+NEVER = math.inf
+
+
+def admission(*waiting: int, rate: float = 1000.0, max_queue_ms: int = 2000, max_tokens: int = 10**6) -> Admission:
+    made = Admission(rate, max_queue_ms, max_tokens)
+    for tokens in waiting:
+        made.backlog.add(tokens)
+    return made
+
+
+def test_empty_queue_admits_any_size() -> None:
+    admission(max_tokens=10).check(10**6, time.monotonic())
+
+
+def test_wait_of_a_small_request_counts_only_its_share_of_large_ones() -> None:
+    """Round robin gives a request of 60,000 tokens no more than 16 before one of 16 has finished."""
+    assert admission(60_000).wait_s(16) == pytest.approx(0.016)
+    assert admission(60_000, 60_000).wait_s(30_000) == pytest.approx(60)
+
+
+def test_request_is_rejected_when_it_would_wait_too_long() -> None:
+    full = admission(*[100] * 25)
+    with pytest.raises(QueueFull, match=r"estimated wait 2500 ms, limit 2000 ms") as rejected:
+        full.check(100, NEVER)
+    assert rejected.value.retry_after_s == pytest.approx(0.5)
+    full.check(20, NEVER)
+
+
+def test_limit_of_a_large_request_includes_its_own_time() -> None:
+    """Else 256 passages could never be sent beside anything."""
+    admission(5000).check(4000, NEVER)
+
+
+def test_request_is_rejected_when_its_deadline_is_too_close() -> None:
+    with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+        admission(*[100] * 10).check(100, time.monotonic() + 0.5)
+    admission(*[100] * 10).check(100, time.monotonic() + 60)
+
+
+def test_tokens_are_bounded_whatever_the_rate() -> None:
+    with pytest.raises(QueueFull, match=r"90 tokens queued, 11 requested, limit 100"):
+        admission(90, rate=1e9, max_tokens=100).check(11, NEVER)
+    admission(90, rate=1e9, max_tokens=100).check(10, NEVER)
+
+
+def test_utilization_is_the_wait_of_a_small_request() -> None:
+    assert admission().utilization == 0
+    assert admission(*[16] * 125, rate=1000).utilization == pytest.approx(1)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("service.engine.admission.time.perf_counter", lambda: self.now)
+
+
+def test_rate_follows_a_saturated_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rate = Clock(monkeypatch), ServiceRate(1000)
+    rate.observe(100, saturated=True)
+    for _ in range(400):
+        clock.now += 0.02
+        rate.observe(100, saturated=True)
+    assert rate.tokens_per_second == pytest.approx(5000, rel=0.05)
+
+
+def test_rate_is_right_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average that starts at 0 made Retry-After ten times too long."""
+    clock, rate = Clock(monkeypatch), ServiceRate(1000)
+    rate.observe(100, saturated=True)
+    clock.now += 0.1
+    rate.observe(100, saturated=True)
+    assert rate.tokens_per_second == pytest.approx(1000)
+
+
+def test_rate_ignores_an_idle_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches of a server with little to do are slow per token, and say nothing of its capacity."""
+    clock, rate = Clock(monkeypatch), ServiceRate(1000)
+    for _ in range(100):
+        clock.now += 1
+        rate.observe(8, saturated=False)
+    assert rate.tokens_per_second == 1000

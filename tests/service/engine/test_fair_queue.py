@@ -1,0 +1,170 @@
+"""Deficit round robin: nothing lost, nothing starved; shown with plain numbers and a virtual clock."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.corpus import sample_sentences
+from model.packing import LengthBuckets
+from service.engine.backends.openvino import OpenVinoBackend
+from service.engine.fair_queue import Backlog, FairQueue
+
+REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)
+BATCH_TOKENS = 256
+TOKENS_PER_SECOND = 10_000.0
+
+
+def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -> Iterator[list[tuple[int, int]]]:
+    while len(queue):
+        batch, dropped = queue.select_batch(max_tokens, max_size)
+        assert batch
+        assert not dropped
+        yield batch
+
+
+@given(REQUESTS, st.integers(1, 300), st.integers(1, 64))
+def test_every_task_runs_once_in_the_order_of_its_request(requests: list[list[int]], tokens: int, size: int) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue(256)
+    for number, sizes in enumerate(requests):
+        queue.add([(number, index) for index in range(len(sizes))], sizes)
+    done: list[tuple[int, int]] = []
+    for batch in drained(queue, tokens, size):
+        assert len(batch) <= size
+        assert sum(requests[number][index] for number, index in batch) <= max(
+            tokens, requests[batch[0][0]][batch[0][1]]
+        )
+        done += batch
+    assert sorted(done) == [(number, index) for number, sizes in enumerate(requests) for index in range(len(sizes))]
+    for number in range(len(requests)):
+        indexes = [index for other, index in done if other == number]
+        assert indexes == sorted(indexes)
+    assert (len(queue), queue.tokens, queue.backlog.tokens) == (0, 0, 0)
+
+
+@given(REQUESTS, st.data())
+def test_counts_stay_exact_when_requests_leave(requests: list[list[int]], data: st.DataObject) -> None:
+    queue: FairQueue[int] = FairQueue(64)
+    waiting = [queue.add(list(sizes), sizes) for sizes in requests]
+    for _ in range(data.draw(st.integers(0, 5))):
+        queue.select_batch(100, 8)
+        left = queue.discard(data.draw(st.sampled_from(waiting)))
+        assert all(isinstance(size, int) for size in left)
+        rest = [request for request in waiting if request.entries and id(request) in queue._ring]
+        assert queue.tokens == queue.backlog.tokens == sum(size for request in rest for size, _ in request.entries)
+        assert len(queue) == sum(len(request.entries) for request in rest)
+
+
+def test_stale_requests_are_dropped_when_their_turn_comes() -> None:
+    queue: FairQueue[str] = FairQueue(64)
+    queue.add(["gone"] * 3, [5] * 3, lambda: True)
+    queue.add(["stays"], [5])
+    assert queue.select_batch(256, 64) == (["stays"], 3)
+
+
+def test_batches_take_from_several_requests() -> None:
+    queue: FairQueue[str] = FairQueue(8)
+    queue.add(["a1", "a2", "a3"], [4, 4, 4])
+    queue.add(["b1"], [4])
+    queue.add(["c1"], [4])
+    assert queue.select_batch(16, 64)[0] == ["a1", "a2", "b1", "c1"]
+    assert queue.select_batch(16, 64)[0] == ["a3"]
+
+
+def test_request_without_room_comes_first_in_the_next_batch() -> None:
+    queue: FairQueue[str] = FairQueue(100)
+    queue.add(["small", "large"], [30, 90])
+    queue.add(["other"], [60])
+    queue.add(["late"], [60])
+    assert queue.select_batch(100, 64)[0] == ["small", "other"]
+    assert queue.select_batch(100, 64)[0][0] == "large"
+
+
+@given(st.lists(st.integers(1, 5000), max_size=60), st.integers(1, 5000))
+def test_backlog_estimate_is_at_most_twice_the_exact_value(waiting: list[int], own: int) -> None:
+    backlog = Backlog()
+    for tokens in waiting:
+        backlog.add(tokens)
+    exact = sum(min(tokens, own) for tokens in waiting)
+    assert exact <= backlog.ahead_of(own) <= 2 * exact
+    for tokens in waiting:
+        backlog.add(tokens, -1)
+    assert backlog.ahead_of(own) == backlog.tokens == 0
+
+
+class Simulation:
+    """One stream of a fake backend under a virtual clock: a batch takes the time of its tokens."""
+
+    def __init__(self) -> None:
+        self.queue: FairQueue[tuple[int, float]] = FairQueue(BATCH_TOKENS)
+        self.now = 0.0
+        self.missing: dict[int, int] = {}
+        self.finished: dict[int, float] = {}
+        self._numbers = iter(range(10**9))
+
+    def submit(self, sizes: list[int]) -> int:
+        number = next(self._numbers)
+        self.missing[number] = len(sizes)
+        self.queue.add([(number, self.now)] * len(sizes), sizes)
+        return number
+
+    def run_batch(self) -> None:
+        before = self.queue.tokens
+        batch, _ = self.queue.select_batch(BATCH_TOKENS, BATCH_TOKENS)
+        self.now += (before - self.queue.tokens) / TOKENS_PER_SECOND
+        for number, _ in batch:
+            self.missing[number] -= 1
+            if not self.missing[number]:
+                self.finished[number] = self.now
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 64), st.integers(0, 1000))
+def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int) -> None:
+    """Each client sends its next sentence as soon as it has its answer, so sentences always wait."""
+    chance, simulation = random.Random(seed), Simulation()
+    bulk = simulation.submit([chance.randint(96, 256) for _ in range(256)])
+    tokens = simulation.queue.tokens
+    waiting = {simulation.submit([chance.randint(3, 60)]) for _ in range(clients)}
+    while bulk not in simulation.finished:
+        simulation.run_batch()
+        done = {number for number in waiting if number in simulation.finished}
+        waiting = (waiting - done) | {simulation.submit([chance.randint(3, 60)]) for _ in done}
+    # Per round the bulk request gets 256 tokens and each client at most 60.
+    assert simulation.now <= tokens / TOKENS_PER_SECOND * (1 + clients * 60 / BATCH_TOKENS) + 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 8), st.integers(0, 1000))
+def test_sentence_waits_a_few_batches_beside_bulk_requests(bulk_clients: int, seed: int) -> None:
+    chance, simulation = random.Random(seed), Simulation()
+    for _ in range(bulk_clients):
+        simulation.submit([chance.randint(96, 256) for _ in range(256)])
+    for _ in range(50):
+        simulation.run_batch()
+        sentence, started = simulation.submit([chance.randint(3, 60)]), simulation.now
+        while sentence not in simulation.finished:
+            simulation.run_batch()
+        # One turn of each bulk request, the batch in which the sentence is, and one that was not full.
+        assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
+
+
+@pytest.mark.parametrize("per_request", [1, 32])
+def test_padding_is_small_under_load(per_request: int) -> None:
+    """The reason for packing: with real sentences waiting, under 5 % of what runs is padding."""
+    sizes = [max(3, len(sentence) // 5) for sentence in sample_sentences(1024)]
+    queue: FairQueue[int] = FairQueue(BATCH_TOKENS)
+    for start in range(0, len(sizes), per_request):
+        part = sizes[start : start + per_request]
+        queue.add(part, part)
+    buckets = LengthBuckets.up_to(256, BATCH_TOKENS, OpenVinoBackend.bucket_lengths)
+    padded = batches = 0
+    while len(queue):
+        batch, _ = queue.select_batch(BATCH_TOKENS, BATCH_TOKENS)
+        padded += buckets.fit(sum(batch))
+        batches += 1
+    print(f"{1 - sum(sizes) / padded:.1%} padding, {sum(sizes) / batches:.0f} tokens per batch")
+    assert 1 - sum(sizes) / padded < 0.05
+    assert sum(sizes) / batches > 0.85 * BATCH_TOKENS
