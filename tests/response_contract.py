@@ -1,0 +1,183 @@
+"""The contract of responses: shapes, dtypes, finite numbers, offsets that slice, rows that sum."""
+
+import base64
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}
+NUMBERS: dict[int, str] = dict(enumerate(("", *DTYPES)))
+Array = NDArray[Any]
+
+
+def array_of(value: Any, dtype: str = "float32") -> Array:
+    """Return an array of a JSON response: nested lists, or base64 with its shape and dtype."""
+    if isinstance(value, dict):
+        data = np.frombuffer(base64.b64decode(value["data"]), dtype=DTYPES[value["dtype"]])
+        return data.reshape(value["shape"])
+    return np.asarray(value, dtype=DTYPES[dtype])
+
+
+def array_of_tensor(tensor: Any) -> Array:
+    return np.frombuffer(tensor.data, dtype=DTYPES[NUMBERS[tensor.dtype]]).reshape(tuple(tensor.shape))
+
+
+def assert_finite(values: Array) -> None:
+    assert np.isfinite(values.astype(np.float32)).all()
+
+
+def assert_close(left: Array, right: Array, tolerance: float) -> None:
+    """Compare two protocols or two batches: equal shapes, and a cosine near 1 or values near each other."""
+    assert left.shape == right.shape
+    assert left.dtype == right.dtype
+    if left.dtype == np.uint8 and left.ndim == 1:  # bits: one may flip where a component is about 0
+        assert np.unpackbits(left ^ right).mean() <= 0.05
+        return
+    a, b = left.astype(np.float64).ravel(), right.astype(np.float64).ravel()
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    cosine = a @ b / norms if norms else 1.0
+    assert cosine >= 1 - tolerance or np.abs(a - b).max() <= tolerance * max(1.0, np.abs(a).max()), cosine
+
+
+def texts_of(item: Any) -> tuple[str, str]:
+    if isinstance(item, str):
+        return item, ""
+    return item.get("text", ""), item.get("pair", "")
+
+
+def check_tokens(tokens: list[Any], words: list[Any] | None, item: Any) -> None:
+    """Offsets slice the text of the token's segment; `word` is an index into the words."""
+    by_ids = isinstance(item, dict) and "token_ids" in item
+    for token in tokens:
+        text = texts_of(item)[token["segment"]]
+        assert 0 <= token["start"] <= token["end"] <= len(text)
+        if not token["special"] and not by_ids:
+            assert token["text"] == text[token["start"] : token["end"]]
+        if token["word"] is not None and words is not None:
+            word = words[token["word"]]
+            assert word["segment"] == token["segment"]
+            assert word["start"] < token["end"]
+            assert token["start"] < word["end"]
+
+
+def check_words(words: list[Any], item: Any) -> None:
+    previous = (0, 0)
+    for word in words:
+        text = texts_of(item)[word["segment"]]
+        assert word["text"] == text[word["start"] : word["end"]]
+        assert not word["text"].isspace()
+        assert previous <= (word["segment"], word["start"]) < (word["segment"], word["end"])
+        previous = (word["segment"], word["end"])
+
+
+def check_encode(request: dict[str, Any], response: dict[str, Any], width: int) -> None:
+    """Check one response of /v1/encode against its request."""
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    outputs = request.get("outputs", ["pooled"])
+    dtype = request.get("dtype", "float32")
+    layers, reduce = request.get("layers", [-1]), request.get("layer_reduce", "concat")
+    copies = len(layers) if reduce == "concat" else 1
+    stacked = (len(layers),) if reduce == "stack" else ()
+    assert len(response["results"]) == len(items)
+    assert response["usage"]["tokens"] == sum(result["token_count"] for result in response["results"])
+    for item, result in zip(items, response["results"], strict=True):
+        count = result["token_count"]
+        last_only = set(layers) <= {-1, 6}
+        dimensions = request.get("dimensions") or (width if last_only else width * copies)
+        expected = {"pooled": (*stacked, dimensions if dtype != "ubinary" else dimensions // 8)}
+        expected["tokens"] = (*stacked, count, width * copies)
+        expected["static"] = (count, width)
+        if "words" in outputs:
+            check_words(result["words"], item)
+            expected["words"] = (*stacked, len(result["words"]), width * copies)
+        if "spans" in outputs:
+            expected["spans"] = (*stacked, len(item["spans"]), width * copies)
+        if "tokens" in outputs or "static" in outputs:
+            assert len(result["tokens"]) == count
+            check_tokens(result["tokens"], result.get("words"), item)
+        for output in outputs:
+            name = "pooled" if output == "pooled" else f"{output.removesuffix('s')}_vectors"
+            name = "static_vectors" if output == "static" else name
+            values = array_of(result[name], dtype)
+            assert values.shape == expected[output], (output, values.shape, expected[output])
+            assert_finite(values)
+        if "pooled" in outputs and dtype == "float32" and not stacked and request.get("normalize", True) is True:
+            assert abs(np.linalg.norm(array_of(result["pooled"])) - 1) < 1e-3
+
+
+def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
+    """Check one response of /v1/attend against its request."""
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    kind, special = request.get("kind", "probs"), request.get("special", "keep")
+    by_head = kind in ("probs", "scores", "norm") and request.get("head_reduce", "none") == "none"
+    layer_reduce = request.get("layer_reduce", "none")
+    count = 1 if layer_reduce != "none" else len(request.get("layers", range(facts.layer_count)))
+    if by_head and layer_reduce != "rollout":
+        count *= len(request.get("heads", range(facts.head_count)))
+    for item, result in zip(items, response["results"], strict=True):
+        assert len(result["maps"]) == count
+        units, rows, columns = result["units"], result["rows"], result["columns"]
+        for unit in units:
+            text = texts_of(item)[unit["segment"]]
+            if not unit["special"] and not (isinstance(item, dict) and "token_ids" in item):
+                assert unit["text"] == text[unit["start"] : unit["end"]]
+        assert set(rows) | set(columns) <= set(range(len(units)))
+        for each in result["maps"]:
+            _check_map(each, request, len(rows), len(columns), kind, special)
+
+
+def _check_map(each: Any, request: Any, rows: int, columns: int, kind: str, special: str) -> None:
+    dtype = request.get("dtype", "float32")
+    assert set(each["no_mass_rows"]) <= set(range(rows))
+    if "top_p" in request or "top_k" in request:
+        sparse = each["matrix"]
+        assert len(sparse["indices"]) == rows
+        assert all(len(set(indices)) == len(indices) <= columns for indices in sparse["indices"])
+        if "top_k" in request:
+            assert all(len(indices) <= request["top_k"] for indices in sparse["indices"])
+        if isinstance(sparse["values"], dict):
+            values = array_of(sparse["values"])
+            assert len(values) == sum(map(len, sparse["indices"]))
+            assert_finite(values)
+        return
+    matrix = array_of(each["matrix"], dtype)
+    assert matrix.shape == (rows, columns)
+    assert_finite(matrix)
+    if kind == "scores" or dtype == "sqrt_uint8" or "decimals" in request or not rows:
+        return
+    values = matrix.astype(np.float64)
+    tolerance = 1e-3 if dtype == "float32" else 1e-2 + 1e-3 * columns
+    empty = np.zeros(rows, dtype=bool)
+    empty[each["no_mass_rows"]] = True
+    if special == "renormalize":
+        assert np.abs(np.abs(values).sum(axis=1)[~empty] - 1).max(initial=0) < tolerance
+    elif kind == "probs" or request.get("layer_reduce") == "rollout":
+        if kind == "probs" and request.get("head_reduce") == "max":
+            return
+        sums = values.sum(axis=1) + np.asarray(each["excluded_mass"])
+        assert np.abs(sums[~empty] - 1).max(initial=0) < tolerance
+    elif kind == "projection":
+        sums = values.sum(axis=1) + np.asarray(each["excluded_mass"]) + np.asarray(each["bias_share"])
+        scale = 1 + np.abs(values).sum(axis=1)
+        assert (np.abs(sums - 1) / scale)[~empty].max(initial=0) < tolerance
+
+
+def check_compare(request: dict[str, Any], response: dict[str, Any], layer_count: int) -> None:
+    """Check one response of /v1/compare against its request."""
+    count = len(request["occurrences"])
+    assert len(response["occurrences"]) == count
+    for asked, occurrence in zip(request["occurrences"], response["occurrences"], strict=True):
+        assert occurrence["text"] == asked["text"][occurrence["start"] : occurrence["end"]]
+        assert len(occurrence["draws_on"]) <= request.get("draws_on", 5)
+        for word in occurrence["draws_on"]:
+            assert word["text"] == asked["text"][word["start"] : word["end"]]
+            assert -1e-6 <= word["share"] <= 1 + 1e-6
+    layers = [layer % (layer_count + 1) for layer in request.get("layers", range(layer_count + 1))]
+    assert [each["layer"] for each in response["layers"]] == layers
+    for values in (response["static"], *(each[name] for each in response["layers"] for name in ("cosine", "centered"))):
+        cosines = array_of(values)
+        assert cosines.shape == (count, count)
+        assert_finite(cosines)
+        assert np.abs(np.diag(cosines) - 1).max() < 1e-6
+        assert np.abs(cosines - cosines.T).max() < 1e-6

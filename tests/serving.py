@@ -1,0 +1,70 @@
+"""The service in a thread of this process: real sockets, both protocols, and the sizes that the engine computes."""
+
+import asyncio
+import socket
+import threading
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry
+from service.rest.app import make_app
+from service.rest.protocol import ConnectionLimits
+
+from service.config import Settings
+from service.engine.engine import Engine
+from service.engine.model_loader import LoadedModel
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.rest.server import Server
+from service.rpc.server import RpcServer
+
+START_TIMEOUT_S = 60
+
+
+class ServiceThread:
+    """Serve a loaded model while the block lasts. `largest_response` is the size last computed before inference."""
+
+    def __init__(self, model: LoadedModel, **options: Any) -> None:
+        self._model = model
+        self._settings = Settings(**options)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="service")
+        self.largest_response = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(START_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(START_TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        settings, metrics = self._settings, Metrics(CollectorRegistry())
+        lifecycle = Lifecycle(metrics)
+        engine = Engine(self._model, settings, metrics)
+        self._watch_sizes(engine)
+        rest = Server(make_app(lifecycle, settings, metrics, None), ConnectionLimits(settings.header_timeout_ms / 1000))
+        rpc = RpcServer(lifecycle, settings, metrics, None)
+        lifecycle.become_ready(engine)
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            await rest.start(bound)
+            self.rest = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            self.grpc = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
+            self._started.set()
+            await self._stop.wait()
+            await rpc.stop(1)
+            await rest.stop(1)
+            await engine.drain()
+            await engine.close()
+
+    def _watch_sizes(self, engine: Engine) -> None:
+        check = engine._check_response_size
+
+        def watch(size: int, inputs: int, advise: Any) -> None:
+            self.largest_response = size
+            check(size, inputs, advise)
+
+        engine._check_response_size = watch  # type: ignore[method-assign]
