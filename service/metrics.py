@@ -14,7 +14,7 @@ RESPONSE_BYTES = tuple(2**n for n in range(10, 27, 2))  # 1 KiB to 64 MiB
 SHARE = tuple(n / 20 for n in range(1, 20))  # 0.05 to 0.95
 
 STAGES = ("tokenize", "queue", "inference", "postprocess")
-REFUSALS = ("queue_full", "deadline", "draining", "auth", "too_large", "invalid")
+REJECTIONS = ("queue_full", "deadline", "draining", "overload", "auth", "too_large", "invalid")
 
 
 class Metrics:
@@ -110,7 +110,7 @@ class Metrics:
         )
         # Looking a label set up costs as much as counting; every set that is counted is kept by the metric anyway.
         self._counters = cache(self._find_counters)
-        for reason in REFUSALS:
+        for reason in REJECTIONS:
             self.rejected.labels(reason)
         for where in ("queue", "batch"):
             self.cancelled.labels(where)
@@ -134,6 +134,11 @@ class Metrics:
             self.row_padding, self.busy_seconds, self.inference_errors, self.row_retries, self.nonfinite_outputs,
         ):  # fmt: skip
             metric.labels(lane)
+
+    def count_rejection(self, label: str) -> None:
+        """Count a rejection by the label of its error; "" is no rejection."""
+        if label:
+            self.rejected.labels(label).inc()
 
     def observe_request(self, door: str, method: str, code: str, http_status: int, started: float) -> None:
         """Count one answer; `started` is a time.perf_counter() reading."""

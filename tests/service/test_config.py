@@ -9,17 +9,55 @@ from service.config import ConfigError, Settings, describe_options, load_setting
 from tests.conftest import ROOT
 
 VALUES = {
-    "model_dir": "/srv/model", "model_sha256": "abc", "model_aliases": "one,two", "host": "::1", "rest_port": "9000",
-    "grpc_port": "9001", "admin_host": "10.0.0.1", "admin_port": "9002", "docs": "false", "api_keys_file": "/srv/keys",
-    "precision": "float32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
-    "max_characters_per_token": "8", "max_request_bytes": "9", "max_response_bytes": "10", "max_queue_tokens": "11",
-    "max_explain_queue_tokens": "12", "gpu_device": "1", "gpu_memory_bytes": "17",
-    "max_deadline_ms": "12", "header_timeout_ms": "13", "body_timeout_ms": "14", "drain_delay_ms": "15",
-    "drain_timeout_ms": "16", "log_level": "debug", "log_format": "json",
-}  # fmt: skip
-WRONG = {"rest_port": "70000", "threads": "-1", "precision": "fp8", "max_inputs": "0", "docs": "perhaps",
-         "drain_delay_ms": "soon", "log_level": "loud", "provider": "tpu", "max_queue_tokens": "1.5",
-         "gpu_device": "-1", "gpu_memory_bytes": "-1"}  # fmt: skip
+    "model_dir": "/srv/model",
+    "model_sha256": "abc",
+    "model_aliases": "one,two",
+    "host": "::1",
+    "rest_port": "9000",
+    "grpc_port": "9001",
+    "admin_host": "10.0.0.1",
+    "admin_port": "9002",
+    "docs": "false",
+    "api_keys_file": "/srv/keys",
+    "precision": "float32",
+    "provider": "cpu",
+    "threads": "3",
+    "row_tokens": "64",
+    "max_inputs": "7",
+    "max_characters_per_token": "8",
+    "max_request_bytes": "9",
+    "max_response_bytes": "10",
+    "max_queue_tokens": "11",
+    "max_explain_queue_tokens": "12",
+    "max_spans_per_input": "18",
+    "max_spans_per_request": "19",
+    "max_grpc_message_bytes": "20",
+    "max_pending_request_bytes": "21",
+    "max_connections": "22",
+    "max_grpc_streams": "23",
+    "gpu_device": "1",
+    "gpu_memory_bytes": "17",
+    "max_deadline_ms": "12",
+    "header_timeout_ms": "13",
+    "body_timeout_ms": "14",
+    "drain_delay_ms": "15",
+    "drain_timeout_ms": "16",
+    "log_level": "debug",
+    "log_format": "json",
+}
+WRONG = {
+    "rest_port": "70000",
+    "threads": "-1",
+    "precision": "fp8",
+    "max_inputs": "0",
+    "docs": "perhaps",
+    "drain_delay_ms": "soon",
+    "log_level": "loud",
+    "provider": "tpu",
+    "max_queue_tokens": "1.5",
+    "gpu_device": "-1",
+    "gpu_memory_bytes": "-1",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +123,11 @@ def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     """By its name: a misspelt option that is ignored is worse than none."""
     (tmp_path / ".env").write_text(f"{variable}=1\n")
-    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
         load_settings()
     (tmp_path / ".env").unlink()
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
         load_settings()
 
 
@@ -118,7 +156,10 @@ def test_every_option_is_described_and_names_its_unit(name: str) -> None:
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
-        assert re.search(r"_(ms|bytes|tokens|inputs|token|port)$|^(threads|gpu_device)$", name)
+        assert re.search(
+            r"_(ms|bytes|tokens|inputs|token|port|per_input|per_request|connections|streams)$|^(threads|gpu_device)$",
+            name,
+        )
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def sample(host: Lifecycle, name: str) -> float | None:
 def test_a_host_that_starts_is_alive_but_not_ready(host: Lifecycle) -> None:
     """Requests are refused with a reason that says to try again."""
     assert (host.status, host.alive, host.ready, host.loaded) == (Status.STARTING, True, False, False)
-    with pytest.raises(Unavailable, match="still loading") as refused:
+    with pytest.raises(Unavailable, match="loading") as refused:
         _ = host.engine
     assert refused.value.reason == "starting"
 
@@ -38,10 +38,10 @@ async def test_a_ready_host_gives_its_engine(host: Lifecycle, engine: Engine) ->
 async def test_a_host_is_as_crowded_as_its_engine(model: LoadedModel) -> None:
     """And not at all before it has one."""
     async with open_house(model, max_queue_tokens=100) as house:
-        assert not Lifecycle(house.metrics).crowded
-        assert not house.host.crowded
+        assert not Lifecycle(house.metrics).near_capacity
+        assert not house.host.near_capacity
         with fast_queue(house).reserve(100):
-            assert house.host.crowded
+            assert house.host.near_capacity
             with pytest.raises(QueueFull):
                 house.engine.check_room(8)
         house.engine.check_room(8)
@@ -54,7 +54,7 @@ async def test_a_draining_host_serves_until_it_refuses(host: Lifecycle, engine: 
     assert host.engine is engine
     assert (host.ready, host.alive) == (False, True)
     assert (sample(host, "attendant_ready"), sample(host, "attendant_draining")) == (0, 1)
-    host.refuse()
+    host.reject_new()
     with pytest.raises(Unavailable, match="stopping") as refused:
         _ = host.engine
     assert refused.value.reason == "draining"

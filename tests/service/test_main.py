@@ -100,7 +100,9 @@ def test_a_wrong_option_ends_with_78(monkeypatch: pytest.MonkeyPatch, capsys: py
     """And one line that names it."""
     monkeypatch.setenv("ATTENDANT_REST_PROT", "1")
     assert main(["serve"]) == 78
-    assert capsys.readouterr().err == "attendant: ATTENDANT_REST_PROT: no such option. See: attendant serve --help\n"
+    assert (
+        capsys.readouterr().err == "attendant: ATTENDANT_REST_PROT: unknown option. Did you mean ATTENDANT_REST_PORT?\n"
+    )
 
 
 def modules() -> list[str]:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.model_loader import LoadedModel
-from service.metrics import REFUSALS, STAGES, Metrics
+from service.metrics import REJECTIONS, STAGES, Metrics
 from tests.conftest import RunningServer
 from tests.service.conftest import House, open_house
 
@@ -33,7 +33,7 @@ def labels(family: Metric, *names: str) -> set[tuple[str, ...]]:
 async def test_label_sets_exist_before_the_first_request(fresh: House) -> None:
     """So that a rate starts from 0 and an alert does not miss the first fault."""
     found = families(generate_latest(fresh.metrics.registry).decode())
-    assert labels(found["attendant_rejected"], "reason") == {(reason,) for reason in REFUSALS}
+    assert labels(found["attendant_rejected"], "reason") == {(reason,) for reason in REJECTIONS}
     assert labels(found["attendant_cancelled"], "where") == {("queue",), ("batch",)}
     assert labels(found["attendant_stage_duration_seconds"], "stage", "lane") == {
         (stage, lane) for stage in STAGES for lane in ("fast", "explain")

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
-from service.rest.edge import make_app
-from service.rest.server import MAX_HELD_BYTES, Gate, Server
+from service.rest.app import make_app
+from service.rest.overload import LoadShedder
+from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, Shedder
+from service.rest.server import Server
 from tests.service.conftest import fast_queue, garbage, open_house
 
 HELLO: ASGIApp = PlainTextResponse("hello")
@@ -29,22 +31,23 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, header_timeout_s: float, gate: Gate | None = None
-) -> AsyncIterator[tuple[asyncio.StreamReader,
-                                                                               asyncio.StreamWriter]]:  # fmt: skip
+    app: ASGIApp,
+    header_timeout_s: float = 10,
+    load_shedder: Shedder | None = None,
+    max_connections: int | None = None,
+    count_rejection: Callable[[str], None] = lambda label: None,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `app`."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(app, header_timeout_s, 5, gate)
-    task = asyncio.create_task(server.serve([bound]))
-    await server.started_event.wait()
+    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, count_rejection), load_shedder)
+    await server.start(bound)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     try:
         yield reader, writer
     finally:
         writer.close()
-        server.should_exit = True
-        await task
+        await server.stop(5)
 
 
 async def test_it_answers() -> None:
@@ -141,14 +144,14 @@ async def test_work_is_cancelled_when_its_caller_hangs_up(model: LoadedModel) ->
         assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
 
 
-class Doorman:
-    """A gate that is shut and turns away what has `no` in it."""
+class RejectingShedder:
+    """Active; rejects bodies that contain `no`."""
 
     def __init__(self) -> None:
-        self.shut = True
+        self.active = True
         self.asked: list[tuple[bytes, bytes]] = []
 
-    def turn_away(self, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         self.asked.append((path, body))
         return (
             PlainTextResponse("go away", 429, {"x-kind": headers.get(b"x-kind", b"").decode()})
@@ -177,20 +180,20 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 async def test_a_shut_gate_turns_away_and_lets_in() -> None:
     """On one connection, in any order; what is let in reaches the app whole."""
-    gate = Doorman()
-    async with serving(echo, 10, gate) as (reader, writer):
+    shedder = RejectingShedder()
+    async with serving(echo, 10, shedder) as (reader, writer):
         for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
             writer.write(post(body))
             assert await answer_of(reader) == ((429, b"go away") if b"no" in body else (200, b"echo " + body))
-        gate.shut = False
+        shedder.active = False
         writer.write(post(b"no"))
         assert await answer_of(reader) == (200, b"echo no")
-    assert gate.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
+    assert shedder.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
 
 
 async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
     """Byte by byte, and several at once; every answer in its place."""
-    async with serving(echo, 10, Doorman()) as (reader, writer):
+    async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         for byte in post(b"no, thank you", b"X-Kind: slow"):
             writer.write(bytes([byte]))
             await writer.drain()
@@ -204,8 +207,8 @@ async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
 @pytest.mark.parametrize("head", [b"Expect: 100-continue", b"Transfer-Encoding: chunked"])
 async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
     """A body that is only announced, or of unknown length."""
-    gate = Doorman()
-    async with serving(echo, 10, gate) as (reader, writer):
+    shedder = RejectingShedder()
+    async with serving(echo, 10, shedder) as (reader, writer):
         if head.startswith(b"Expect"):
             writer.write(post(b"no", head).removesuffix(b"no"))
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
@@ -213,14 +216,14 @@ async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
         else:
             writer.write(b"POST /x HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n2\r\nno\r\n0\r\n\r\n")
         assert await answer_of(reader) == (200, b"echo no")
-        writer.write(post(b"n" * (MAX_HELD_BYTES + 1)))
+        writer.write(post(b"n" * (MAX_BUFFERED_BYTES + 1)))
         assert (await answer_of(reader))[0] == 200
-    assert gate.asked == []
+    assert shedder.asked == []
 
 
 async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
     """As the long way does."""
-    async with serving(echo, 10, Doorman()) as (reader, writer):
+    async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no", b"Connection: close"))
         answer = await asyncio.wait_for(reader.read(), 20)
     assert answer.startswith(b"HTTP/1.1 429")
@@ -229,7 +232,7 @@ async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
 
 async def test_what_is_held_is_not_held_for_ever() -> None:
     """A body that does not come while the gate is shut ends with the time for headers."""
-    async with serving(echo, 0.05, Doorman()) as (reader, writer):
+    async with serving(echo, 0.05, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no").removesuffix(b"o"))
         assert await asyncio.wait_for(reader.read(), 20) == b""
 
@@ -239,8 +242,10 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
     async with open_house(model, max_queue_tokens=200) as house:
         app = make_app(house.host, house.settings, house.metrics, None)
 
+        shedder = LoadShedder(house.host, house.metrics, None)
+
         async def ask_all() -> list[int]:
-            async with serving(app, 10, app) as (reader, writer):
+            async with serving(app, 10, shedder) as (reader, writer):
                 kind = b"Content-Type: application/json"
                 found = []
                 for body in (b'{"inputs": "bank"}', b'{"inputs": ""}', b'{"inputs": 3}', b"{"):
@@ -255,4 +260,4 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
         await ask_all()
         with garbage() as left:
             assert await ask_all() == [200, 422, 422, 400, 429, 429]
-    assert not {"Exchange", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left
+    assert not {"RequestContext", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left

@@ -21,18 +21,24 @@ CASHED = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
 MIB = 2**20
 ENUMS = {
-    "kind": "ATTENTION_KIND_", "head_reduce": "HEAD_REDUCE_", "layer_reduce": "MAP_LAYER_REDUCE_",
-    "unit": "UNIT_KIND_", "special": "SPECIAL_TOKENS_", "segments": "SEGMENTS_", "truncation": "TRUNCATION_",
+    "kind": "ATTENTION_KIND_",
+    "head_reduce": "HEAD_REDUCE_",
+    "layer_reduce": "MAP_LAYER_REDUCE_",
+    "unit": "UNIT_KIND_",
+    "special": "SPECIAL_TOKENS_",
+    "segments": "SEGMENTS_",
+    "truncation": "TRUNCATION_",
     "dtype": "DTYPE_",
-}  # fmt: skip
+}
 
 
 def attend_request(body: dict[str, Any]) -> pb.AttendRequest:
     """A REST body as a message."""
     fields = {name: ENUMS[name] + value.upper() if name in ENUMS else value for name, value in body.items()}
     inputs = fields.pop("inputs")
-    return pb.AttendRequest(inputs=[message_of(item) for item in (inputs if isinstance(inputs, list) else [inputs])],
-                            **fields)  # fmt: skip
+    return pb.AttendRequest(
+        inputs=[message_of(item) for item in (inputs if isinstance(inputs, list) else [inputs])], **fields
+    )
 
 
 def message_of(item: Any) -> pb.Input:
@@ -44,10 +50,11 @@ def message_of(item: Any) -> pb.Input:
 
 def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
     occurrences = [
-        pb.Occurrence(**{**item, **({"span": pb.Span(start=item["span"][0], end=item["span"][1])} if "span" in item
-                                    else {})})
+        pb.Occurrence(
+            **{**item, **({"span": pb.Span(start=item["span"][0], end=item["span"][1])} if "span" in item else {})}
+        )
         for item in body["occurrences"]
-    ]  # fmt: skip
+    ]
     return pb.CompareRequest(**{**body, "occurrences": occurrences})
 
 
@@ -126,7 +133,7 @@ async def test_all_is_a_flag(stub: EncoderServiceStub) -> None:
     both = pb.AttendRequest(inputs=[pb.Input(text="a")], all_layers=True, layers=[1])
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         [message async for message in stub.Attend(both)]
-    assert refused.value.details() == "all_layers is set, and layers names some; send one of the two."
+    assert refused.value.details() == "all_layers: set, but layers is not empty. Send one."
 
 
 SILENT_PAIRS = [
@@ -157,56 +164,88 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"layers": [1, 1]}, "layers names the same one twice."),
     ({"heads": [12]}, "heads[0] must be 0..11."),
     ({"unit": "spans"}, "unit spans needs spans, but an input has none. Give every input its spans."),
-    ({"inputs": [{"text": "a b", "spans": [[0, 9]]}], "unit": "spans"},
-     "inputs[0].spans[0] must satisfy 0 <= start < end <= 3, the number of characters of its text."),
-    ({"inputs": [{"text": "a b c", "spans": [[0, 3], [2, 5]]}], "unit": "spans"},
-     "inputs[0].spans[0] and spans[1] overlap; as units spans must be apart."),
-    ({"inputs": [{"text": "a  b", "spans": [[1, 3]]}], "unit": "spans"},
-     "inputs[0].spans[0] covers no token of its own: only blanks, or part of a token that another span has more of."),
-    ({"inputs": [{"text": "a b", "spans": [[0, 1]]}]},
-     "An input has spans, but unit does not ask for them. Send unit: spans."),
-    ({"inputs": [{"token_ids": [2924]}], "unit": "word"},
-     "unit word needs text; token_ids have no characters. Use token."),
+    (
+        {"inputs": [{"text": "a b", "spans": [[0, 9]]}], "unit": "spans"},
+        "inputs[0].spans[0] must satisfy 0 <= start < end <= 3, the number of characters of its text.",
+    ),
+    (
+        {"inputs": [{"text": "a b c", "spans": [[0, 3], [2, 5]]}], "unit": "spans"},
+        "inputs[0].spans[0] and spans[1] overlap; as units spans must be apart.",
+    ),
+    (
+        {"inputs": [{"text": "a  b", "spans": [[1, 3]]}], "unit": "spans"},
+        "inputs[0].spans[0] covers no token of its own: only blanks, or part of a token that another span has more of.",
+    ),
+    (
+        {"inputs": [{"text": "a b", "spans": [[0, 1]]}]},
+        "An input has spans, but unit does not ask for them. Send unit: spans.",
+    ),
+    (
+        {"inputs": [{"token_ids": [2924]}], "unit": "word"},
+        "unit word needs text; token_ids have no characters. Use token.",
+    ),
     ({"kind": "scores", "top_p": 0.5}, "top_p is not for scores, which are no shares; leave it out."),
     ({"kind": "scores", "top_k": 5}, "top_k is not for scores, which are no shares; leave it out."),
-    ({"kind": "scores", "layer_reduce": "rollout"},
-     "layer_reduce rollout is not for scores, which are no shares; use none or mean."),
-    ({"kind": "scores", "special": "renormalize"},
-     "special renormalize is not for scores, which are no shares; use keep or drop."),
+    (
+        {"kind": "scores", "layer_reduce": "rollout"},
+        "layer_reduce rollout is not for scores, which are no shares; use none or mean.",
+    ),
+    (
+        {"kind": "scores", "special": "renormalize"},
+        "special renormalize is not for scores, which are no shares; use keep or drop.",
+    ),
     ({"top_p": 0.0}, "top_p must be above 0 and at most 1: the share of a row that the values kept must cover."),
     ({"top_k": 0}, "top_k must be at least 1: how many values of a row to keep."),
     ({"kind": "norm", "head_reduce": "mean"}, "head_reduce mean is not for norm; it takes none, sum."),
     ({"kind": "probs", "head_reduce": "sum"}, "head_reduce sum is not for probs; it takes none, mean, max."),
     ({"kind": "projection", "heads": [0]}, 'kind projection is of all heads together; leave heads at "all".'),
-    ({"head_reduce": "max", "layer_reduce": "rollout"},
-     "layer_reduce rollout takes the mean of the heads; leave head_reduce out."),
+    (
+        {"head_reduce": "max", "layer_reduce": "rollout"},
+        "layer_reduce rollout takes the mean of the heads; leave head_reduce out.",
+    ),
     ({"segments": "a_to_b"}, "segments a_to_b needs a pair, and inputs[0] has none. Use all."),
     ({"inputs": "word " * 300}, 'inputs[0] has 302 tokens; the limit is 256. Send truncation: "right" to cut it.'),
     ({"inputs": ""}, "inputs[0] is empty or blank; send some text."),
     ({"model": "another"}, "model: not served here. The model is all-MiniLM-L6-v2."),
-]  # fmt: skip
+]
 
 COMPARE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"occurrences": [{"text": "a", "word": 0}]}, "occurrences takes 2 to 64 elements; it has 1."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 65}, "occurrences takes 2 to 64 elements; it has 65."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b c", "word": 2}]},
-     "occurrences[1].word must be 0..1, the index of one of its text's words."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b", "word": -1}]},
-     "occurrences[1].word must be 0..0, the index of one of its text's words."),
+    (
+        {"occurrences": [{"text": "a", "word": 0}] * 65},
+        "occurrences: too many items (65, limit 64). Split the request.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b c", "word": 2}]},
+        "occurrences[1].word must be 0..1, the index of one of its text's words.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b", "word": -1}]},
+        "occurrences[1].word must be 0..0, the index of one of its text's words.",
+    ),
     ({"occurrences": [{"text": "a", "word": 0}, {"text": "b"}]}, "occurrences[1] must have either span or word."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b", "span": [0, 2]}]},
-     "occurrences[1].span must satisfy 0 <= start < end <= 1, the number of characters of its text."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "a  b", "span": [1, 3]}]},
-     "occurrences[1] covers no token; name a range or a word that the model reads."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": " ", "word": 0}]},
-     "occurrences[1] is empty or blank; send some text."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "word " * 300, "word": 0}]},
-     "occurrences[1].text has 302 tokens; the limit is 256. Shorten it."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 2, "layers": [7]},
-     "layers[0] must be 0..6, or -7..-1 from the end."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 2, "draws_on": -1},
-     "draws_on must be 0 or more: how many words to name."),
-]  # fmt: skip
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b", "span": [0, 2]}]},
+        "occurrences[1].span must satisfy 0 <= start < end <= 1, the number of characters of its text.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "a  b", "span": [1, 3]}]},
+        "occurrences[1] covers no token; name a range or a word that the model reads.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": " ", "word": 0}]},
+        "occurrences[1] is empty or blank; send some text.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "word " * 300, "word": 0}]},
+        "occurrences[1].text has 302 tokens; the limit is 256. Shorten it.",
+    ),
+    ({"occurrences": [{"text": "a", "word": 0}] * 2, "layers": [7]}, "layers[0] must be 0..6, or -7..-1 from the end."),
+    (
+        {"occurrences": [{"text": "a", "word": 0}] * 2, "draws_on": -1},
+        "draws_on must be 0 or more: how many words to name.",
+    ),
+]
 
 
 @pytest.mark.parametrize(("fields", "message"), FAULTS)

@@ -65,7 +65,7 @@ async def test_health_follows_the_life_of_the_server() -> None:
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, said = health_pb2_grpc.HealthStub(channel).Check, []
-        for change in (None, server.say_serving(True), server.say_stopping(), server.say_serving(True)):
+        for change in (None, server.set_serving(True), server.set_not_serving(), server.set_serving(True)):
             if change is not None:
                 await change
             said.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)

@@ -102,7 +102,7 @@ def test_the_model_route_tells_facts_and_limits(rest: httpx.Client, manifest: Ma
         assert found[name] == getattr(manifest, name)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", found["digest"])
     assert found["limits"] == {
-        "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 8 * 2**20,
+        "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
         "max_response_bytes": 64 * 2**20, "max_queue_tokens": 65536,
         "max_explain_queue_tokens": 16384, "max_deadline_ms": 60000,
         "header_timeout_ms": 10000, "body_timeout_ms": 15000,

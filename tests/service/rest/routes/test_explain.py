@@ -94,8 +94,10 @@ async def test_each_input_has_its_own_units(house: House) -> None:
     inputs = [CASHED, {"text": "river bank", "pair": "flows"}, {"token_ids": [2924]}]
     answer = (await house.post("/v1/attend", {"inputs": inputs, "layers": [1], "heads": [0]})).json()["results"]
     assert [[unit["segment"] for unit in result["units"]] for result in answer] == [
-        [0] * 11, [0, 0, 0, 0, 1, 1], [0, 0, 0],
-    ]  # fmt: skip
+        [0] * 11,
+        [0, 0, 0, 0, 1, 1],
+        [0, 0, 0],
+    ]
     assert [unit["text"] for unit in answer[2]["units"]] == ["[CLS]", "bank", "[SEP]"]
 
 
@@ -196,21 +198,35 @@ async def test_a_message_says_how_many_inputs_would_fit(model: LoadedModel) -> N
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("attend", {"layers": [1.5]}, "layers[0] must be a whole number."),
-        ("attend", {"heads": ["1"]}, "heads[0] must be a whole number."),
-        ("attend", {"layers": "last"}, "layers must be 'all' or a list."),
-        ("attend", {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
-         "inputs[0].spans[0] must be a pair, [start, end]; its length is 3."),
-        ("attend", {"top_p": "half"}, "top_p must be a number."),
-        ("attend", {"kind": "gradient"}, "kind must be 'probs', 'scores', 'norm', 'block_norm' or 'projection'."),
-        ("attend", {"colour": "red"}, "There is no field colour."),
-        ("compare", {"occurrences": [{"text": "a", "span": [0, True]}]},
-         "occurrences[0].span[1] must be a whole number."),
-        ("compare", {"occurrences": [{"text": "a", "word": "b"}]}, "occurrences[0].word must be a whole number."),
-        ("compare", {"layers": [True]}, "layers[0] must be a whole number."),
-        ("compare", {"draws_on": None}, "draws_on must be a whole number."),
+        ("attend", {"layers": [1.5]}, "layers[0]: wrong type (number). Send an integer."),
+        ("attend", {"heads": ["1"]}, "heads[0]: wrong type (string). Send an integer."),
+        ("attend", {"layers": "last"}, 'layers: unknown value. Use "all".'),
+        (
+            "attend",
+            {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
+            "inputs[0].spans[0]: wrong number of items (3). Send [start, end].",
+        ),
+        ("attend", {"top_p": "half"}, "top_p: wrong type (string). Send a number."),
+        (
+            "attend",
+            {"kind": "gradient"},
+            'kind: unknown value. Use "probs", "scores", "norm", "block_norm" or "projection".',
+        ),
+        ("attend", {"colour": "red"}, "colour: unknown field. Remove it."),
+        (
+            "compare",
+            {"occurrences": [{"text": "a", "span": [0, True]}]},
+            "occurrences[0].span[1]: wrong type (boolean). Send an integer.",
+        ),
+        (
+            "compare",
+            {"occurrences": [{"text": "a", "word": "b"}]},
+            "occurrences[0].word: wrong type (string). Send an integer.",
+        ),
+        ("compare", {"layers": [True]}, "layers[0]: wrong type (boolean). Send an integer."),
+        ("compare", {"draws_on": None}, "draws_on: wrong type (null). Send an integer."),
     ],
-)  # fmt: skip
+)
 async def test_a_body_of_another_shape(house: House, path: str, fields: dict[str, Any], message: str) -> None:
     """The field by the path that the caller wrote, and what it takes."""
     whole = {"inputs": "a"} if path == "attend" else {"occurrences": [{"text": "a", "word": 0}] * 2}

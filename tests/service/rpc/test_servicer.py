@@ -12,7 +12,7 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.rpc.encoder import EncoderServicer
+from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
 from tests.service.conftest import House
 
@@ -154,6 +154,9 @@ class Patient:
     def time_remaining(self) -> float | None:
         return None
 
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", "call-1"),)
+
 
 async def test_a_stream_whose_reader_fails_ends(house: House) -> None:
     """What was read is answered, and the fault is told instead of being waited for."""
@@ -162,7 +165,7 @@ async def test_a_stream_whose_reader_fails_ends(house: House) -> None:
         yield request_of("money")
         raise RuntimeError("the connection broke")
 
-    replies = EncoderServicer(house.host, house.settings).EncodeStream(broken(), Patient())
+    replies = EncoderServicer(house.host, house.settings, house.metrics).EncodeStream(broken(), Patient())
     async with asyncio.timeout(30):
         assert (await anext(replies)).WhichOneof("reply") == "response"
         with pytest.raises(RuntimeError):

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.rest.static import DIRECTORY, PageFile, read_page
+from service.rest.routes.page import DIRECTORY, PageFile, read_page
 
 FILES = sorted(path.name for path in DIRECTORY.iterdir())
 PATHS = ["/", *(f"/page/{name}" for name in FILES if name != "index.html")]
