@@ -46,7 +46,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     for router in routers:
         app.include_router(router)
         for route in router.routes:
-            if isinstance(route, APIRoute):
+            if isinstance(route, APIRoute) and route.include_in_schema and api_of(route.path) != health.API:
                 metrics.create_requests(api_of(route.path), [route.path])
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))

@@ -46,7 +46,7 @@ class RequestContext:
 
 
 class RequestMiddleware:
-    """The outermost ASGI application. Without `metrics` it counts nothing."""
+    """The outermost ASGI application. It counts no health checks, and nothing without `metrics`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RequestMiddleware:
                 size += len(message.get("body", b""))
             await send(message)
 
-        if self._metrics is None:
+        if self._metrics is None or context.api == health.API:
             await self._respond(scope, receive, send_response, context)
             return
         self._metrics.in_flight.inc()

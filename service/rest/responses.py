@@ -21,8 +21,9 @@ SLICE_ITEMS = 16 * 1024
 """Numbers rendered in one piece: about 200 KiB of JSON, 2 ms."""
 SLICE_BYTES = 192 * 1024
 """Bytes written as base64 in one piece; a multiple of 3, so that the pieces join without padding."""
-SLICE_OBJECTS = 512
 SMALL_ITEMS = 4 * SLICE_ITEMS
+OBJECT_ITEMS = 8
+"""A token, word or unit is rendered as about this many numbers."""
 
 
 class ResponseMetadata(Protocol):
@@ -115,18 +116,20 @@ async def render(document: Any) -> list[bytes]:
 
 def _weight(value: Any, enough: int) -> int:
     """Return about how many numbers and strings a value has, or any number over `enough`."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (dict, list, tuple)):
+        if isinstance(value, list) and value and isinstance(value[0], (int, float)):
+            return len(value)
         total = len(value)
-        for item in value:
+        for item in value.values() if isinstance(value, dict) else value:
             total += _weight(item, enough)
             if total >= enough:
                 break
         return total
     if isinstance(value, Base64):
         return int(value.array.values.nbytes) // 8
-    return int(getattr(value, "size", 1))
+    if value is None or isinstance(value, (bool, int, float)):
+        return 1
+    return int(getattr(value, "size", OBJECT_ITEMS))
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
@@ -142,8 +145,19 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(item)
             separator = b","
         yield b"}"
-    else:  # a list or an array, which is sliced along its first axis
-        step = _step(value)
+    elif isinstance(value, (list, tuple)):
+        start = 0
+        while start < len(value):
+            end = _end_of_slice(value, start)
+            yield b"," if start else b"["
+            if end - start == 1:
+                yield from _pieces(value[start])
+            else:
+                yield _dump(value[start:end])[1:-1]
+            start = end
+        yield b"]"
+    else:  # an array, sliced along its first axis
+        step = max(1, SLICE_ITEMS * len(value) // int(value.size))
         for start in range(0, len(value), step):
             yield b"," if start else b"["
             if step == 1:
@@ -153,12 +167,14 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield b"]"
 
 
-def _step(value: Any) -> int:
-    """Return how many items of a list or array make one piece."""
-    if isinstance(value, list):
-        weight = max(_weight(item, SLICE_ITEMS) for item in value)
-        return 1 if weight > SLICE_ITEMS // SLICE_OBJECTS else SLICE_OBJECTS
-    return max(1, SLICE_ITEMS * len(value) // int(value.size))
+def _end_of_slice(items: Sequence[Any], start: int) -> int:
+    """Return the end of a slice of bounded weight; an item that is heavier is a slice of its own."""
+    weight = 0
+    for place in range(start, len(items)):
+        weight += _weight(items[place], SLICE_ITEMS) + 1
+        if weight >= SLICE_ITEMS:
+            return max(place, start + 1)
+    return len(items)
 
 
 def _base64_pieces(array: Array) -> Iterator[bytes]:
