@@ -131,6 +131,61 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("ATTENDANT_REST_PROT", "ATTENDANT_REST_PORT"), ("ATTENDANT_MAX_INPUT", "ATTENDANT_MAX_INPUTS"),
+        ("ATTENDANT_PORT", "ATTENDANT_REST_PORT"), ("ATTENDANT_SERVICE_PORTS", None), ("ATTENDANT_SERVICE_HOSTS", None),
+    ],
+)  # fmt: skip
+def test_unknown_variable_error_names_the_nearest_option(variable: str, nearest: str | None) -> None:
+    """If there is a similar one."""
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option") as raised:
+        load_settings(environ={variable: "8080"})
+    assert nearest is None or f"Did you mean {nearest}?" in str(raised.value)
+
+
+KUBERNETES = """
+{0}_SERVICE_HOST=10.0.0.7
+{0}_SERVICE_PORT=8080
+{0}_SERVICE_PORT_HTTP=8080
+{0}_SERVICE_PORT_GRPC_WEB=8081
+{0}_PORT=tcp://10.0.0.7:8080
+{0}_PORT_8080_TCP=tcp://10.0.0.7:8080
+{0}_PORT_8080_TCP_PROTO=tcp
+{0}_PORT_8080_TCP_PORT=8080
+{0}_PORT_8080_TCP_ADDR=10.0.0.7
+{0}_PORT_53_UDP=udp://10.0.0.7:53
+"""
+
+
+@pytest.mark.parametrize(
+    "service", ["ATTENDANT", "ATTENDANT_REST", "ATTENDANT_GRPC", "ATTENDANT_ADMIN", "ATTENDANT_EU_1"]
+)
+@pytest.mark.parametrize("scheme", ["tcp", "udp"])
+def test_variables_of_a_kubernetes_service_are_ignored(service: str, scheme: str) -> None:
+    """For a Service of any name that starts with attendant; the defaults apply, and real options still count."""
+    lines = KUBERNETES.format(service).replace("_PORT=tcp:", f"_PORT={scheme}:").split()
+    environ = dict(line.split("=", 1) for line in lines) | {"ATTENDANT_THREADS": "3"}
+    settings = load_settings(environ=environ)
+    assert (settings.rest_port, settings.grpc_port, settings.admin_port, settings.threads) == (8080, 8081, 8082, 3)
+    assert settings == Settings(threads=3)
+
+
+def test_given_environment_replaces_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its values nor its unknown names are read."""
+    monkeypatch.setenv("ATTENDANT_REST_PORT", "9000")
+    monkeypatch.setenv("ATTENDANT_NONSENSE", "1")
+    assert load_settings(environ={"ATTENDANT_GRPC_PORT": "9001"}) == Settings(grpc_port=9001)
+    assert Settings().rest_port == 8080
+
+
+def test_drain_delay_must_be_below_the_timeout() -> None:
+    """A longer delay would leave no time to drain."""
+    with pytest.raises(ConfigError, match=r"^ATTENDANT_DRAIN_DELAY_MS: not below .*_TIMEOUT_MS \(500, limit 500\)"):
+        load_settings(environ={"ATTENDANT_DRAIN_DELAY_MS": "500", "ATTENDANT_DRAIN_TIMEOUT_MS": "500"})
+
+
 def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
     """Their lines are none of our business."""
     (tmp_path / ".env").write_text("DATABASE_URL=x\nATTENDANT_REST_PORT=9000\n")

@@ -5,7 +5,7 @@ import pytest
 from service.errors import InvalidArgument, MalformedRequest
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import to_inputs
-from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, Rejected, count_fields, tolerant
+from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, Rejected, tolerant
 
 LIMITS = {"inputs": 256, "spans": 1024, "spans_per_request": 4096, "token_ids": 16384}
 SIZE = 2**20
@@ -25,6 +25,7 @@ FLOODS = {
     "spans": delimited(2, b"\x1a\x00" * (SIZE // 2)),
     "spans of many inputs": delimited(2, b"\x1a\x00" * 300) * (SIZE // 604),
     "unknown fields": b"\xf8\x01\x01" * (SIZE // 3),
+    "ids": delimited(2, delimited(4, b"\x01" * 5 * SIZE)),
     "unpacked ids": delimited(2, b"\x20\x01" * (SIZE // 2)),
 }
 
@@ -43,7 +44,6 @@ def test_message_of_many_fields_is_not_parsed(name: str) -> None:
     assert isinstance(result.error, InvalidArgument)
     assert result.error.message == f"Message: too many fields (limit {MAX_FIELDS}). Split the request."
     assert parsed == []
-    assert count_fields(FLOODS[name], 0, len(FLOODS[name]), 100) <= 102
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_large_message_is_parsed(request_message: pb.EncodeRequest) -> None:
     assert tolerant(pb.EncodeRequest.FromString)(data) == request_message
 
 
-@pytest.mark.parametrize("data", [b"\x0a\xff" * SCAN_FROM_BYTES, b"\xff" * SCAN_FROM_BYTES * 2, b"\x0f" * SIZE,
+@pytest.mark.parametrize("data", [b"\x0a\xff" * SCAN_FROM_BYTES, b"\xff" * 8 * SIZE, b"\x0f" * SIZE,
                                   b"\x12\xff\xff\xff\xff\xff\x0f" + b"a" * SIZE])  # fmt: skip
 def test_invalid_message_is_rejected(data: bytes) -> None:
     """As malformed, by the parser."""

@@ -14,7 +14,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 
 def other_tasks() -> set["asyncio.Task[object]"]:
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 async def test_responses_come_in_order_and_within_the_window() -> None:
