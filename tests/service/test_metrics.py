@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.model_loader import LoadedModel
 from service.metrics import REJECTIONS, STAGES, Metrics
-from tests.conftest import RunningServer
+from tests.conftest import RunningServer, start_server, stop_server
 from tests.service.conftest import House, open_house
 
 
@@ -39,7 +40,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: House) -> None:
         (stage, lane) for stage in STAGES for lane in ("fast", "explain")
     }
     outcomes = labels(found["attendant_request_duration_seconds"], "door", "method", "outcome")
-    for door, method in (("rest", "/v1/encode"), ("openai", "/v1/embeddings"), ("health", "/readyz")):
+    for door, method in (("rest", "/v1/encode"), ("openai", "/v1/embeddings")):
         assert (door, method, "ok") in outcomes
         assert (door, method, "200") in labels(found["attendant_requests"], "door", "method", "code")
 
@@ -110,3 +111,18 @@ def test_raw_paths_never_become_labels(server: RunningServer) -> None:
     for path in ("/scan-1", "/v1/models/scan-2", "/v1/encode/scan-3"):
         httpx.get(server.rest + path)
     assert "scan-" not in httpx.get(server.admin + "/metrics").text
+
+
+def test_server_at_rest_has_at_most_600_series(default_artifact: Path) -> None:
+    """Those of the process included; `_created` series have no use in Prometheus."""
+    server = start_server(model_dir=default_artifact)
+    try:
+        for path in ("/livez", "/readyz"):
+            httpx.get(server.rest + path)
+        text = httpx.get(server.admin + "/metrics").text
+    finally:
+        stop_server(server)
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) <= 600
+    assert not [line for line in series if "_created" in line]
+    assert 'door="health"' not in text

@@ -15,7 +15,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.rest.app import make_app
 from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, Shedder
+from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
 from service.rest.server import Server
 from tests.service.conftest import fast_queue, garbage, open_house
 
@@ -78,21 +78,28 @@ async def test_slow_headers_are_not_waited_for() -> None:
         assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
-async def test_headers_in_time_end_the_wait() -> None:
-    """The limit is for headers alone: the answer may take longer, and the connection lives on."""
+async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for headers alone: no timer runs while the app works."""
+    protocols: list[HttpProtocol] = []
+    connection_made = HttpProtocol.connection_made
 
-    async def slow(scope: object, receive: object, send: object) -> None:
-        await asyncio.wait_for(asyncio.Event().wait(), 0.2)
+    def note(self: HttpProtocol, transport: object) -> None:
+        connection_made(self, transport)
+        protocols.append(self)
 
-    async def app(scope: object, receive: object, send: object) -> None:
-        try:
-            await slow(scope, receive, send)
-        except TimeoutError:
-            await HELLO(scope, receive, send)  # type: ignore[arg-type]
+    monkeypatch.setattr(HttpProtocol, "connection_made", note)
+    timers: list[object] = []
 
-    async with serving(app, 0.05) as (reader, writer):
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        timers.append(protocols[0]._header_timer)
+        await HELLO(scope, receive, send)
+
+    async with serving(app) as (reader, writer):
+        await until(lambda: len(protocols) == 1)
+        assert protocols[0]._header_timer is not None
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"hello")
+    assert timers == [None]
 
 
 async def test_a_slow_body_is_not_waited_for(model: LoadedModel) -> None:
