@@ -101,7 +101,7 @@ class RequestMiddleware:
         response: Response | FastAPI
         try:
             if self._keys is not None and scope["path"] not in self._open_paths:
-                self._keys.check(request.headers.get("authorization"))
+                self._keys.check(dict(scope["headers"]).get(b"authorization"))
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is None:
                 response = self._app

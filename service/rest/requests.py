@@ -135,17 +135,21 @@ def _too_large(limit: int) -> RequestTooLarge:
 def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
     """Return strict JSON as the model. Of duplicate keys the last counts."""
     _check_containers(body, limits)
-    with _no_collections(len(body)):
-        try:
-            document = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise MalformedRequest(f"Request body: not JSON ({_reason(error)}). Correct it.") from None
-        try:
-            return model.model_validate(document, context=limits)
-        except ValidationError as error:
-            raise invalid_body(error, document, model) from None
-        finally:
-            del document
+    if len(body) < NO_COLLECTION_FROM_BYTES:
+        return _parse(body, model, limits)
+    with _no_collections():
+        return _parse(body, model, limits)
+
+
+def _parse(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedRequest(f"Request body: not JSON ({_reason(error)}). Correct it.") from None
+    try:
+        return model.model_validate(document, context=limits)
+    except ValidationError as error:
+        raise invalid_body(error, document, model) from None
 
 
 def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
@@ -167,16 +171,15 @@ def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _no_collections(size: int) -> Iterator[None]:
+def _no_collections() -> Iterator[None]:
     """Collect no garbage while a large body is parsed: collections double the time."""
-    if size < NO_COLLECTION_FROM_BYTES or not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def _reason(error: orjson.JSONDecodeError) -> str:

@@ -46,7 +46,7 @@ def refusal(**options: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("door", ["rest", "grpc", "admin"])
-def test_a_port_in_use_is_one_clear_line(default_artifact: Path, door: str) -> None:
+def test_port_error_is_one_line_when_in_use(default_artifact: Path, door: str) -> None:
     """78, the address and the option to set."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -58,14 +58,14 @@ def test_a_port_in_use_is_one_clear_line(default_artifact: Path, door: str) -> N
     )
 
 
-def test_a_host_that_is_none_is_named(default_artifact: Path) -> None:
+def test_host_error_names_the_option(default_artifact: Path) -> None:
     """The option at fault is the host, not the port."""
     expected = "attendant: ATTENDANT_HOST: no-host.invalid is not an address of this machine. Choose another.\n"
     assert refusal(model_dir=default_artifact, host="no-host.invalid") == (78, expected)
 
 
 @pytest.mark.parametrize("name", ["fast.onnx", "tokenizer.json", "manifest.json"])
-def test_a_damaged_artifact_is_named(default_artifact: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_artifact_is_named(default_artifact: Path, tmp_path: Path, name: str) -> None:
     """78 and the file."""
     root = shutil.copytree(default_artifact, tmp_path / "artifact")
     (root / name).write_bytes((root / name).read_bytes()[:-1] + b"\x00")
@@ -74,13 +74,13 @@ def test_a_damaged_artifact_is_named(default_artifact: Path, tmp_path: Path, nam
     assert len(said.splitlines()) == 1
 
 
-def test_another_artifact_than_the_pinned_one_is_refused(default_artifact: Path) -> None:
+def test_artifact_is_rejected_when_not_pinned(default_artifact: Path) -> None:
     """78, and both are told apart."""
     status, said = refusal(model_dir=default_artifact, model_sha256="0" * 64)
     assert (status, "not the pinned one" in said) == (78, True)
 
 
-def test_a_missing_artifact_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_artifact_error_names_the_command(tmp_path: Path) -> None:
     """78 and a command."""
     status, said = refusal(model_dir=tmp_path / "none")
     assert (status, "attendant-model export" in said) == (78, True)
@@ -283,7 +283,7 @@ def test_sigint_stops_as_sigterm_does(default_artifact: Path) -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_the_ready_line_can_be_pasted(server: RunningServer) -> None:
+def test_ready_line_has_a_working_command(server: RunningServer) -> None:
     """One line with every address and a command that works."""
     assert server.ready_line.count("\n") == 1
     command = server.ready_line.partition("Try: ")[2]

@@ -71,7 +71,7 @@ def shown(settings: Settings, name: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_every_option_has_a_value_here() -> None:
+def test_option_values_cover_all_options() -> None:
     """So that the tests below cover a new one."""
     assert set(VALUES) == set(Settings.model_fields)
     assert all(shown(Settings(), name) != value for name, value in VALUES.items())
@@ -104,7 +104,9 @@ def test_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
     ("name", "place"),
     [(name, place) for name in WRONG for place in ("environment", "file", "flag") if (name, place) != ("docs", "flag")],
 )
-def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str) -> None:
+def test_wrong_value_error_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str
+) -> None:
     """In one line, wherever it was set."""
     variable, arguments = f"ATTENDANT_{name.upper()}", None
     if place == "environment":
@@ -120,7 +122,7 @@ def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
+def test_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     """By its name: a misspelt option that is ignored is worse than none."""
     (tmp_path / ".env").write_text(f"{variable}=1\n")
     with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
@@ -192,21 +194,21 @@ def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
     assert load_settings().rest_port == 9000
 
 
-def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As everywhere."""
     (tmp_path / ".env").write_text("ATTENDANT_REST_PORT=9000\n")
     monkeypatch.setenv("ATTENDANT_REST_PORT", "9001")
     assert load_settings().rest_port == 9001
 
 
-def test_the_page_of_options_is_what_the_code_says() -> None:
+def test_options_page_is_up_to_date() -> None:
     """docs/options.md is written by `attendant options`."""
     assert (ROOT / "docs" / "options.md").read_text() == describe_options()
     assert all(f"`ATTENDANT_{name.upper()}`" in describe_options() for name in VALUES)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_every_option_is_described_and_names_its_unit(name: str) -> None:
+def test_options_have_descriptions_and_units(name: str) -> None:
     """A sentence for each; times, sizes and counts of tokens end in their unit."""
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
@@ -226,7 +228,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in said for name in VALUES)
 
 
-def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     """With a usage error that names it."""
     with pytest.raises(SystemExit) as left:
         load_settings(["--rest-prot", "1"])

@@ -44,7 +44,7 @@ def documented() -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_is_what_the_docstring_says(kind: type[ServiceError]) -> None:
+def test_error_matches_the_docstring(kind: type[ServiceError]) -> None:
     """Code and HTTP status, and a label that the metrics know."""
     assert documented()[kind.__name__] == (kind.http_status, kind.code)
     assert kind.code in grpc.StatusCode.__members__
@@ -52,7 +52,7 @@ def test_the_table_is_what_the_docstring_says(kind: type[ServiceError]) -> None:
     assert make(kind).reason.replace("_", "").isalpha()
 
 
-def test_the_docstring_lists_every_class() -> None:
+def test_docstring_lists_all_errors() -> None:
     """And no class that is gone."""
     assert set(documented()) == {kind.__name__ for kind in KINDS}
     assert len({make(kind).reason for kind in KINDS}) == len(KINDS)
@@ -71,7 +71,7 @@ class Context:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_both_doors_say_the_same(kind: type[ServiceError]) -> None:
+async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> None:
     """Code, reason, message and request id, in at most 1 KiB."""
     error, context = make(kind), Context()
     response = error_response(RequestContext("id-1", "rest"), error)
@@ -100,7 +100,7 @@ def test_openai_has_a_kind_for_each(kind: type[ServiceError]) -> None:
 @pytest.mark.parametrize(
     ("asked", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
 )
-async def test_a_full_queue_says_when_to_come_back(asked: float | None, seconds: str | None, milliseconds: str) -> None:
+async def test_full_queue_error_has_a_retry_delay(asked: float | None, seconds: str | None, milliseconds: str) -> None:
     """Retry-After in whole seconds, never 0; pushback in milliseconds."""
     error, context = QueueFull("full", retry_after_s=asked), Context()
     assert error_response(RequestContext("id-1", "rest"), error).headers.get("retry-after") == seconds
@@ -109,7 +109,7 @@ async def test_a_full_queue_says_when_to_come_back(asked: float | None, seconds:
     assert context.trailing["grpc-retry-pushback-ms"] == milliseconds
 
 
-async def test_what_is_too_large_is_not_to_be_tried_again() -> None:
+async def test_too_large_error_forbids_retries() -> None:
     """Though its code is one that clients retry."""
     context = Context()
     with pytest.raises(Aborted):
@@ -117,7 +117,7 @@ async def test_what_is_too_large_is_not_to_be_tried_again() -> None:
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"
 
 
-def test_a_fault_of_ours_says_nothing_of_itself() -> None:
+def test_internal_error_has_no_details() -> None:
     """No argument could carry a library's text."""
     assert "log" in Internal().message
     assert list(inspect.signature(NonFiniteOutput).parameters) == []

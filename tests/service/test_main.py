@@ -96,7 +96,7 @@ def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], status:
     assert (out, err) == ((USAGE, "") if status == 0 else ("", USAGE))
 
 
-def test_a_wrong_option_ends_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_exits_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And one line that names it."""
     monkeypatch.setenv("ATTENDANT_REST_PROT", "1")
     assert main(["serve"]) == 78
@@ -140,7 +140,7 @@ sys.exit(status)
 """
 
 
-def test_the_server_needs_no_torch(default_artifact: Path) -> None:
+def test_server_imports_no_torch(default_artifact: Path) -> None:
     """It becomes ready and stops well where torch and its kin cannot be imported."""
     process = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, env=server_environment(model_dir=default_artifact),

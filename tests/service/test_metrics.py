@@ -45,7 +45,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: House) -> None:
         assert (door, method, "200") in labels(found["attendant_requests"], "door", "method", "code")
 
 
-async def test_every_metric_is_ours_and_described(fresh: House) -> None:
+async def test_metrics_have_prefix_and_description(fresh: House) -> None:
     """Prefix, help, and base units in the names."""
     found = families(generate_latest(fresh.metrics.registry).decode())
     assert len(found) >= 25
@@ -96,7 +96,7 @@ def test_outcomes(status: int, outcome: str) -> None:
     assert metrics.registry.get_sample_value("attendant_request_duration_seconds_count", labels) == 1
 
 
-def test_the_running_server_tells_what_it_is(server: RunningServer) -> None:
+def test_running_server_exposes_its_model(server: RunningServer) -> None:
     """Ready, its model and digest, and the process's own numbers."""
     found = families(httpx.get(server.admin + "/metrics").text)
     assert found["attendant_ready"].samples[0].value == 1

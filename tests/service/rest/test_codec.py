@@ -174,7 +174,7 @@ def test_invalid_bodies(line: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["dimensions", "x"])
-def test_a_number_of_5000_digits(line: httpx.Client, field: str) -> None:
+def test_number_of_5000_digits_is_rejected(line: httpx.Client, field: str) -> None:
     """Refused as quickly as any other."""
     answer = line.post("/v1/encode", content=raw(f'"{field}": {"9" * 5000}'), headers=JSON)
     assert answer.status_code in (400, 422)
@@ -209,7 +209,7 @@ def test_other_media_types(line: httpx.Client, kind: str | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=UTF-8", "Application/JSON", "application/json;"])
-def test_the_same_media_type_in_other_words(line: httpx.Client, kind: str) -> None:
+def test_media_type_spellings_are_accepted(line: httpx.Client, kind: str) -> None:
     """Case and a charset of UTF-8 are fine."""
     assert line.post("/v1/encode", content=body(), headers={"content-type": kind}).status_code == 200
 
@@ -222,7 +222,7 @@ def test_encoded_bodies(line: httpx.Client, coding: str) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_body_over_the_limit(line: httpx.Client, declared: bool) -> None:
+def test_body_is_rejected_when_over_the_limit(line: httpx.Client, declared: bool) -> None:
     """413 with or without a content-length."""
     content = body(inputs="a" * (2 * 2**20))
     chunks = (content[at : at + 2**16] for at in range(0, len(content), 2**16))
@@ -245,7 +245,7 @@ def test_a_body_over_the_limit(line: httpx.Client, declared: bool) -> None:
         ("999999999999", 200),
     ],
 )
-def test_the_deadline_header(line: httpx.Client, value: str, status: int) -> None:
+def test_timeout_header_sets_the_deadline(line: httpx.Client, value: str, status: int) -> None:
     """Past ones are 504 at once, unreadable ones name the header, far ones are clamped."""
     answer = line.post("/v1/encode", content=body(), headers={**JSON, "x-request-timeout-ms": value})
     assert answer.status_code == status

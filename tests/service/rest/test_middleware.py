@@ -48,14 +48,14 @@ def test_wrong_methods(rest: httpx.Client, method: str, path: str, allowed: str)
 
 
 @pytest.mark.parametrize("sent", ["abc-1.2_3", "a" * 128])
-def test_a_request_id_is_echoed(rest: httpx.Client, sent: str) -> None:
+def test_request_id_is_returned(rest: httpx.Client, sent: str) -> None:
     """In answers and errors alike."""
     for path in ("/v1/model", "/nothing", "/livez"):
         assert rest.get(path, headers={"x-request-id": sent}).headers["x-request-id"] == sent
 
 
 @pytest.mark.parametrize("sent", [b"", b"a b", b"a" * 129, b'"><script>', b"\xff\xfe", b"{}"])
-def test_a_hostile_request_id_is_replaced(rest: httpx.Client, sent: bytes) -> None:
+def test_hostile_request_id_is_replaced(rest: httpx.Client, sent: bytes) -> None:
     """By one of ours, each time another."""
     made = [rest.get("/nothing", headers=[(b"x-request-id", sent)]) for _ in range(2)]
     assert all(re.fullmatch(r"[0-9a-f]{16}", answer.headers["x-request-id"]) for answer in made)
@@ -104,7 +104,7 @@ async def test_docs_can_be_switched_off(model: LoadedModel) -> None:
         assert [(await house.client.get(path)).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
-async def test_an_unforeseen_fault_says_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unhandled_exception_is_logged_and_not_returned(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """500 with the request id; the log has the rest."""
 
     async def broken(request: EncodeRequest) -> EncodeResponse:

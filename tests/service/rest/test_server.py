@@ -50,7 +50,7 @@ async def serving(
         await server.stop(5)
 
 
-async def test_it_answers() -> None:
+async def test_server_responds() -> None:
     """With the app's words, and without naming the software."""
     async with serving(HELLO, 10) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -60,7 +60,7 @@ async def test_it_answers() -> None:
     assert b"server:" not in answer.lower()
 
 
-async def test_large_headers_are_not_read_to_the_end() -> None:
+async def test_large_headers_are_rejected() -> None:
     """431 and the connection is closed; what is large but within the limit is fine, and so is a large body."""
     async with serving(HELLO, 10) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nx-large: " + b"a" * 50_000 + b"\r\n\r\n")
@@ -71,7 +71,7 @@ async def test_large_headers_are_not_read_to_the_end() -> None:
         assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 
 
-async def test_slow_headers_are_not_waited_for() -> None:
+async def test_slow_headers_close_the_connection() -> None:
     """The connection is closed, whatever trickles in."""
     async with serving(HELLO, 0.05) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: ")
@@ -102,7 +102,7 @@ async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatc
     assert timers == [None]
 
 
-async def test_a_slow_body_is_not_waited_for(model: LoadedModel) -> None:
+async def test_slow_body_is_rejected(model: LoadedModel) -> None:
     """408 in our own words, and the connection is closed."""
     async with open_house(model) as house:
         app = make_app(house.host, Settings(body_timeout_ms=50), house.metrics, None)
@@ -115,7 +115,7 @@ async def test_a_slow_body_is_not_waited_for(model: LoadedModel) -> None:
     assert b"50 ms" in answer
 
 
-async def test_a_caller_who_hangs_up_is_counted_as_gone(model: LoadedModel) -> None:
+async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None:
     """Its work is dropped, and nothing is left in flight."""
     async with open_house(model) as house:
         app = make_app(house.host, Settings(), house.metrics, None)
@@ -129,7 +129,7 @@ async def test_a_caller_who_hangs_up_is_counted_as_gone(model: LoadedModel) -> N
         assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
 
 
-async def test_work_is_cancelled_when_its_caller_hangs_up(model: LoadedModel) -> None:
+async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel) -> None:
     """However long it would have waited."""
     cancelled = asyncio.Event()
 
@@ -185,7 +185,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head[9:12]), await reader.readexactly(size)
 
 
-async def test_a_shut_gate_turns_away_and_lets_in() -> None:
+async def test_load_shedder_rejects_and_admits_requests() -> None:
     """On one connection, in any order; what is let in reaches the app whole."""
     shedder = RejectingShedder()
     async with serving(echo, 10, shedder) as (reader, writer):
@@ -198,7 +198,7 @@ async def test_a_shut_gate_turns_away_and_lets_in() -> None:
     assert shedder.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
 
 
-async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
+async def test_load_shedder_gets_request_that_arrives_in_pieces() -> None:
     """Byte by byte, and several at once; every answer in its place."""
     async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         for byte in post(b"no, thank you", b"X-Kind: slow"):
@@ -212,7 +212,7 @@ async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("head", [b"Expect: 100-continue", b"Transfer-Encoding: chunked"])
-async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
+async def test_request_is_handled_as_usual_when_it_cannot_be_buffered(head: bytes) -> None:
     """A body that is only announced, or of unknown length."""
     shedder = RejectingShedder()
     async with serving(echo, 10, shedder) as (reader, writer):
@@ -228,7 +228,7 @@ async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
     assert shedder.asked == []
 
 
-async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
+async def test_rejection_closes_the_connection_when_asked() -> None:
     """As the long way does."""
     async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no", b"Connection: close"))
@@ -237,7 +237,7 @@ async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
     assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_what_is_held_is_not_held_for_ever() -> None:
+async def test_buffered_request_ends_with_the_header_timeout() -> None:
     """A body that does not come while the gate is shut ends with the time for headers."""
     async with serving(echo, 0.05, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no").removesuffix(b"o"))

@@ -69,7 +69,7 @@ def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
         {"kind": "probs", "layer_reduce": "rollout", "dtype": "sqrt_uint8"},
     ],
 )
-async def test_the_numbers_are_those_of_rest(
+async def test_values_equal_those_of_rest(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     """Bit for bit, map by map, with the same units; two inputs, one of them a pair."""
@@ -108,7 +108,7 @@ async def test_sparse_rows_are_those_of_rest(stub: EncoderServiceStub, rest_door
     assert list(ours.rest_mass) == pytest.approx(theirs["matrix"]["rest_mass"], abs=1e-7)
 
 
-async def test_a_comparison_is_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
+async def test_comparison_equals_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
     """The same cosines and words; unset is the default."""
     body = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word": 4}]}
     theirs = (await rest_door.post("/v1/compare", json=body)).json()
@@ -126,7 +126,7 @@ async def test_a_comparison_is_that_of_rest(stub: EncoderServiceStub, rest_door:
     assert {"x-attendant-model", "server-timing"} <= {key for key, _ in await call.trailing_metadata()}
 
 
-async def test_all_is_a_flag(stub: EncoderServiceStub) -> None:
+async def test_all_layers_is_a_flag(stub: EncoderServiceStub) -> None:
     """The same as leaving the list out, and never beside it."""
     flagged = pb.AttendRequest(inputs=[pb.Input(text="a")], all_layers=True, all_heads=True)
     assert len([message async for message in stub.Attend(flagged)]) == 73
@@ -145,7 +145,7 @@ SILENT_PAIRS = [
 
 @pytest.mark.parametrize(("pair", "segments"), SILENT_PAIRS)
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"top_k": 2}, {"special": "renormalize", "top_p": 1.0}])
-async def test_a_pair_of_which_one_text_has_no_token(
+async def test_pair_is_rejected_when_a_text_has_no_token(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, pair: dict[str, str], segments: str, fields: dict[str, Any]
 ) -> None:
     """Rows without columns: nothing is kept of them, and they are named; the same through both doors."""
@@ -249,7 +249,7 @@ COMPARE_FAULTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), FAULTS)
-async def test_a_map_s_faults_are_the_same_through_both_doors(
+async def test_attend_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, fields: dict[str, Any], message: str
 ) -> None:
     """Code, reason and message; and the next request is fine."""
@@ -263,7 +263,7 @@ async def test_a_map_s_faults_are_the_same_through_both_doors(
 
 
 @pytest.mark.parametrize(("body", "message"), COMPARE_FAULTS)
-async def test_a_comparison_s_faults_are_the_same_through_both_doors(
+async def test_compare_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, body: dict[str, Any], message: str
 ) -> None:
     """Code, reason and message."""
@@ -291,7 +291,7 @@ async def test_enum_values_of_the_future(stub: EncoderServiceStub, field: str) -
     assert (refused.value.details() or "").startswith(field)
 
 
-async def test_an_encoding_of_maps_is_not_for_vectors(stub: EncoderServiceStub) -> None:
+async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) -> None:
     """A component may be below 0."""
     request = pb.EncodeRequest(inputs=[pb.Input(text="a")], dtype=pb.DTYPE_SQRT_UINT8)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -323,7 +323,7 @@ async def test_bytes_that_are_no_message(channel: grpc.aio.Channel) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_large_answer_streams_within_64_mib(default_artifact: Path) -> None:
+def test_large_response_streams_within_64_mib(default_artifact: Path) -> None:
     """256 tokens, all layers and heads: 18 MiB in 72 messages, none over gRPC's default limit of 4 MiB."""
     server = start_server(model_dir=default_artifact)
     try:

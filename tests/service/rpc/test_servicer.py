@@ -27,7 +27,7 @@ def request_of(*texts: str, **fields: Any) -> pb.EncodeRequest:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_the_numbers_are_those_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient, text: str) -> None:
+async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient, text: str) -> None:
     """Bit for bit, with the same tokens and words."""
     spans = [{"start": 0, "end": 3}]
     body = {"inputs": [{"text": text, "spans": [[0, 3]]}], "outputs": ["pooled", "tokens", "words", "spans", "static"]}
@@ -48,7 +48,7 @@ async def test_the_numbers_are_those_of_rest(stub: EncoderServiceStub, rest_door
     assert (ours.token_count, ours.truncated) == (theirs["token_count"], theirs["truncated"])
 
 
-async def test_an_unset_field_is_its_default(stub: EncoderServiceStub) -> None:
+async def test_unset_field_is_the_default(stub: EncoderServiceStub) -> None:
     """Zeros of every enum, and none of the optional ones."""
     named = request_of(
         "money", outputs=[pb.OUTPUT_POOLED], layers=[-1], layer_reduce=pb.LAYER_REDUCE_CONCAT,
@@ -86,7 +86,7 @@ async def test_tokenize_is_that_of_rest(stub: EncoderServiceStub, rest_door: htt
     ]
 
 
-async def test_the_model_is_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
+async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
     """Every field that both tell."""
     found, theirs = await stub.GetModel(pb.GetModelRequest()), (await rest_door.get("/v1/model")).json()
     assert {field.name for field in pb.GetModelResponse.DESCRIPTOR.fields} == set(theirs)
@@ -102,7 +102,7 @@ async def stream(*requests: pb.EncodeRequest) -> AsyncIterator[pb.EncodeRequest]
         yield request
 
 
-async def test_a_stream_answers_in_order(stub: EncoderServiceStub) -> None:
+async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
     """Long ones before short ones, and more than are worked on at a time."""
     sizes = [1 + (7 * n) % 40 for n in range(50)]
     requests = stream(*(request_of("word " * size) for size in sizes))
@@ -161,7 +161,7 @@ class CallContext:
         return (("x-request-id", "call-1"),)
 
 
-async def test_a_stream_whose_reader_fails_ends(house: House) -> None:
+async def test_stream_ends_when_its_reader_fails(house: House) -> None:
     """What was read is answered, and the fault is told instead of being waited for."""
 
     async def broken() -> AsyncIterator[pb.EncodeRequest]:

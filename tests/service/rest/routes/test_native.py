@@ -18,7 +18,7 @@ def tensor(field: dict[str, Any]) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(field["data"]), types[field["dtype"]]).reshape(field["shape"])
 
 
-async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
+async def test_response_has_the_fields_of_the_contract(house: House) -> None:
     """Every output at once."""
     outputs = ["pooled", "tokens", "words", "spans", "static"]
     body = {"inputs": [{"text": GOLDEN, "spans": [[0, 5]]}], "outputs": outputs}
@@ -38,7 +38,7 @@ async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
     assert np.shape(result["pooled"]) == (384,)
 
 
-async def test_only_what_is_asked_comes(house: House) -> None:
+async def test_response_has_only_requested_outputs(house: House) -> None:
     """By default the pooled vector alone."""
     (result,) = (await house.post("/v1/encode", {"inputs": GOLDEN})).json()["results"]
     assert set(result) == {"token_count", "truncated", "pooled"}
@@ -87,7 +87,7 @@ async def test_tokenize_takes_no_other_fields(house: House) -> None:
     assert (answer.status_code, answer.json()["error"]["reason"]) == (422, "unknown_field")
 
 
-def test_an_unknown_model(rest: httpx.Client) -> None:
+def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
     """404, whichever route is asked."""
     for route in ("/v1/encode", "/v1/tokenize"):
         answer = rest.post(route, json={"inputs": "a", "model": "gpt-9"})
@@ -95,7 +95,7 @@ def test_an_unknown_model(rest: httpx.Client) -> None:
         assert "gpt-9" not in answer.text
 
 
-def test_the_model_route_tells_facts_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
+def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
     """What a client needs to know before it asks."""
     found = rest.get("/v1/model").json()
     for name in ("name", "source", "revision", "family", "width", "max_tokens", "pooling", "normalize"):
