@@ -14,10 +14,12 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from service.auth import ApiKeys
 from service.config import ConfigError
+from service.engine.model_loader import LoadedModel
 from service.errors import Unauthenticated
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
+from tests.service.conftest import open_house
 
 KEY = "correct-horse"
 OPEN = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
@@ -135,6 +137,13 @@ def test_routes_accept_a_valid_key(locked: RunningServer) -> None:
     answer = httpx.post(locked.rest + "/v1/encode", json=body, headers={"authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
     assert httpx.post(locked.rest + "/v1/encode", content=b"\xff").status_code == 401
+
+
+async def test_rest_compares_the_bytes_of_a_key(model: LoadedModel) -> None:
+    """A key may have characters beyond ASCII."""
+    async with open_house(model, keys=ApiKeys(["schlüssel"])) as house:
+        headers = [(b"authorization", "Bearer schlüssel".encode())]
+        assert (await house.client.get("/v1/model", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("path", OPEN)
