@@ -42,7 +42,7 @@ class Lifecycle:
 
     @property
     def near_capacity(self) -> bool:
-        """As of `Engine`; False without one."""
+        """True while the engine is near its capacity; False without an engine."""
         return self._engine is not None and self._engine.crowded
 
     @property

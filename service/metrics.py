@@ -21,7 +21,7 @@ REJECTIONS = ("queue_full", "deadline", "draining", "overload", "auth", "too_lar
 
 
 class Metrics:
-    """The instruments. `door` is an API, `method` a route template or RPC, never a raw path."""
+    """The instruments. Label `door` is an API, `method` a route template or RPC, never a raw path."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -116,15 +116,15 @@ class Metrics:
         for where in ("queue", "batch"):
             self.cancelled.labels(where)
 
-    def create_requests(self, door: str, methods: Iterable[str]) -> None:
+    def create_requests(self, api: str, methods: Iterable[str]) -> None:
         """Create the label sets of successful responses, so that rates start from 0.
 
         Other outcomes may never occur, and each has as many series as the histogram has buckets.
         """
         for method in methods:
-            self.request_seconds.labels(door, method, "ok")
-            self.requests.labels(door, method, "OK" if door == "grpc" else "200")
-        self.response_bytes.labels(door)
+            self.request_seconds.labels(api, method, "ok")
+            self.requests.labels(api, method, "OK" if api == "grpc" else "200")
+        self.response_bytes.labels(api)
 
     def create_lane(self, lane: str) -> None:
         """Create the label sets of a lane."""
@@ -141,14 +141,14 @@ class Metrics:
         if label:
             self.rejected.labels(label).inc()
 
-    def observe_request(self, door: str, method: str, code: str, http_status: int, started: float) -> None:
+    def observe_request(self, api: str, method: str, code: str, http_status: int, started: float) -> None:
         """Count a response; `started` is a time.perf_counter() reading."""
-        count, observe = self._counters(door, method, code, http_status)
+        count, observe = self._counters(api, method, code, http_status)
         count()
         observe(time.perf_counter() - started)
 
     def _find_counters(
-        self, door: str, method: str, code: str, http_status: int
+        self, api: str, method: str, code: str, http_status: int
     ) -> tuple[Callable[[], None], Callable[[float], None]]:
         if http_status < 400:
             outcome = "ok"
@@ -158,4 +158,4 @@ class Metrics:
             outcome = "client_error"
         else:
             outcome = "error"
-        return self.requests.labels(door, method, code).inc, self.request_seconds.labels(door, method, outcome).observe
+        return self.requests.labels(api, method, code).inc, self.request_seconds.labels(api, method, outcome).observe

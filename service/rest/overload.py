@@ -19,7 +19,7 @@ from service.rest.routes import native, openai
 
 
 class LoadShedder:
-    """Rejects what a full queue of the fast lane would reject."""
+    """Rejects requests for which the queue of the fast lane has no capacity."""
 
     def __init__(self, lifecycle: Lifecycle, metrics: Metrics, keys: ApiKeys | None) -> None:
         self._lifecycle = lifecycle
@@ -28,7 +28,7 @@ class LoadShedder:
 
     @property
     def active(self) -> bool:
-        """Whether to call `try_reject` for each request."""
+        """True while every request is to be passed to `try_reject`."""
         return self._lifecycle.near_capacity
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:

@@ -32,7 +32,7 @@ class Shedder(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether to call `try_reject` for each request."""
+        """True while every request is to be passed to `try_reject`."""
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection; None to handle the request as usual."""

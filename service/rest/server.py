@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
             await self._task
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does; also sets the event that `start` waits for."""
+        """Start to listen, and set the event that `start` waits for."""
         await super().startup(sockets)
         self._started.set()
 
