@@ -61,7 +61,7 @@ def _serve(settings: Settings) -> int:
 
     status = uvloop.run(run())
     if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
-        # Told to stop while the runtime was loading: it cannot be interrupted, and must not meet a dying interpreter.
+        # A signal arrived while the runtime was loading: it cannot be interrupted, and may crash at interpreter exit.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(status)

@@ -1,18 +1,26 @@
-"""The one place that builds: settings -> engine -> doors. Start, serve, drain, stop, in the order they happen."""
+"""The server process: settings -> engine -> servers. Start, serve, drain and stop, in that order."""
 
 import asyncio
 import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from model.artifact import ArtifactError
 from service import __version__
@@ -22,17 +30,20 @@ from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.edge import make_admin_app, make_app
+from service.rest.app import make_admin_app, make_app
+from service.rest.overload import LoadShedder
+from service.rest.protocol import ConnectionLimits
 from service.rest.server import Server
 from service.rpc.server import RpcServer
 
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
-LAST_WORDS_S = 2
+CONNECTION_GRACE_S = 2.0
+"""Time at the end of the drain for responses that are being written, idle connections, and half-sent bodies."""
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 log = logging.getLogger("attendant")
 
@@ -41,6 +52,7 @@ class App:
     """One server process. `run` returns the exit status."""
 
     def __init__(self, settings: Settings) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all series, and Prometheus ignores them
         self._settings = settings
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._stop = asyncio.Event()
@@ -48,44 +60,43 @@ class App:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__).set(1)
-        self._host = Lifecycle(self.metrics)
-        header_s = settings.header_timeout_ms / 1000
-        edge = make_app(self._host, settings, self.metrics, self._keys)
-        self._rest = Server(edge, header_s, LAST_WORDS_S, gate=edge)
-        self._admin = Server(make_admin_app(self._host, self.metrics), header_s, LAST_WORDS_S)
-        self._rpc = RpcServer(self._host, settings, self.metrics, self._keys)
+        self._lifecycle = Lifecycle(self.metrics)
+        header_timeout_s = settings.header_timeout_ms / 1000
+        self._rest = Server(
+            make_app(self._lifecycle, settings, self.metrics, self._keys),
+            ConnectionLimits(header_timeout_s, settings.max_connections, self.metrics.count_rejection),
+            LoadShedder(self._lifecycle, self.metrics, self._keys),
+        )
+        self._admin = Server(make_admin_app(self._lifecycle, self.metrics), ConnectionLimits(header_timeout_s))
+        self._rpc = RpcServer(self._lifecycle, settings, self.metrics, self._keys)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         self._listen_to_signals()
+        raise_open_file_limit()
         settings = self._settings
         rest_socket = bind(settings.host, settings.rest_port, "REST")
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
         if settings.grpc_port:
-            # gRPC says it too, in its own words and on several lines; so ask first.
-            bind(settings.host, settings.grpc_port, "gRPC").close()
-        async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(running(self._watch_loop()))
-            stack.enter_context(rare_collections())
-            stack.push_async_callback(stop_server, self._admin, asyncio.create_task(self._admin.serve([admin_socket])))
-            rest = asyncio.create_task(self._rest.serve([rest_socket]))
+            bind(settings.host, settings.grpc_port, "gRPC").close()  # grpc reports a failure on several lines
+        with background_task(self._watch_loop()), relaxed_gc():
+            await self._admin.start(admin_socket)
+            await self._rest.start(rest_socket)
             try:
-                grpc_port = await self._rpc.start(f"{settings.host}:{settings.grpc_port}")
+                grpc_port = await self._rpc.start(format_address(settings.host, settings.grpc_port))
             except OSError:
                 raise port_error("gRPC", settings.host, settings.grpc_port) from None
-            await self._rest.started_event.wait()
-            await self._admin.started_event.wait()
             status = await self._load()
             if status == EX_OK and not self._stop.is_set():
-                await self._rpc.say_serving(True)
+                await self._rpc.set_serving(True)
                 self._announce(rest_socket.getsockname()[1], grpc_port, admin_socket.getsockname()[1])
                 await self._stop.wait()
-            await self._drain(rest)
+            await self._drain()
         return status
 
     async def _load(self) -> int:
-        """Load the model while the probes already answer; give up at once when told to stop."""
-        loading = in_thread(lambda: LoadedModel.load(self._settings))
+        """Load the model while the probes already respond; return at once when a signal arrives."""
+        loading = run_in_thread(lambda: LoadedModel.load(self._settings))
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -95,44 +106,49 @@ class App:
         try:
             model = loading.result()
         except (ArtifactError, ConfigError) as error:
-            self._host.fail()
+            self._lifecycle.fail()
             log.error("%s", error)
             return EX_CONFIG
         except Exception:
-            self._host.fail()
-            log.exception("the model could not be opened")
+            self._lifecycle.fail()
+            log.exception("model load failed")
             return EX_SOFTWARE
         engine = Engine(model, self._settings, self.metrics)
-        facts = engine.info
-        self.metrics.model_info.labels(facts.name, facts.digest, facts.provider, facts.precision).set(1)
+        info = engine.info
+        self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
         gc.collect()
-        gc.freeze()  # what has been made by now stays as long as the process
-        self._host.become_ready(engine)
+        gc.freeze()  # what exists now stays as long as the process
+        self._lifecycle.become_ready(engine)
         return EX_OK
 
-    async def _drain(self, rest: "asyncio.Task[None]") -> None:
-        """Not ready, wait, refuse new, drain, close; the timeout is for the first four together."""
-        deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000
-        self._host.start_draining()
-        await self._rpc.say_stopping()
-        if self._host.loaded:
-            log.info("stopping: answering what was taken")
+    async def _drain(self) -> None:
+        """Not ready -> serve for the delay -> reject new -> finish -> close, all within `drain_timeout_ms`."""
+        timeout_s = self._settings.drain_timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        exit_after(timeout_s)
+        grace_s = min(CONNECTION_GRACE_S, timeout_s / 4)
+        self._lifecycle.start_draining()
+        await self._rpc.set_not_serving()
+        if self._lifecycle.loaded:
+            log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
             await asyncio.sleep(self._settings.drain_delay_ms / 1000)
-        self._host.refuse()
+        self._lifecycle.reject_new()
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await self._host.drain()
+            async with asyncio.timeout(deadline - time.monotonic() - 2 * grace_s):
+                await self._lifecycle.drain()
         except TimeoutError:
-            log.warning("stopping with work unfinished after %d ms", self._settings.drain_timeout_ms)
-        # What is left are answers on their way, idle connections, and bodies that never came.
-        await asyncio.gather(self._rpc.stop(LAST_WORDS_S), stop_server(self._rest, rest))
-        await self._host.close()
+            log.warning("drain timed out, unfinished requests are rejected")
+        await asyncio.gather(self._rpc.stop(grace_s), self._rest.stop(grace_s), self._admin.stop(grace_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic() - grace_s / 4)):
+                await self._lifecycle.close()
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
         host, admin_host = self._settings.host, self._settings.admin_host
-        rest = f"http://{host}:{rest_port}"
+        rest = f"http://{format_address(host, rest_port)}"
         print(
-            f"ready: REST {rest}, gRPC {host}:{grpc_port}, admin http://{admin_host}:{admin_port}. Try: "
+            f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
+            f"admin http://{format_address(admin_host, admin_port)}. Try: "
             f"curl -s {rest}/v1/encode -H 'content-type: application/json' "
             """-d '{"inputs": "money bank grows"}'""",
             flush=True,
@@ -141,14 +157,14 @@ class App:
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def on_signal() -> None:
+        def on_signal(number: signal.Signals) -> None:
             if self._stop.is_set():
-                log.warning("told twice: stopping at once")
+                log.warning("second signal received, exiting signal=%s", number.name)
                 os._exit(EX_SOFTWARE)
             self._stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
 
     async def _watch_loop(self) -> None:
         while True:
@@ -157,36 +173,60 @@ class App:
             self.metrics.loop_lag_seconds.observe(max(0.0, time.perf_counter() - expected))
 
 
-def bind(host: str, port: int, what: str) -> socket.socket:
-    """A bound socket; raises `ConfigError` with one clear line when the port cannot be had."""
+def format_address(host: str, port: int) -> str:
+    """Return `host:port` as in a URL: with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(host: str, port: int, name: str) -> socket.socket:
+    """Return a bound socket; raises `ConfigError` with one line that names the option."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
+        bound.bind(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4])
     except socket.gaierror:
         bound.close()
-        option = "ATTENDANT_ADMIN_HOST" if what == "admin" else "ATTENDANT_HOST"
-        raise ConfigError(f"{option}: {host} is not an address of this machine.") from None
+        option = "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
+        raise ConfigError(f"{option}: {host} is not an address of this machine. Choose another.") from None
     except OSError:
         bound.close()
-        raise port_error(what, host, port) from None
+        raise port_error(name, host, port) from None
     return bound
 
 
-def port_error(what: str, host: str, port: int) -> ConfigError:
-    option = f"ATTENDANT_{what.upper()}_PORT"
-    return ConfigError(f"{host}:{port} cannot be had for {what}: in use, or not an address of ours. Set {option}.")
+def port_error(name: str, host: str, port: int) -> ConfigError:
+    """Return the error of an address that cannot be bound."""
+    address = format_address(host, port)
+    return ConfigError(
+        f"ATTENDANT_{name.upper()}_PORT: cannot bind {address} (in use or not a local address). Choose another port."
+    )
 
 
-async def stop_server(server: Server, task: "asyncio.Task[None]") -> None:
-    server.should_exit = True
-    await task
+def raise_open_file_limit() -> None:
+    """Allow as many open files as the hard limit does: the usual 1024 are fewer than `max_connections`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def exit_after(seconds: float) -> None:
+    """End the process after this time, whatever its event loop and threads are doing."""
+
+    def force_exit() -> None:
+        log.error("drain timeout exceeded, exiting")
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(EX_SOFTWARE)
+
+    timer = threading.Timer(seconds, force_exit)
+    timer.daemon = True
+    timer.start()
 
 
 @contextlib.contextmanager
-def running(work: Coroutine[None, None, None]) -> Iterator[None]:
-    """A task for as long as the block lasts."""
+def background_task(work: Coroutine[None, None, None]) -> Iterator[None]:
+    """Run a task for as long as the block lasts."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -195,13 +235,13 @@ def running(work: Coroutine[None, None, None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """Look for garbage cycles far less often for as long as the block lasts.
+def relaxed_gc() -> Iterator[None]:
+    """Collect garbage cycles less often for as long as the block lasts.
 
-    Thousands of requests that wait are many objects and no garbage. With Python's own thresholds, looking through
-    them again and again took more than half of the event loop's time under overload. What is new is looked through in
-    portions that take some milliseconds. Older generations, which take 0.2 s under overload, still get their turn: of
-    each RPC the library leaves five small objects, some of which live through the first look.
+    Thousands of waiting requests are many objects and no garbage. With Python's own thresholds, collections took more
+    than half of the event loop's time under overload. A collection of the youngest generation takes some milliseconds.
+    Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, some
+    of which survive the first collection.
     """
     usual = gc.get_threshold()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -212,12 +252,12 @@ def rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def in_thread(make: Callable[[], Made]) -> "asyncio.Future[Made]":
-    """Run `make` in a thread that does not keep the process alive when it is told to stop meanwhile."""
+def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run `work` in a thread that does not keep the process alive when a signal arrives meanwhile."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Made] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Made | None, error: Exception | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is None:
@@ -225,14 +265,14 @@ def in_thread(make: Callable[[], Made]) -> "asyncio.Future[Made]":
         else:
             future.set_exception(error)
 
-    def work() -> None:
+    def run() -> None:
         result, error = None, None
         try:
-            result = make()
-        except Exception as raised:  # noqa: BLE001  # it is handed to whoever awaits
+            result = work()
+        except Exception as raised:  # noqa: BLE001  # the future raises it
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the future
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=work, name=LOADING_THREAD, daemon=True).start()
+    threading.Thread(target=run, name=LOADING_THREAD, daemon=True).start()
     return future

@@ -1,14 +1,16 @@
-"""Every option, written once: environment `ATTENDANT_*`, a `.env` file and the command line read the same fields."""
+"""Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
+import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "ATTENDANT_"
 
@@ -21,12 +23,13 @@ class ConfigError(Exception):
 
 
 class Settings(BaseSettings):
-    """What `attendant serve` can be told. Names end in their unit."""
+    """The options of `attendant serve`. Names end in their unit.
+
+    The constructor reads neither the environment nor a file; `load_settings` does.
+    """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_file=".env",
-        extra="ignore",  # a .env file may hold other programs' lines; load_settings refuses wrong ones of ours
+        extra="forbid",
         frozen=True,
         cli_kebab_case=True,
         cli_avoid_json=True,
@@ -34,97 +37,159 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
     )
 
-    model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="The artifact to serve.")
-    model_sha256: str | None = Field(None, description="Refuse any artifact but the one with this digest.")
-    model_aliases: str = Field("", description="Other names that requests may call the model, with commas between.")
+    model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="Artifact to serve.")
+    model_sha256: str | None = Field(None, description="Digest of the only artifact to accept.")
+    model_aliases: str = Field("", description="Other names of the model in requests, separated by commas.")
 
-    host: str = Field("127.0.0.1", description="Address that REST and gRPC listen on.")
-    rest_port: Port = Field(8080, description="REST; 0 picks a free port.")
-    grpc_port: Port = Field(8081, description="gRPC; 0 picks a free port.")
-    admin_host: str = Field("127.0.0.1", description="Address that metrics and health listen on; it asks for no key.")
-    admin_port: Port = Field(8082, description="Metrics and health; 0 picks a free port.")
-    docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+    host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
+    rest_port: Port = Field(8080, description="REST port. 0 selects a free port.")
+    grpc_port: Port = Field(8081, description="gRPC port. 0 selects a free port.")
+    admin_host: str = Field("127.0.0.1", description="Address of metrics and health checks, which require no key.")
+    admin_port: Port = Field(8082, description="Port of metrics and health checks. 0 selects a free port.")
+    docs: bool = Field(True, description="Whether to serve /docs and /openapi.json.")
     api_keys_file: Path | None = Field(
-        None, description="A file with one key a line; when set, callers must send one as a bearer token."
+        None, description="File with one key per line. If set, requests need one as a bearer token."
     )
 
     precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(
         "auto",
-        description="auto is float16 on a GPU, bfloat16 where the CPU has the unit and the plugin is installed, "
-        "else float32; int8 is only had when asked for, of an artifact with a graph for it.",
+        description="Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AVX512-BF16 or AMX, else "
+        "float32. int8 requires a CPU with VNNI and an artifact with a graph for it.",
     )
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
         "auto",
-        description="What runs the model; auto is a CUDA GPU where there is one and the artifact has a graph for it, "
-        "else the OpenVINO plugin where it can be had, else onnxruntime itself.",
+        description="Backend. auto selects CUDA with a GPU and an artifact with a graph for it, then OpenVINO if it is "
+        "installed, then ONNX Runtime on the CPU.",
     )
-    gpu_device: int = Field(0, ge=0, description="Which GPU, as CUDA counts them.")
-    gpu_memory_bytes: int = Field(0, ge=0, description="GPU memory the model may take; 0 is as much as there is.")
-    threads: int = Field(0, ge=0, description="CPU threads for the model; 0 is what the cgroup and affinity allow.")
+    gpu_device: int = Field(0, ge=0, description="Number of the GPU, as CUDA counts.")
+    gpu_memory_bytes: int = Field(0, ge=0, description="GPU memory for the model, in bytes. 0 sets no limit.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads of the model. 0 selects the number that the cgroup and affinity allow."
+    )
     max_batch_tokens: int = Field(
         0,
         ge=0,
         description="Maximum number of tokens in a packed batch. 0 selects the default of the execution provider.",
     )
 
-    max_inputs: Positive = Field(256, description="Inputs in a request (OpenAI door: 2048, its own limit).")
-    max_spans_per_input: Positive = Field(1024, description="Maximum number of spans in an input.")
-    max_spans_per_request: Positive = Field(4096, description="Maximum number of spans in a request.")
+    max_inputs: Positive = Field(256, description="Inputs per request. The limit of the OpenAI API is 2048.")
     max_characters_per_token: Positive = Field(
-        64, description="An input may have this many characters for each token the model takes."
+        64, description="Characters per input, for each token that the model accepts."
     )
-    max_request_bytes: Positive = Field(8 * 2**20, description="Bytes of a request body or gRPC message.")
-    max_response_bytes: Positive = Field(64 * 2**20, description="Bytes of a reply; a larger one is refused unrun.")
+    max_spans_per_input: Positive = Field(1024, description="Spans per input.")
+    max_spans_per_request: Positive = Field(4096, description="Spans per request.")
+    max_request_bytes: Positive = Field(2 * 2**20, description="Bytes of a REST request body.")
+    max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Bytes of a gRPC request message.")
+    max_pending_request_bytes: Positive = Field(
+        256 * 2**20, description="Bytes of all REST request bodies that are being received."
+    )
+    max_response_bytes: Positive = Field(
+        64 * 2**20, description="Bytes of a response. Larger ones are rejected before inference."
+    )
+    max_connections: Positive = Field(2048, description="REST connections.")
+    max_grpc_streams: Positive = Field(256, description="Concurrent gRPC calls per connection.")
     max_queue_ms: Positive = Field(
         2000,
         description="Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected.",
     )
     max_explain_queue_ms: Positive = Field(
-        2000, description="The same limit for attention maps, comparisons and layers other than the last."
+        2000, description="The same limit for layers other than the last, attention maps and comparisons."
     )
     max_queue_tokens: Positive = Field(
         262_144,
-        description="Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts any size.",
+        description="Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts one "
+        "request of any size.",
     )
     max_explain_queue_tokens: Positive = Field(
-        65_536, description="The same limit for attention maps, comparisons and layers other than the last."
+        65_536, description="The same limit for layers other than the last, attention maps and comparisons."
     )
-    max_deadline_ms: Positive = Field(60_000, description="The longest a request may take.")
-    header_timeout_ms: Positive = Field(10_000, description="How long a client may take to send its headers.")
-    body_timeout_ms: Positive = Field(15_000, description="How long a client may take to send its body.")
-    drain_delay_ms: int = Field(0, ge=0, description="After SIGTERM, how long to serve on while balancers look away.")
-    drain_timeout_ms: Positive = Field(30_000, description="How long a stop may take in all before it is forced.")
+    max_deadline_ms: Positive = Field(60_000, description="Maximum duration of a request, in milliseconds.")
+    header_timeout_ms: Positive = Field(10_000, description="Time to receive request headers, in milliseconds.")
+    body_timeout_ms: Positive = Field(15_000, description="Time to receive a request body, in milliseconds.")
+    drain_delay_ms: int = Field(
+        0,
+        ge=0,
+        description="Time in milliseconds to keep serving after SIGTERM, so that load balancers can deregister the "
+        "instance.",
+    )
+    drain_timeout_ms: Positive = Field(
+        25_000, description="Time in milliseconds from SIGTERM to the exit of the process, the delay included."
+    )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
-    log_format: Literal["auto", "text", "json"] = Field("auto", description="auto is text on a terminal, else JSON.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="Log format. auto selects text on a terminal and JSON elsewhere."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave out the sources that read the process environment; pydantic-settings adds the command line."""
+        return (init_settings,)
 
 
 def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the options; raise `ConfigError` with one line that names the wrong one.
+    """Return the options; raises `ConfigError` with one line that names the wrong one.
 
-    `arguments` are command-line flags (`--rest-port 9000`); None leaves the command line out.
+    The command line takes precedence over `environ`, and `environ` over the file `.env`.
+
+    Args:
+        arguments: Command-line flags (`--rest-port 9000`); None leaves the command line out.
+        environ: Environment variables; None selects those of the process.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in (*(os.environ if environ is None else environ), *dotenv_values(".env")):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise ConfigError(f"{name}: no such option. See: attendant serve --help")
+    values = _options_in(dotenv_values(".env")) | _options_in(os.environ if environ is None else environ)
     try:
-        return Settings(_cli_parse_args=arguments, _cli_prog_name="attendant serve")
+        settings = Settings(_cli_parse_args=arguments, _cli_prog_name="attendant serve", **values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'it must')}.") from None
+        raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'must')}.") from None
+    if settings.drain_delay_ms >= settings.drain_timeout_ms:
+        raise ConfigError(
+            f"{PREFIX}DRAIN_DELAY_MS: not below {PREFIX}DRAIN_TIMEOUT_MS ({settings.drain_delay_ms}, limit "
+            f"{settings.drain_timeout_ms}). Shorten the delay."
+        )
+    return settings
+
+
+def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the options of an environment by field; raises `ConfigError` for an unknown one."""
+    options = {}
+    for variable, value in environ.items():
+        name = variable.upper()
+        if not name.startswith(PREFIX) or value is None or _is_kubernetes_service(name, value):
+            continue
+        field = name.removeprefix(PREFIX).lower()
+        if field not in Settings.model_fields:
+            nearest = difflib.get_close_matches(field, Settings.model_fields, 1)
+            hint = f"Did you mean {PREFIX}{nearest[0].upper()}?" if nearest else "See: attendant serve --help"
+            raise ConfigError(f"{variable}: unknown option. {hint}")
+        options[field] = value
+    return options
+
+
+def _is_kubernetes_service(name: str, value: str) -> bool:
+    """Return whether Kubernetes injects the variable into the pods of a namespace with a Service of a similar name."""
+    return re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT_[0-9]+_[A-Z]+(_|$)", name) is not None or (
+        name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+    )
 
 
 def describe_options() -> str:
-    """The table of options in Markdown; docs/options.md is its output."""
+    """Return the table of options in Markdown; docs/options.md is its output."""
     lines = [
         "# Options",
         "",
-        "Written by `make docs` from `service/config.py`. Each can be set in the environment, in a `.env` file, "
+        "Generated by `make docs` from `service/config.py`. Set an option in the environment, in a `.env` file, "
         "or as a flag of `attendant serve`.",
         "",
-        "| environment | flag | default | what it does |",
+        "| environment | flag | default | description |",
         "|---|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():

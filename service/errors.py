@@ -1,23 +1,25 @@
-"""Every error a caller can get, in one table: its canonical code, HTTP status and metric label.
+"""Every error that a client can get, in one table: canonical code, HTTP status and metric label.
 
 ServiceError
-├── MalformedRequest        400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
-├── InvalidArgument           422  INVALID_ARGUMENT      readable, but not what the field takes
-│   ├── EmptyInput                               nothing but special tokens
-│   ├── InputTooLong                             more tokens than the model takes
-│   └── ResponseTooLarge                         the answer would be over the limit
-├── RequestTooLarge          413  RESOURCE_EXHAUSTED    too many bytes or characters
+├── MalformedRequest  400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
+├── InvalidArgument   422  INVALID_ARGUMENT      readable, but not what the field accepts
+│   ├── EmptyInput                               only special tokens
+│   ├── InputTooLong                             more tokens than the model accepts
+│   └── ResponseTooLarge                         the response would be over the limit
+├── RequestTooLarge   413  RESOURCE_EXHAUSTED    too many bytes or characters
+├── HeadersTooLarge   431  RESOURCE_EXHAUSTED
 ├── UnsupportedMedia  415  INVALID_ARGUMENT
-├── RequestTimeout        408  DEADLINE_EXCEEDED     the body did not arrive in time
+├── RequestTimeout    408  DEADLINE_EXCEEDED     the body was not received in time
 ├── Unauthenticated   401  UNAUTHENTICATED
-├── NotFound          404  NOT_FOUND             no such route or model
+├── NotFound          404  NOT_FOUND             unknown route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
-├── QueueFull         429  RESOURCE_EXHAUSTED    try again after `retry_after_s`
+├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
 ├── Unavailable       503  UNAVAILABLE           starting, draining, device lost
+│   └── Overloaded                               too many connections, too much memory for request bodies
 ├── DeadlineExceeded  504  DEADLINE_EXCEEDED
-├── Unsupported        501  UNIMPLEMENTED         this model or version does not do that
-├── Cancelled         499  CANCELLED             the caller left
-└── Internal          500  INTERNAL              ours; the caller gets the request id and nothing else
+├── Unsupported       501  UNIMPLEMENTED         this model or version does not support it
+├── Cancelled         499  CANCELLED             the client disconnected
+└── Internal          500  INTERNAL              the client gets the request ID and nothing else
     └── NonFiniteOutput
 """
 
@@ -27,9 +29,10 @@ DOMAIN = "attendant"
 
 
 class ServiceError(Exception):
-    """`message` is for people: it names the field and the limit, says what to do, and never echoes the input.
+    """An error for the client.
 
-    `reason` is for programs, `label` for the counter of refusals ("" when it is no refusal).
+    `message` names the field, the limit and the remedy, and never echoes input text. `reason` is stable, for programs.
+    `label` is that of the rejection counter; "" if the error is not a rejection.
     """
 
     code: ClassVar[str]
@@ -68,6 +71,10 @@ class RequestTooLarge(ServiceError):
     code, http_status, label, reason = "RESOURCE_EXHAUSTED", 413, "too_large", "too_large"
 
 
+class HeadersTooLarge(ServiceError):
+    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 431, "too_large", "headers_too_large"
+
+
 class UnsupportedMedia(ServiceError):
     code, http_status, label, reason = "INVALID_ARGUMENT", 415, "invalid", "unsupported_media_type"
 
@@ -96,6 +103,10 @@ class Unavailable(ServiceError):
     code, http_status, label, reason = "UNAVAILABLE", 503, "draining", "unavailable"
 
 
+class Overloaded(Unavailable):
+    label, reason = "overload", "overloaded"
+
+
 class DeadlineExceeded(ServiceError):
     code, http_status, label, reason = "DEADLINE_EXCEEDED", 504, "deadline", "deadline_exceeded"
 
@@ -111,9 +122,7 @@ class Cancelled(ServiceError):
 class Internal(ServiceError):
     code, http_status, reason = "INTERNAL", 500, "internal"
 
-    def __init__(
-        self, message: str = "Something went wrong on our side; the log has it under this request id."
-    ) -> None:
+    def __init__(self, message: str = "Internal error. See the server log for this request ID.") -> None:
         super().__init__(message)
 
 
@@ -121,4 +130,4 @@ class NonFiniteOutput(Internal):
     reason = "non_finite_output"
 
     def __init__(self) -> None:
-        super().__init__("The model gave a number that is not finite for one of the inputs.")
+        super().__init__("Model output: not finite for one of the inputs. See the server log for this request ID.")

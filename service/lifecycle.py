@@ -1,4 +1,4 @@
-"""What the doors hold: the engine once it is loaded, and what state the process is in."""
+"""The state of the process, and the engine once it is loaded."""
 
 import enum
 
@@ -6,29 +6,34 @@ from service.engine.engine import Engine
 from service.errors import Unavailable
 from service.metrics import Metrics
 
+RETRY_AFTER_S = 1
+
 
 class Status(enum.Enum):
+    """The values are those of the probes."""
+
     STARTING = "starting"
-    OK = "ok"
+    READY = "ok"
     DRAINING = "draining"
     FAILED = "failed"
 
 
 class Lifecycle:
-    """One a process. `engine` is to be asked for each time: before loading and while stopping it refuses."""
+    """One per process. Read `engine` per request: it raises before loading and while draining."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._engine: Engine | None = None
         self.status = Status.STARTING
-        self.refusing = False
+        self.rejecting = False
 
     @property
     def engine(self) -> Engine:
-        if self.refusing:
-            raise Unavailable("The server is stopping; send the request to another.", reason="draining")
+        """The engine; raises `Unavailable` unless requests are accepted."""
+        if self.rejecting:
+            raise Unavailable("Server is stopping. Retry elsewhere.", reason="draining", retry_after_s=RETRY_AFTER_S)
         if self._engine is None:
-            raise Unavailable("The server is still loading its model. Try again shortly.", reason="starting")
+            raise Unavailable("Model is loading. Retry later.", reason="starting", retry_after_s=RETRY_AFTER_S)
         return self._engine
 
     @property
@@ -36,8 +41,8 @@ class Lifecycle:
         return self._engine is not None
 
     @property
-    def crowded(self) -> bool:
-        """As `Engine.crowded`; never before there is an engine."""
+    def near_capacity(self) -> bool:
+        """True while the engine is near its capacity; False without an engine."""
         return self._engine is not None and self._engine.near_capacity
 
     @property
@@ -46,33 +51,36 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        return self.status is Status.OK
+        return self.status is Status.READY
 
     def become_ready(self, engine: Engine) -> None:
+        """Accept requests."""
         self._engine = engine
-        self._enter(Status.OK)
+        self._enter(Status.READY)
 
     def start_draining(self) -> None:
-        """No longer ready, but requests are still taken: balancers need a moment to look away."""
+        """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
         self._enter(Status.DRAINING)
 
     def fail(self) -> None:
+        """Record that the model could not be loaded."""
         self._enter(Status.FAILED)
 
-    def refuse(self) -> None:
-        """From here on requests are refused; those that were taken go on."""
-        self.refusing = True
+    def reject_new(self) -> None:
+        """Reject requests from now on; accepted ones continue."""
+        self.rejecting = True
 
     async def drain(self) -> None:
-        """Return when what was taken has been answered."""
+        """Return when every accepted request has been answered."""
         if self._engine is not None:
             await self._engine.drain()
 
     async def close(self) -> None:
+        """Close the engine, if any."""
         if self._engine is not None:
             await self._engine.close()
 
     def _enter(self, status: Status) -> None:
         self.status = status
-        self._metrics.ready.set(status is Status.OK)
+        self._metrics.ready.set(status is Status.READY)
         self._metrics.draining.set(status is Status.DRAINING)

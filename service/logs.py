@@ -1,4 +1,4 @@
-"""Logs: readable on a terminal, JSON elsewhere. Never the text of a request, nor a key."""
+"""Logs: text on a terminal, JSON elsewhere. They never hold input text or a key."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ import orjson
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -26,7 +26,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: the time of day, the level, the message, and the request it belongs to."""
+    """Time of day, level, message and request ID."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s%(request)s", "%H:%M:%S")
@@ -38,12 +38,12 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
-    """Send the logs of the whole process to stderr."""
+    """Write the logs of the process to stderr."""
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # It reports callers who hung up as errors, with a trace; what really goes wrong the interceptor logs itself.
+    # grpc logs client disconnections as errors with a traceback; the interceptor logs the errors that matter.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)

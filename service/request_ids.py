@@ -1,4 +1,4 @@
-"""Request ids: the caller's own where it is harmless, so that its logs and ours can be joined; else one of ours."""
+"""Request IDs: the client's own if it is harmless, so that the logs of both sides can be joined; else random."""
 
 import re
 import secrets
@@ -7,6 +7,6 @@ HEADER = "x-request-id"
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def request_id(sent: str) -> str:
-    """The id that a request goes by."""
-    return sent if _HARMLESS.fullmatch(sent) else secrets.token_hex(8)
+def request_id(value: str) -> str:
+    """Return the ID of a request whose header has this value."""
+    return value if _HARMLESS.fullmatch(value) else secrets.token_hex(8)

@@ -212,7 +212,7 @@ def to_message(operation: str, request: Body) -> Any:
     if operation == "encode":
         return pb.EncodeRequest(
             inputs=items,
-            outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],  # type: ignore[misc]
+            outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],
             layers=request.get("layers", []),
             **_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING"),
             **{name: request[name] for name in ("normalize", "dimensions") if name in request},

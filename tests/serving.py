@@ -6,14 +6,14 @@ import threading
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
-from service.rest.app import make_app
-from service.rest.protocol import ConnectionLimits
 
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.rest.app import make_app
+from service.rest.protocol import ConnectionLimits
 from service.rest.server import Server
 from service.rpc.server import RpcServer
 

@@ -8,6 +8,7 @@ from service.errors import QueueFull
 
 RATE_MEMORY_S = 2.0
 """Time constant over which the measured rate forgets."""
+NEAR_CAPACITY = 0.9
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
 
@@ -51,6 +52,11 @@ class Admission:
     def utilization(self) -> float:
         """The estimated wait of a small request, as a fraction of the limit."""
         return self.wait_s(SMALL_REQUEST_TOKENS) / self._max_wait_s
+
+    @property
+    def near_capacity(self) -> bool:
+        """Whether the next request may be rejected."""
+        return self.utilization > NEAR_CAPACITY or self.backlog.tokens > NEAR_CAPACITY * self._max_tokens
 
     def wait_s(self, tokens: int) -> float:
         """Return the estimated wait of a new request of `tokens`, in seconds."""

@@ -92,7 +92,7 @@ class Engine:
     @property
     def near_capacity(self) -> bool:
         """Whether the fast lane may reject the next request: then it pays to call `check_capacity` early."""
-        return self._fast.admission.utilization > 0.9
+        return self._fast.admission.near_capacity
 
     def check_capacity(self, characters: int) -> None:
         """Raise `QueueFull` or `Unavailable` unless the fast lane admits a request of so many characters now."""

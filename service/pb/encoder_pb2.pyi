@@ -233,14 +233,18 @@ class EncodeStreamResponse(_message.Message):
     def __init__(self, response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "reason", "message")
+    __slots__ = ("code", "reason", "message", "retry_after_ms", "request_id")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
     message: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    retry_after_ms: int
+    request_id: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("model", "inputs", "truncation", "kind", "layers", "all_layers", "heads", "all_heads", "head_reduce", "layer_reduce", "unit", "special", "segments", "top_p", "top_k", "dtype")

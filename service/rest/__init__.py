@@ -1,1 +1,1 @@
-"""HTTP: one file a door. Doors translate; they know no numpy, queue or session."""
+"""REST: API adapters between HTTP and JSON and the engine's types."""

@@ -1,1 +1,1 @@
-"""gRPC: one file a service. Doors translate; they know no numpy, queue or session."""
+"""gRPC: API adapters between protobuf and the engine's types."""

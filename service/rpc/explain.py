@@ -1,6 +1,6 @@
-"""Attend and Compare: their messages as the engine's requests, and its answers as messages."""
+"""Attend and Compare: messages as the engine's requests, and its responses as messages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from model.artifact import KINDS
@@ -23,9 +23,9 @@ from service.engine.schema.explain import (
 )
 from service.errors import InvalidArgument
 from service.pb import encoder_pb2 as pb
-from service.rpc.inputs import TRUNCATIONS, inputs_of, meaning, tensor
+from service.rpc.codec import TRUNCATIONS, check_count, enum_value, tensor, to_inputs
 
-# What each number of an enum means; the first is the default. The proto lists them in the order of the Literals.
+# The meaning of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 ATTENTION_KINDS = ("probs", *KINDS)
 HEAD_REDUCES = ("none", *get_args(HeadReduce))
 MAP_LAYER_REDUCES = ("none", *get_args(MapLayerReduce))
@@ -40,50 +40,56 @@ MAP_DTYPES = {
 }
 
 
-def attend_request(request: pb.AttendRequest, deadline: float | None) -> AttendRequest:
-    """Raises `InvalidArgument` for what no message should say."""
+def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadline: float | None) -> AttendRequest:
+    """Return the engine's request; raises `InvalidArgument` for values that no message should have."""
+    for name in ("layers", "heads"):
+        check_count(name, len(getattr(request, name)), limits)
     if request.dtype not in MAP_DTYPES:
-        raise InvalidArgument("dtype must be DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", reason="invalid_field")
+        raise InvalidArgument(
+            "dtype: unknown value. Use DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", reason="invalid_field"
+        )
     return AttendRequest(
-        inputs=inputs_of(request.inputs),
+        inputs=to_inputs(request.inputs, limits),
         model=request.model or None,
-        kind=meaning(ATTENTION_KINDS, request.kind, "kind"),
+        kind=enum_value(ATTENTION_KINDS, request.kind, "kind"),
         layers=_chosen(request.layers, request.all_layers, "layers"),
         heads=_chosen(request.heads, request.all_heads, "heads"),
-        head_reduce=meaning(HEAD_REDUCES, request.head_reduce, "head_reduce"),
-        layer_reduce=meaning(MAP_LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
-        unit=meaning(UNIT_KINDS, request.unit, "unit"),
-        special=meaning(SPECIALS, request.special, "special"),
-        segments=meaning(SEGMENTS, request.segments, "segments"),
+        head_reduce=enum_value(HEAD_REDUCES, request.head_reduce, "head_reduce"),
+        layer_reduce=enum_value(MAP_LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
+        unit=enum_value(UNIT_KINDS, request.unit, "unit"),
+        special=enum_value(SPECIALS, request.special, "special"),
+        segments=enum_value(SEGMENTS, request.segments, "segments"),
         top_p=request.top_p if request.HasField("top_p") else None,
         top_k=request.top_k if request.HasField("top_k") else None,
-        truncation=meaning(TRUNCATIONS, request.truncation, "truncation"),
+        truncation=enum_value(TRUNCATIONS, request.truncation, "truncation"),
         dtype=MAP_DTYPES[request.dtype],  # type: ignore[arg-type]  # its values are the Literal's
         wire="binary",
         deadline=deadline,
     )
 
 
-def attend_responses(found: AttendResponse) -> Iterator[pb.AttendResponse]:
-    """The header, then one message a map, each made when it is asked for and its map let go."""
-    inputs = [_attended_input(result) for result in found.results]
-    yield pb.AttendResponse(header=pb.AttendHeader(model=found.model, precision=found.precision, inputs=inputs))
-    for index, result in enumerate(found.results):
+def attend_responses(response: AttendResponse) -> Iterator[pb.AttendResponse]:
+    """Yield the header, then one message per map; each map is freed once its message exists."""
+    inputs = [_attended_input(result) for result in response.results]
+    yield pb.AttendResponse(header=pb.AttendHeader(model=response.model, precision=response.precision, inputs=inputs))
+    for index, result in enumerate(response.results):
         result.maps.reverse()
         while result.maps:
             yield pb.AttendResponse(map=_map(result.maps.pop(), index))
 
 
-def compare_request(request: pb.CompareRequest, deadline: float | None) -> CompareRequest:
-    """Raises `InvalidArgument` for what no message should say."""
+def compare_request(request: pb.CompareRequest, limits: Mapping[str, int], deadline: float | None) -> CompareRequest:
+    """Return the engine's request; raises `InvalidArgument` for values that no message should have."""
+    for name in ("occurrences", "layers"):
+        check_count(name, len(getattr(request, name)), limits)
     return CompareRequest(
         occurrences=tuple(
             Occurrence(
-                found.text,
-                (found.span.start, found.span.end) if found.HasField("span") else None,
-                found.word if found.HasField("word") else None,
+                item.text,
+                (item.span.start, item.span.end) if item.HasField("span") else None,
+                item.word if item.HasField("word") else None,
             )
-            for found in request.occurrences
+            for item in request.occurrences
         ),
         model=request.model or None,
         layers=_chosen(request.layers, request.all_layers, "layers"),
@@ -93,36 +99,34 @@ def compare_request(request: pb.CompareRequest, deadline: float | None) -> Compa
     )
 
 
-def compare_response(found: CompareResponse) -> pb.CompareResponse:
-    """The answer as a message."""
+def compare_response(response: CompareResponse) -> pb.CompareResponse:
+    """Return the response as a message."""
     return pb.CompareResponse(
-        model=found.model,
-        precision=found.precision,
+        model=response.model,
+        precision=response.precision,
         occurrences=[
             pb.ComparedOccurrence(
-                text=each.text,
-                start=each.start,
-                end=each.end,
+                text=item.text,
+                start=item.start,
+                end=item.end,
                 draws_on=[
                     pb.DrawnWord(text=word.text, start=word.start, end=word.end, share=word.share)
-                    for word in each.draws_on
+                    for word in item.draws_on
                 ],
             )
-            for each in found.occurrences
+            for item in response.occurrences
         ],
-        static=tensor(found.static),
+        static=tensor(response.static),
         layers=[
-            pb.LayerSimilarity(layer=each.layer, cosine=tensor(each.cosine), centered=tensor(each.centered))
-            for each in found.layers
+            pb.LayerSimilarity(layer=layer.layer, cosine=tensor(layer.cosine), centered=tensor(layer.centered))
+            for layer in response.layers
         ],
     )
 
 
-def _chosen(numbers: Sequence[int], every: bool, field: str) -> tuple[int, ...] | None:
-    if every and numbers:
-        raise InvalidArgument(
-            f"all_{field} is set, and {field} names some; send one of the two.", reason="invalid_field"
-        )
+def _chosen(numbers: Sequence[int], is_all: bool, field: str) -> tuple[int, ...] | None:
+    if is_all and numbers:
+        raise InvalidArgument(f"all_{field}: set, but {field} is not empty. Send one.", reason="invalid_field")
     return tuple(numbers) or None
 
 
@@ -139,25 +143,25 @@ def _attended_input(result: AttendResult) -> pb.AttendedInput:
     )
 
 
-def _map(found: AttentionMap, index: int) -> pb.AttentionMap:
+def _map(attention_map: AttentionMap, index: int) -> pb.AttentionMap:
     return pb.AttentionMap(
         input_index=index,
-        layer=found.layer,
-        head=found.head,
-        matrix=tensor(found.matrix),
-        sparse=None if found.sparse is None else _sparse(found.sparse),
-        excluded_mass=_floats(found.excluded_mass),
-        bias_share=_floats(found.bias_share),
-        no_mass_rows=found.no_mass_rows,
+        layer=attention_map.layer,
+        head=attention_map.head,
+        matrix=tensor(attention_map.matrix),
+        sparse=None if attention_map.sparse is None else _sparse(attention_map.sparse),
+        excluded_mass=_floats(attention_map.excluded_mass),
+        bias_share=_floats(attention_map.bias_share),
+        no_mass_rows=attention_map.no_mass_rows,
     )
 
 
-def _sparse(found: SparseMatrix) -> pb.SparseMatrix:
+def _sparse(matrix: SparseMatrix) -> pb.SparseMatrix:
     return pb.SparseMatrix(
-        row_starts=found.row_starts,
-        indices=found.indices,
-        values=tensor(found.values),
-        rest_mass=_floats(found.rest_mass),
+        row_starts=matrix.row_starts,
+        indices=matrix.indices,
+        values=tensor(matrix.values),
+        rest_mass=_floats(matrix.rest_mass),
     )
 
 

@@ -1,16 +1,15 @@
-"""Round every RPC: the key, the metrics, a request id, and errors as canonical codes with their details."""
+"""Around every RPC: API key, metrics, request ID, and errors as canonical codes with details."""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
@@ -19,7 +18,6 @@ from service.errors import (
     DOMAIN,
     Cancelled,
     Internal,
-    MalformedRequest,
     QueueFull,
     RequestTooLarge,
     ServiceError,
@@ -27,8 +25,9 @@ from service.errors import (
 )
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
+from service.rpc.messages import reject_malformed, tolerant
 
-DOOR = "grpc"
+API = "grpc"
 OTHER = "_OTHER"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
@@ -39,13 +38,8 @@ Handler = Any
 log = logging.getLogger("attendant.rpc")
 
 
-@dataclass(frozen=True)
-class Malformed:
-    """What the deserialiser returns for bytes that are not the message, so that the caller gets a clear code."""
-
-
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
-    """Wraps unary-unary, unary-stream and bidi handlers alike."""
+    """Wraps unary-unary, unary-stream and stream-stream handlers."""
 
     def __init__(self, metrics: Metrics, keys: ApiKeys | None, methods: frozenset[str]) -> None:
         self._metrics = metrics
@@ -62,49 +56,50 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if method.startswith(OPEN_SERVICES) and handler is not None:
             return handler
         if handler is None:
-            # Answered here and not by gRPC itself, so that without a key nobody learns which methods there are.
+            # Not left to grpc: it would tell clients without a key which methods there are.
             return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER))
         name = method if method in self._methods else OTHER
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 self._wrap_stream(handler.stream_stream, name),
-                lenient(handler.request_deserializer),
+                tolerant(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._wrap_stream(handler.unary_stream, name),
-                lenient(handler.request_deserializer),
+                tolerant(handler.request_deserializer),
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._wrap_unary(handler.unary_unary, name),
-            lenient(handler.request_deserializer),
+            tolerant(handler.request_deserializer),
             handler.response_serializer,
         )
 
     def _wrap_unary(
-        self, behaviour: Callable[[Any, Context], Awaitable[Message]], method: str
+        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: str
     ) -> Callable[[Any, Context], Awaitable[Message]]:
         async def call(request: Any, context: Context) -> Message:
             async with self._observe(context, method):
-                refuse_malformed(request)
-                reply = await behaviour(request, context)
-                self._metrics.response_bytes.labels(DOOR).observe(reply.ByteSize())
-                return reply
+                reject_malformed(request)
+                response = await behavior(request, context)
+                self._metrics.response_bytes.labels(API).observe(response.ByteSize())
+                return response
 
         return call
 
     def _wrap_stream(
-        self, behaviour: Callable[[Any, Context], AsyncIterator[Message]], method: str
+        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: str
     ) -> Callable[[Any, Context], AsyncIterator[Message]]:
-        async def call(asked: Any, context: Context) -> AsyncIterator[Message]:
-            """`asked` is one request, or the iterator of a stream's."""
+        async def call(request: Any, context: Context) -> AsyncIterator[Message]:
+            """`request` is one request, or the iterator of a stream."""
             async with self._observe(context, method):
-                refuse_malformed(asked)
-                async for reply in behaviour(asked, context):
-                    self._metrics.response_bytes.labels(DOOR).observe(reply.ByteSize())
-                    yield reply
+                reject_malformed(request)
+                async with contextlib.aclosing(behavior(request, context)) as responses:
+                    async for response in responses:
+                        self._metrics.response_bytes.labels(API).observe(response.ByteSize())
+                        yield response
 
         return call
 
@@ -112,79 +107,69 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     async def _observe(self, context: Context, method: str) -> AsyncIterator[None]:
         started = time.perf_counter()
         metadata = dict(context.invocation_metadata() or ())
-        sent = metadata.get(HEADER, "")
-        identity = request_id(sent if isinstance(sent, str) else "")
+        sent_id = metadata.get(HEADER, "")
+        call_id = request_id(sent_id if isinstance(sent_id, str) else "")
         self._metrics.in_flight.inc()
-        error: ServiceError | None = Cancelled("The caller left.")
+        error: ServiceError | None = Cancelled("The client disconnected.")
         try:
             if self._keys is not None:
                 self._keys.check(metadata.get("authorization"))
-            context.set_trailing_metadata(((HEADER, identity),))
+            context.set_trailing_metadata(((HEADER, call_id),))
             yield
             error = None
         except ServiceError as raised:
-            error = raised.with_traceback(None)  # which knows this frame, and so would keep itself and the request
+            error = raised.with_traceback(None)  # it refers to this frame, and would keep itself and the request
         except grpc.aio.AbortError:
             raise
-        except Exception:
-            log.exception("unforeseen error", extra={"request_id": identity})
+        except Exception as exception:  # noqa: BLE001  # log_internal logs it
             error = Internal()
+            error.__cause__ = exception
         finally:
             self._metrics.in_flight.dec()
             self._count(method, error, started)
         if error is not None:
-            if isinstance(error, Internal) and error.__cause__ is not None:
-                log.error("request failed", exc_info=error.__cause__, extra={"request_id": identity})
-            await abort(context, error, identity)
+            log_internal(error, method, call_id)
+            error.__cause__ = None
+            await abort(context, error, call_id)
 
     def _count(self, method: str, error: ServiceError | None, started: float) -> None:
         code, status = ("OK", 200) if error is None else (error.code, error.http_status)
-        if error is not None and error.label:
-            self._metrics.rejected.labels(error.label).inc()
-        self._metrics.observe_request(DOOR, method, code, status, started)
+        self._metrics.count_rejection("" if error is None else error.label)
+        self._metrics.observe_request(API, method, code, status, started)
+
+
+def log_internal(error: ServiceError, method: str, call_id: str) -> None:
+    """Log the cause of an internal error; the client gets only the request ID."""
+    if isinstance(error, Internal) and error.__cause__ is not None:
+        log.error(
+            "unhandled exception api=%s endpoint=%s", API, method, exc_info=error.__cause__,
+            extra={"request_id": call_id},
+        )  # fmt: skip
 
 
 async def _no_such_method(request: object, context: Context) -> Message:
-    raise Unsupported("There is no such method.", reason="no_such_method")
+    raise Unsupported("Method: not found. See the service definition.", reason="no_such_method")
 
 
-def lenient(deserializer: Callable[[bytes], Message]) -> Callable[[bytes], Message | Malformed]:
-    """Grpc answers UNKNOWN with library text when a deserialiser raises; so ours never does."""
-
-    def deserialize(data: bytes) -> Message | Malformed:
-        try:
-            return deserializer(data)
-        except DecodeError:
-            return Malformed()
-
-    return deserialize
-
-
-def refuse_malformed(request: object) -> None:
-    """Raise `MalformedRequest` for what `lenient` could not read."""
-    if isinstance(request, Malformed):
-        raise MalformedRequest("The message is not valid protobuf of this type.")
-
-
-async def abort(context: Context, error: ServiceError, identity: str) -> NoReturn:
-    """End the call with the error's code and message, an ErrorInfo, and when to try again."""
+async def abort(context: Context, error: ServiceError, call_id: str) -> NoReturn:
+    """End the call with the error's code and message, an ErrorInfo, and when to retry."""
     code = grpc.StatusCode[error.code]
     details = AnyMessage()
-    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": identity}))
+    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": call_id}))
     number: int = code.value[0]
     status = Status(code=number, message=error.message, details=[details])
     trailing: list[tuple[str, str | bytes]] = [
-        (HEADER, identity),
+        (HEADER, call_id),
         ("grpc-status-details-bin", status.SerializeToString()),
     ]
     if isinstance(error, QueueFull):
         trailing.append(("grpc-retry-pushback-ms", str(max(1, round((error.retry_after_s or 1) * 1000)))))
     elif isinstance(error, RequestTooLarge):
-        trailing.append(("grpc-retry-pushback-ms", "-1"))  # the same request would be as large the next time
+        trailing.append(("grpc-retry-pushback-ms", "-1"))  # a retry would be as large
     try:
         await context.abort(code, error.message, tuple(trailing))
     except grpc.aio.AbortError as end:
-        # The call keeps it, and its traceback would keep the call, the request too, until garbage is looked for.
+        # The call stores this exception. Drop the traceback to break the reference cycle that would keep the request.
         asyncio.get_running_loop().call_soon(end.with_traceback, None)
         raise
     raise AssertionError("abort raises")

@@ -160,7 +160,7 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
         return
     answer = clients.call(operation, message)
     if isinstance(answer, grpc.RpcError):
-        code = answer.code().name  # type: ignore[attr-defined]
+        code = answer.code().name
         assert code not in SERVER_ERRORS, answer
         too_large = response.status_code == 200  # JSON and protobuf differ in size, and only in size
         assert not too_large, answer

@@ -25,7 +25,7 @@ from service.engine.scheduler import Lane
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.edge import make_app
+from service.rest.app import make_app
 
 GOLDEN = "money bank grows"
 POISON = "zebra"

@@ -14,10 +14,12 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from service.auth import ApiKeys
 from service.config import ConfigError
+from service.engine.model_loader import LoadedModel
 from service.errors import Unauthenticated
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
+from tests.service.conftest import open_house
 
 KEY = "correct-horse"
 OPEN = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
@@ -45,12 +47,12 @@ def keys_of(tmp_path: Path, content: bytes) -> ApiKeys | None:
     return ApiKeys.load(path)
 
 
-def test_no_file_means_no_keys() -> None:
+def test_keys_are_none_without_a_file() -> None:
     """Everything is open."""
     assert ApiKeys.load(None) is None
 
 
-def test_a_file_has_a_key_a_line(tmp_path: Path) -> None:
+def test_file_has_one_key_per_line(tmp_path: Path) -> None:
     """Blank lines and comments left out, blanks round a key too."""
     keys = keys_of(tmp_path, b"# team a\nfirst \n\n  second\r\n#third\n")
     assert keys is not None
@@ -62,15 +64,15 @@ def test_a_file_has_a_key_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"# only a comment\n\n", b"\xff\xfe"])
-def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_without_keys_is_rejected(tmp_path: Path, content: bytes) -> None:
     """Rather than a server that lets nobody in, or everybody."""
     with pytest.raises(ConfigError, match="ATTENDANT_API_KEYS_FILE"):
         keys_of(tmp_path, content)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     """By the option's name."""
-    with pytest.raises(ConfigError, match=r"ATTENDANT_API_KEYS_FILE: .*cannot be read"):
+    with pytest.raises(ConfigError, match=r"ATTENDANT_API_KEYS_FILE: .*cannot read"):
         ApiKeys.load(tmp_path / "none")
 
 
@@ -78,7 +80,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_bad_values_are_refused_alike(name: str) -> None:
     """With one message for all, as text or bytes."""
     sent = BAD[name]
-    with pytest.raises(Unauthenticated, match="Send a valid key as: Authorization: Bearer KEY"):
+    with pytest.raises(Unauthenticated, match="Send: Authorization: Bearer KEY"):
         ApiKeys([KEY, "other"]).check(sent)
     if sent is not None:
         with pytest.raises(Unauthenticated):
@@ -86,7 +88,7 @@ def test_bad_values_are_refused_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_scheme_has_no_case(scheme: str) -> None:
+def test_scheme_ignores_case(scheme: str) -> None:
     """As RFC 9110 says."""
     ApiKeys([KEY, "ключ"]).check(f"{scheme} {KEY}")
     ApiKeys([KEY, "ключ"]).check(f"{scheme} ключ".encode())
@@ -112,7 +114,7 @@ def routes(client: httpx.Client) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", [name for name in BAD if name != "blank key"])  # the client strips it
-def test_every_route_is_closed_by_default(locked: RunningServer, name: str) -> None:
+def test_routes_require_a_key_by_default(locked: RunningServer, name: str) -> None:
     """401 with WWW-Authenticate for every method and path, known or not, whatever was wrong with the key."""
     sent = BAD[name]
     headers = {} if sent is None else {b"authorization": sent}
@@ -129,12 +131,19 @@ def test_openai_says_it_in_its_own_words(locked: RunningServer) -> None:
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
 
-def test_a_key_opens(locked: RunningServer) -> None:
+def test_routes_accept_a_valid_key(locked: RunningServer) -> None:
     """And no body is read before it is checked."""
     body = {"inputs": "money"}
     answer = httpx.post(locked.rest + "/v1/encode", json=body, headers={"authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
     assert httpx.post(locked.rest + "/v1/encode", content=b"\xff").status_code == 401
+
+
+async def test_rest_compares_the_bytes_of_a_key(model: LoadedModel) -> None:
+    """A key may have characters beyond ASCII."""
+    async with open_house(model, keys=ApiKeys(["schlüssel"])) as house:
+        headers = [(b"authorization", "Bearer schlüssel".encode())]
+        assert (await house.client.get("/v1/model", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("path", OPEN)
@@ -143,7 +152,7 @@ def test_probes_and_docs_stay_open(locked: RunningServer, path: str) -> None:
     assert httpx.get(locked.rest + path).status_code == 200
 
 
-def test_the_admin_port_asks_for_no_key(locked: RunningServer) -> None:
+def test_admin_port_requires_no_key(locked: RunningServer) -> None:
     """It listens on loopback; refusals are counted there."""
     found = httpx.get(locked.admin + "/metrics")
     refused = re.search(r'^attendant_rejected_total\{reason="auth"\} (\S+)$', found.text, re.MULTILINE)
@@ -158,7 +167,7 @@ async def channel(locked: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", f"Bearer  {KEY}", KEY, "Bearer " + "a" * 4000])
-async def test_every_method_is_closed_by_default(channel: grpc.aio.Channel, value: str | None) -> None:
+async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value: str | None) -> None:
     """UNAUTHENTICATED, reflection included, before a stream has sent anything."""
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     metadata = None if value is None else (("authorization", value),)
@@ -173,7 +182,7 @@ async def test_every_method_is_closed_by_default(channel: grpc.aio.Channel, valu
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_key_opens_grpc_and_health_needs_none(channel: grpc.aio.Channel) -> None:
+async def test_grpc_requires_a_key_except_health(channel: grpc.aio.Channel) -> None:
     """The same key in the metadata."""
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     found = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))

@@ -9,17 +9,55 @@ from service.config import ConfigError, Settings, describe_options, load_setting
 from tests.conftest import ROOT
 
 VALUES = {
-    "model_dir": "/srv/model", "model_sha256": "abc", "model_aliases": "one,two", "host": "::1", "rest_port": "9000",
-    "grpc_port": "9001", "admin_host": "10.0.0.1", "admin_port": "9002", "docs": "false", "api_keys_file": "/srv/keys",
-    "precision": "float32", "provider": "cpu", "threads": "3", "row_tokens": "64", "max_inputs": "7",
-    "max_characters_per_token": "8", "max_request_bytes": "9", "max_response_bytes": "10", "max_queue_tokens": "11",
-    "max_explain_queue_tokens": "12", "gpu_device": "1", "gpu_memory_bytes": "17",
-    "max_deadline_ms": "12", "header_timeout_ms": "13", "body_timeout_ms": "14", "drain_delay_ms": "15",
-    "drain_timeout_ms": "16", "log_level": "debug", "log_format": "json",
-}  # fmt: skip
-WRONG = {"rest_port": "70000", "threads": "-1", "precision": "fp8", "max_inputs": "0", "docs": "perhaps",
-         "drain_delay_ms": "soon", "log_level": "loud", "provider": "tpu", "max_queue_tokens": "1.5",
-         "gpu_device": "-1", "gpu_memory_bytes": "-1"}  # fmt: skip
+    "model_dir": "/srv/model",
+    "model_sha256": "abc",
+    "model_aliases": "one,two",
+    "host": "::1",
+    "rest_port": "9000",
+    "grpc_port": "9001",
+    "admin_host": "10.0.0.1",
+    "admin_port": "9002",
+    "docs": "false",
+    "api_keys_file": "/srv/keys",
+    "precision": "float32",
+    "provider": "cpu",
+    "threads": "3",
+    "row_tokens": "64",
+    "max_inputs": "7",
+    "max_characters_per_token": "8",
+    "max_request_bytes": "9",
+    "max_response_bytes": "10",
+    "max_queue_tokens": "11",
+    "max_explain_queue_tokens": "12",
+    "max_spans_per_input": "18",
+    "max_spans_per_request": "19",
+    "max_grpc_message_bytes": "20",
+    "max_pending_request_bytes": "21",
+    "max_connections": "22",
+    "max_grpc_streams": "23",
+    "gpu_device": "1",
+    "gpu_memory_bytes": "17",
+    "max_deadline_ms": "12",
+    "header_timeout_ms": "13",
+    "body_timeout_ms": "14",
+    "drain_delay_ms": "15",
+    "drain_timeout_ms": "16",
+    "log_level": "debug",
+    "log_format": "json",
+}
+WRONG = {
+    "rest_port": "70000",
+    "threads": "-1",
+    "precision": "fp8",
+    "max_inputs": "0",
+    "docs": "perhaps",
+    "drain_delay_ms": "soon",
+    "log_level": "loud",
+    "provider": "tpu",
+    "max_queue_tokens": "1.5",
+    "gpu_device": "-1",
+    "gpu_memory_bytes": "-1",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +71,7 @@ def shown(settings: Settings, name: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_every_option_has_a_value_here() -> None:
+def test_option_values_cover_all_options() -> None:
     """So that the tests below cover a new one."""
     assert set(VALUES) == set(Settings.model_fields)
     assert all(shown(Settings(), name) != value for name, value in VALUES.items())
@@ -66,7 +104,9 @@ def test_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
     ("name", "place"),
     [(name, place) for name in WRONG for place in ("environment", "file", "flag") if (name, place) != ("docs", "flag")],
 )
-def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str) -> None:
+def test_wrong_value_error_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str
+) -> None:
     """In one line, wherever it was set."""
     variable, arguments = f"ATTENDANT_{name.upper()}", None
     if place == "environment":
@@ -82,15 +122,70 @@ def test_a_wrong_value_names_the_option(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
+def test_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     """By its name: a misspelt option that is ignored is worse than none."""
     (tmp_path / ".env").write_text(f"{variable}=1\n")
-    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
         load_settings()
     (tmp_path / ".env").unlink()
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(ConfigError, match=f"^{variable}: no such option"):
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("ATTENDANT_REST_PROT", "ATTENDANT_REST_PORT"), ("ATTENDANT_MAX_INPUT", "ATTENDANT_MAX_INPUTS"),
+        ("ATTENDANT_PORT", "ATTENDANT_REST_PORT"), ("ATTENDANT_SERVICE_PORTS", None), ("ATTENDANT_SERVICE_HOSTS", None),
+    ],
+)  # fmt: skip
+def test_unknown_variable_error_names_the_nearest_option(variable: str, nearest: str | None) -> None:
+    """If there is a similar one."""
+    with pytest.raises(ConfigError, match=f"^{variable}: unknown option") as raised:
+        load_settings(environ={variable: "8080"})
+    assert nearest is None or f"Did you mean {nearest}?" in str(raised.value)
+
+
+KUBERNETES = """
+{0}_SERVICE_HOST=10.0.0.7
+{0}_SERVICE_PORT=8080
+{0}_SERVICE_PORT_HTTP=8080
+{0}_SERVICE_PORT_GRPC_WEB=8081
+{0}_PORT=tcp://10.0.0.7:8080
+{0}_PORT_8080_TCP=tcp://10.0.0.7:8080
+{0}_PORT_8080_TCP_PROTO=tcp
+{0}_PORT_8080_TCP_PORT=8080
+{0}_PORT_8080_TCP_ADDR=10.0.0.7
+{0}_PORT_53_UDP=udp://10.0.0.7:53
+"""
+
+
+@pytest.mark.parametrize(
+    "service", ["ATTENDANT", "ATTENDANT_REST", "ATTENDANT_GRPC", "ATTENDANT_ADMIN", "ATTENDANT_EU_1"]
+)
+@pytest.mark.parametrize("scheme", ["tcp", "udp"])
+def test_variables_of_a_kubernetes_service_are_ignored(service: str, scheme: str) -> None:
+    """For a Service of any name that starts with attendant; the defaults apply, and real options still count."""
+    lines = KUBERNETES.format(service).replace("_PORT=tcp:", f"_PORT={scheme}:").split()
+    environ = dict(line.split("=", 1) for line in lines) | {"ATTENDANT_THREADS": "3"}
+    settings = load_settings(environ=environ)
+    assert (settings.rest_port, settings.grpc_port, settings.admin_port, settings.threads) == (8080, 8081, 8082, 3)
+    assert settings == Settings(threads=3)
+
+
+def test_given_environment_replaces_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its values nor its unknown names are read."""
+    monkeypatch.setenv("ATTENDANT_REST_PORT", "9000")
+    monkeypatch.setenv("ATTENDANT_NONSENSE", "1")
+    assert load_settings(environ={"ATTENDANT_GRPC_PORT": "9001"}) == Settings(grpc_port=9001)
+    assert Settings().rest_port == 8080
+
+
+def test_drain_delay_must_be_below_the_timeout() -> None:
+    """A longer delay would leave no time to drain."""
+    with pytest.raises(ConfigError, match=r"^ATTENDANT_DRAIN_DELAY_MS: not below .*_TIMEOUT_MS \(500, limit 500\)"):
+        load_settings(environ={"ATTENDANT_DRAIN_DELAY_MS": "500", "ATTENDANT_DRAIN_TIMEOUT_MS": "500"})
 
 
 def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
@@ -99,26 +194,29 @@ def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
     assert load_settings().rest_port == 9000
 
 
-def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As everywhere."""
     (tmp_path / ".env").write_text("ATTENDANT_REST_PORT=9000\n")
     monkeypatch.setenv("ATTENDANT_REST_PORT", "9001")
     assert load_settings().rest_port == 9001
 
 
-def test_the_page_of_options_is_what_the_code_says() -> None:
+def test_options_page_is_up_to_date() -> None:
     """docs/options.md is written by `attendant options`."""
     assert (ROOT / "docs" / "options.md").read_text() == describe_options()
     assert all(f"`ATTENDANT_{name.upper()}`" in describe_options() for name in VALUES)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_every_option_is_described_and_names_its_unit(name: str) -> None:
+def test_options_have_descriptions_and_units(name: str) -> None:
     """A sentence for each; times, sizes and counts of tokens end in their unit."""
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
-        assert re.search(r"_(ms|bytes|tokens|inputs|token|port)$|^(threads|gpu_device)$", name)
+        assert re.search(
+            r"_(ms|bytes|tokens|inputs|token|port|per_input|per_request|connections|streams)$|^(threads|gpu_device)$",
+            name,
+        )
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +228,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in said for name in VALUES)
 
 
-def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     """With a usage error that names it."""
     with pytest.raises(SystemExit) as left:
         load_settings(["--rest-prot", "1"])

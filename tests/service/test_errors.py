@@ -11,8 +11,8 @@ from google.rpc.status_pb2 import Status
 
 from service import errors
 from service.errors import Internal, NonFiniteOutput, QueueFull, RequestTooLarge, ServiceError
-from service.metrics import REFUSALS
-from service.rest.edge import Exchange, error_response
+from service.metrics import REJECTIONS
+from service.rest.middleware import RequestContext, error_response
 from service.rpc.interceptor import abort
 
 
@@ -44,15 +44,15 @@ def documented() -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_is_what_the_docstring_says(kind: type[ServiceError]) -> None:
+def test_error_matches_the_docstring(kind: type[ServiceError]) -> None:
     """Code and HTTP status, and a label that the metrics know."""
     assert documented()[kind.__name__] == (kind.http_status, kind.code)
     assert kind.code in grpc.StatusCode.__members__
-    assert kind.label in ("", *REFUSALS)
+    assert kind.label in ("", *REJECTIONS)
     assert make(kind).reason.replace("_", "").isalpha()
 
 
-def test_the_docstring_lists_every_class() -> None:
+def test_docstring_lists_all_errors() -> None:
     """And no class that is gone."""
     assert set(documented()) == {kind.__name__ for kind in KINDS}
     assert len({make(kind).reason for kind in KINDS}) == len(KINDS)
@@ -71,10 +71,10 @@ class Context:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_both_doors_say_the_same(kind: type[ServiceError]) -> None:
+async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> None:
     """Code, reason, message and request id, in at most 1 KiB."""
     error, context = make(kind), Context()
-    response = error_response(Exchange("id-1", "rest"), error)
+    response = error_response(RequestContext("id-1", "rest"), error)
     body = json.loads(bytes(response.body))["error"]
     with pytest.raises(Aborted):
         await abort(context, error, "id-1")
@@ -90,7 +90,7 @@ async def test_both_doors_say_the_same(kind: type[ServiceError]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_openai_has_a_kind_for_each(kind: type[ServiceError]) -> None:
     """A type that its clients know, and 400 for content that is wrong."""
-    response = error_response(Exchange("id-1", "openai"), make(kind))
+    response = error_response(RequestContext("id-1", "openai"), make(kind))
     body = json.loads(bytes(response.body))["error"]
     assert set(body) == {"message", "type", "param", "code"}
     assert response.status_code == (400 if kind.http_status == 422 else kind.http_status)
@@ -100,16 +100,16 @@ def test_openai_has_a_kind_for_each(kind: type[ServiceError]) -> None:
 @pytest.mark.parametrize(
     ("asked", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
 )
-async def test_a_full_queue_says_when_to_come_back(asked: float | None, seconds: str | None, milliseconds: str) -> None:
+async def test_full_queue_error_has_a_retry_delay(asked: float | None, seconds: str | None, milliseconds: str) -> None:
     """Retry-After in whole seconds, never 0; pushback in milliseconds."""
     error, context = QueueFull("full", retry_after_s=asked), Context()
-    assert error_response(Exchange("id-1", "rest"), error).headers.get("retry-after") == seconds
+    assert error_response(RequestContext("id-1", "rest"), error).headers.get("retry-after") == seconds
     with pytest.raises(Aborted):
         await abort(context, error, "id-1")
     assert context.trailing["grpc-retry-pushback-ms"] == milliseconds
 
 
-async def test_what_is_too_large_is_not_to_be_tried_again() -> None:
+async def test_too_large_error_forbids_retries() -> None:
     """Though its code is one that clients retry."""
     context = Context()
     with pytest.raises(Aborted):
@@ -117,7 +117,7 @@ async def test_what_is_too_large_is_not_to_be_tried_again() -> None:
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"
 
 
-def test_a_fault_of_ours_says_nothing_of_itself() -> None:
+def test_internal_error_has_no_details() -> None:
     """No argument could carry a library's text."""
     assert "log" in Internal().message
     assert list(inspect.signature(NonFiniteOutput).parameters) == []

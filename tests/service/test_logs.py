@@ -57,7 +57,7 @@ def test_text_names_the_request() -> None:
 
 @pytest.mark.parametrize(("style", "formatter"), [("text", TextFormatter), ("json", JsonFormatter),
                                                   ("auto", JsonFormatter)])  # fmt: skip
-def test_the_style_is_chosen(root: logging.Logger, style: str, formatter: type[logging.Formatter]) -> None:
+def test_log_format_is_selected(root: logging.Logger, style: str, formatter: type[logging.Formatter]) -> None:
     """auto is JSON where stderr is no terminal."""
     set_up_logging("warning", style)  # type: ignore[arg-type]
     assert isinstance(root.handlers[-1].formatter, formatter)

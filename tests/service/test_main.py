@@ -96,11 +96,13 @@ def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], status:
     assert (out, err) == ((USAGE, "") if status == 0 else ("", USAGE))
 
 
-def test_a_wrong_option_ends_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_exits_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And one line that names it."""
     monkeypatch.setenv("ATTENDANT_REST_PROT", "1")
     assert main(["serve"]) == 78
-    assert capsys.readouterr().err == "attendant: ATTENDANT_REST_PROT: no such option. See: attendant serve --help\n"
+    assert (
+        capsys.readouterr().err == "attendant: ATTENDANT_REST_PROT: unknown option. Did you mean ATTENDANT_REST_PORT?\n"
+    )
 
 
 def modules() -> list[str]:
@@ -138,7 +140,7 @@ sys.exit(status)
 """
 
 
-def test_the_server_needs_no_torch(default_artifact: Path) -> None:
+def test_server_imports_no_torch(default_artifact: Path) -> None:
     """It becomes ready and stops well where torch and its kin cannot be imported."""
     process = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, env=server_environment(model_dir=default_artifact),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,8 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.model_loader import LoadedModel
-from service.metrics import REFUSALS, STAGES, Metrics
-from tests.conftest import RunningServer
+from service.metrics import REJECTIONS, STAGES, Metrics
+from tests.conftest import RunningServer, start_server, stop_server
 from tests.service.conftest import House, open_house
 
 
@@ -33,18 +34,18 @@ def labels(family: Metric, *names: str) -> set[tuple[str, ...]]:
 async def test_label_sets_exist_before_the_first_request(fresh: House) -> None:
     """So that a rate starts from 0 and an alert does not miss the first fault."""
     found = families(generate_latest(fresh.metrics.registry).decode())
-    assert labels(found["attendant_rejected"], "reason") == {(reason,) for reason in REFUSALS}
+    assert labels(found["attendant_rejected"], "reason") == {(reason,) for reason in REJECTIONS}
     assert labels(found["attendant_cancelled"], "where") == {("queue",), ("batch",)}
     assert labels(found["attendant_stage_duration_seconds"], "stage", "lane") == {
         (stage, lane) for stage in STAGES for lane in ("fast", "explain")
     }
     outcomes = labels(found["attendant_request_duration_seconds"], "door", "method", "outcome")
-    for door, method in (("rest", "/v1/encode"), ("openai", "/v1/embeddings"), ("health", "/readyz")):
+    for door, method in (("rest", "/v1/encode"), ("openai", "/v1/embeddings")):
         assert (door, method, "ok") in outcomes
         assert (door, method, "200") in labels(found["attendant_requests"], "door", "method", "code")
 
 
-async def test_every_metric_is_ours_and_described(fresh: House) -> None:
+async def test_metrics_have_prefix_and_description(fresh: House) -> None:
     """Prefix, help, and base units in the names."""
     found = families(generate_latest(fresh.metrics.registry).decode())
     assert len(found) >= 25
@@ -95,7 +96,7 @@ def test_outcomes(status: int, outcome: str) -> None:
     assert metrics.registry.get_sample_value("attendant_request_duration_seconds_count", labels) == 1
 
 
-def test_the_running_server_tells_what_it_is(server: RunningServer) -> None:
+def test_running_server_exposes_its_model(server: RunningServer) -> None:
     """Ready, its model and digest, and the process's own numbers."""
     found = families(httpx.get(server.admin + "/metrics").text)
     assert found["attendant_ready"].samples[0].value == 1
@@ -110,3 +111,18 @@ def test_raw_paths_never_become_labels(server: RunningServer) -> None:
     for path in ("/scan-1", "/v1/models/scan-2", "/v1/encode/scan-3"):
         httpx.get(server.rest + path)
     assert "scan-" not in httpx.get(server.admin + "/metrics").text
+
+
+def test_server_at_rest_has_at_most_600_series(default_artifact: Path) -> None:
+    """Those of the process included; `_created` series have no use in Prometheus."""
+    server = start_server(model_dir=default_artifact)
+    try:
+        for path in ("/livez", "/readyz"):
+            httpx.get(server.rest + path)
+        text = httpx.get(server.admin + "/metrics").text
+    finally:
+        stop_server(server)
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) <= 600
+    assert not [line for line in series if "_created" in line]
+    assert 'door="health"' not in text

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
-from service.rest.edge import make_app
-from service.rest.server import MAX_HELD_BYTES, Gate, Server
+from service.rest.app import make_app
+from service.rest.overload import LoadShedder
+from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
+from service.rest.server import Server
 from tests.service.conftest import fast_lane, garbage, open_house
 
 HELLO: ASGIApp = PlainTextResponse("hello")
@@ -29,25 +31,26 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, header_timeout_s: float, gate: Gate | None = None
-) -> AsyncIterator[tuple[asyncio.StreamReader,
-                                                                               asyncio.StreamWriter]]:  # fmt: skip
+    app: ASGIApp,
+    header_timeout_s: float = 10,
+    load_shedder: Shedder | None = None,
+    max_connections: int | None = None,
+    count_rejection: Callable[[str], None] = lambda label: None,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `app`."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(app, header_timeout_s, 5, gate)
-    task = asyncio.create_task(server.serve([bound]))
-    await server.started_event.wait()
+    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, count_rejection), load_shedder)
+    await server.start(bound)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     try:
         yield reader, writer
     finally:
         writer.close()
-        server.should_exit = True
-        await task
+        await server.stop(5)
 
 
-async def test_it_answers() -> None:
+async def test_server_responds() -> None:
     """With the app's words, and without naming the software."""
     async with serving(HELLO, 10) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -57,7 +60,7 @@ async def test_it_answers() -> None:
     assert b"server:" not in answer.lower()
 
 
-async def test_large_headers_are_not_read_to_the_end() -> None:
+async def test_large_headers_are_rejected() -> None:
     """431 and the connection is closed; what is large but within the limit is fine, and so is a large body."""
     async with serving(HELLO, 10) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nx-large: " + b"a" * 50_000 + b"\r\n\r\n")
@@ -68,31 +71,38 @@ async def test_large_headers_are_not_read_to_the_end() -> None:
         assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 
 
-async def test_slow_headers_are_not_waited_for() -> None:
+async def test_slow_headers_close_the_connection() -> None:
     """The connection is closed, whatever trickles in."""
     async with serving(HELLO, 0.05) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: ")
         assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
-async def test_headers_in_time_end_the_wait() -> None:
-    """The limit is for headers alone: the answer may take longer, and the connection lives on."""
+async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for headers alone: no timer runs while the app works."""
+    protocols: list[HttpProtocol] = []
+    connection_made = HttpProtocol.connection_made
 
-    async def slow(scope: object, receive: object, send: object) -> None:
-        await asyncio.wait_for(asyncio.Event().wait(), 0.2)
+    def note(self: HttpProtocol, transport: object) -> None:
+        connection_made(self, transport)
+        protocols.append(self)
 
-    async def app(scope: object, receive: object, send: object) -> None:
-        try:
-            await slow(scope, receive, send)
-        except TimeoutError:
-            await HELLO(scope, receive, send)  # type: ignore[arg-type]
+    monkeypatch.setattr(HttpProtocol, "connection_made", note)
+    timers: list[object] = []
 
-    async with serving(app, 0.05) as (reader, writer):
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        timers.append(protocols[0]._header_timer)
+        await HELLO(scope, receive, send)
+
+    async with serving(app) as (reader, writer):
+        await until(lambda: len(protocols) == 1)
+        assert protocols[0]._header_timer is not None
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"hello")
+    assert timers == [None]
 
 
-async def test_a_slow_body_is_not_waited_for(model: LoadedModel) -> None:
+async def test_slow_body_is_rejected(model: LoadedModel) -> None:
     """408 in our own words, and the connection is closed."""
     async with open_house(model) as house:
         app = make_app(house.host, Settings(body_timeout_ms=50), house.metrics, None)
@@ -105,7 +115,7 @@ async def test_a_slow_body_is_not_waited_for(model: LoadedModel) -> None:
     assert b"50 ms" in answer
 
 
-async def test_a_caller_who_hangs_up_is_counted_as_gone(model: LoadedModel) -> None:
+async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None:
     """Its work is dropped, and nothing is left in flight."""
     async with open_house(model) as house:
         app = make_app(house.host, Settings(), house.metrics, None)
@@ -119,7 +129,7 @@ async def test_a_caller_who_hangs_up_is_counted_as_gone(model: LoadedModel) -> N
         assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
 
 
-async def test_work_is_cancelled_when_its_caller_hangs_up(model: LoadedModel) -> None:
+async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel) -> None:
     """However long it would have waited."""
     cancelled = asyncio.Event()
 
@@ -141,14 +151,14 @@ async def test_work_is_cancelled_when_its_caller_hangs_up(model: LoadedModel) ->
         assert house.sample("attendant_requests_total", door="rest", method="/v1/encode", code="499") == 1
 
 
-class Doorman:
-    """A gate that is shut and turns away what has `no` in it."""
+class RejectingShedder:
+    """Active; rejects bodies that contain `no`."""
 
     def __init__(self) -> None:
-        self.shut = True
+        self.active = True
         self.asked: list[tuple[bytes, bytes]] = []
 
-    def turn_away(self, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         self.asked.append((path, body))
         return (
             PlainTextResponse("go away", 429, {"x-kind": headers.get(b"x-kind", b"").decode()})
@@ -175,22 +185,22 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head[9:12]), await reader.readexactly(size)
 
 
-async def test_a_shut_gate_turns_away_and_lets_in() -> None:
+async def test_load_shedder_rejects_and_admits_requests() -> None:
     """On one connection, in any order; what is let in reaches the app whole."""
-    gate = Doorman()
-    async with serving(echo, 10, gate) as (reader, writer):
+    shedder = RejectingShedder()
+    async with serving(echo, 10, shedder) as (reader, writer):
         for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
             writer.write(post(body))
             assert await answer_of(reader) == ((429, b"go away") if b"no" in body else (200, b"echo " + body))
-        gate.shut = False
+        shedder.active = False
         writer.write(post(b"no"))
         assert await answer_of(reader) == (200, b"echo no")
-    assert gate.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
+    assert shedder.asked == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
 
 
-async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
+async def test_load_shedder_gets_request_that_arrives_in_pieces() -> None:
     """Byte by byte, and several at once; every answer in its place."""
-    async with serving(echo, 10, Doorman()) as (reader, writer):
+    async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         for byte in post(b"no, thank you", b"X-Kind: slow"):
             writer.write(bytes([byte]))
             await writer.drain()
@@ -202,10 +212,10 @@ async def test_the_gate_sees_a_request_that_comes_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("head", [b"Expect: 100-continue", b"Transfer-Encoding: chunked"])
-async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
+async def test_request_is_handled_as_usual_when_it_cannot_be_buffered(head: bytes) -> None:
     """A body that is only announced, or of unknown length."""
-    gate = Doorman()
-    async with serving(echo, 10, gate) as (reader, writer):
+    shedder = RejectingShedder()
+    async with serving(echo, 10, shedder) as (reader, writer):
         if head.startswith(b"Expect"):
             writer.write(post(b"no", head).removesuffix(b"no"))
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
@@ -213,23 +223,23 @@ async def test_what_cannot_be_held_goes_the_usual_way(head: bytes) -> None:
         else:
             writer.write(b"POST /x HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n2\r\nno\r\n0\r\n\r\n")
         assert await answer_of(reader) == (200, b"echo no")
-        writer.write(post(b"n" * (MAX_HELD_BYTES + 1)))
+        writer.write(post(b"n" * (MAX_BUFFERED_BYTES + 1)))
         assert (await answer_of(reader))[0] == 200
-    assert gate.asked == []
+    assert shedder.asked == []
 
 
-async def test_a_caller_who_wants_to_close_is_turned_away_and_closed() -> None:
+async def test_rejection_closes_the_connection_when_asked() -> None:
     """As the long way does."""
-    async with serving(echo, 10, Doorman()) as (reader, writer):
+    async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no", b"Connection: close"))
         answer = await asyncio.wait_for(reader.read(), 20)
     assert answer.startswith(b"HTTP/1.1 429")
     assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_what_is_held_is_not_held_for_ever() -> None:
+async def test_buffered_request_ends_with_the_header_timeout() -> None:
     """A body that does not come while the gate is shut ends with the time for headers."""
-    async with serving(echo, 0.05, Doorman()) as (reader, writer):
+    async with serving(echo, 0.05, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no").removesuffix(b"o"))
         assert await asyncio.wait_for(reader.read(), 20) == b""
 
@@ -239,8 +249,10 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
     async with open_house(model, max_queue_tokens=200) as house:
         app = make_app(house.host, house.settings, house.metrics, None)
 
+        shedder = LoadShedder(house.host, house.metrics, None)
+
         async def ask_all() -> list[int]:
-            async with serving(app, 10, app) as (reader, writer):
+            async with serving(app, 10, shedder) as (reader, writer):
                 kind = b"Content-Type: application/json"
                 found = []
                 for body in (b'{"inputs": "bank"}', b'{"inputs": ""}', b'{"inputs": 3}', b"{"):
@@ -255,4 +267,4 @@ async def test_requests_leave_no_garbage(model: LoadedModel) -> None:
         await ask_all()
         with garbage() as left:
             assert await ask_all() == [200, 422, 422, 400, 429, 429]
-    assert not {"Exchange", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left
+    assert not {"RequestContext", "Request", "RequestResponseCycle", "frame", "traceback"} & set(left), left

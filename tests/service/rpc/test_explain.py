@@ -21,18 +21,24 @@ CASHED = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
 MIB = 2**20
 ENUMS = {
-    "kind": "ATTENTION_KIND_", "head_reduce": "HEAD_REDUCE_", "layer_reduce": "MAP_LAYER_REDUCE_",
-    "unit": "UNIT_KIND_", "special": "SPECIAL_TOKENS_", "segments": "SEGMENTS_", "truncation": "TRUNCATION_",
+    "kind": "ATTENTION_KIND_",
+    "head_reduce": "HEAD_REDUCE_",
+    "layer_reduce": "MAP_LAYER_REDUCE_",
+    "unit": "UNIT_KIND_",
+    "special": "SPECIAL_TOKENS_",
+    "segments": "SEGMENTS_",
+    "truncation": "TRUNCATION_",
     "dtype": "DTYPE_",
-}  # fmt: skip
+}
 
 
 def attend_request(body: dict[str, Any]) -> pb.AttendRequest:
     """A REST body as a message."""
     fields = {name: ENUMS[name] + value.upper() if name in ENUMS else value for name, value in body.items()}
     inputs = fields.pop("inputs")
-    return pb.AttendRequest(inputs=[message_of(item) for item in (inputs if isinstance(inputs, list) else [inputs])],
-                            **fields)  # fmt: skip
+    return pb.AttendRequest(
+        inputs=[message_of(item) for item in (inputs if isinstance(inputs, list) else [inputs])], **fields
+    )
 
 
 def message_of(item: Any) -> pb.Input:
@@ -44,10 +50,11 @@ def message_of(item: Any) -> pb.Input:
 
 def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
     occurrences = [
-        pb.Occurrence(**{**item, **({"span": pb.Span(start=item["span"][0], end=item["span"][1])} if "span" in item
-                                    else {})})
+        pb.Occurrence(
+            **{**item, **({"span": pb.Span(start=item["span"][0], end=item["span"][1])} if "span" in item else {})}
+        )
         for item in body["occurrences"]
-    ]  # fmt: skip
+    ]
     return pb.CompareRequest(**{**body, "occurrences": occurrences})
 
 
@@ -62,7 +69,7 @@ def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
         {"kind": "probs", "layer_reduce": "rollout", "dtype": "sqrt_uint8"},
     ],
 )
-async def test_the_numbers_are_those_of_rest(
+async def test_values_equal_those_of_rest(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     """Bit for bit, map by map, with the same units; two inputs, one of them a pair."""
@@ -101,7 +108,7 @@ async def test_sparse_rows_are_those_of_rest(stub: EncoderServiceStub, rest_door
     assert list(ours.rest_mass) == pytest.approx(theirs["matrix"]["rest_mass"], abs=1e-7)
 
 
-async def test_a_comparison_is_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
+async def test_comparison_equals_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
     """The same cosines and words; unset is the default."""
     body = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word": 4}]}
     theirs = (await rest_door.post("/v1/compare", json=body)).json()
@@ -119,14 +126,14 @@ async def test_a_comparison_is_that_of_rest(stub: EncoderServiceStub, rest_door:
     assert {"x-attendant-model", "server-timing"} <= {key for key, _ in await call.trailing_metadata()}
 
 
-async def test_all_is_a_flag(stub: EncoderServiceStub) -> None:
+async def test_all_layers_is_a_flag(stub: EncoderServiceStub) -> None:
     """The same as leaving the list out, and never beside it."""
     flagged = pb.AttendRequest(inputs=[pb.Input(text="a")], all_layers=True, all_heads=True)
     assert len([message async for message in stub.Attend(flagged)]) == 73
     both = pb.AttendRequest(inputs=[pb.Input(text="a")], all_layers=True, layers=[1])
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         [message async for message in stub.Attend(both)]
-    assert refused.value.details() == "all_layers is set, and layers names some; send one of the two."
+    assert refused.value.details() == "all_layers: set, but layers is not empty. Send one."
 
 
 SILENT_PAIRS = [
@@ -138,7 +145,7 @@ SILENT_PAIRS = [
 
 @pytest.mark.parametrize(("pair", "segments"), SILENT_PAIRS)
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"top_k": 2}, {"special": "renormalize", "top_p": 1.0}])
-async def test_a_pair_of_which_one_text_has_no_token(
+async def test_pair_is_rejected_when_a_text_has_no_token(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, pair: dict[str, str], segments: str, fields: dict[str, Any]
 ) -> None:
     """Rows without columns: nothing is kept of them, and they are named; the same through both doors."""
@@ -157,60 +164,92 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"layers": [1, 1]}, "layers names the same one twice."),
     ({"heads": [12]}, "heads[0] must be 0..11."),
     ({"unit": "spans"}, "unit spans needs spans, but an input has none. Give every input its spans."),
-    ({"inputs": [{"text": "a b", "spans": [[0, 9]]}], "unit": "spans"},
-     "inputs[0].spans[0] must satisfy 0 <= start < end <= 3, the number of characters of its text."),
-    ({"inputs": [{"text": "a b c", "spans": [[0, 3], [2, 5]]}], "unit": "spans"},
-     "inputs[0].spans[0] and spans[1] overlap; as units spans must be apart."),
-    ({"inputs": [{"text": "a  b", "spans": [[1, 3]]}], "unit": "spans"},
-     "inputs[0].spans[0] covers no token of its own: only blanks, or part of a token that another span has more of."),
-    ({"inputs": [{"text": "a b", "spans": [[0, 1]]}]},
-     "An input has spans, but unit does not ask for them. Send unit: spans."),
-    ({"inputs": [{"token_ids": [2924]}], "unit": "word"},
-     "unit word needs text; token_ids have no characters. Use token."),
+    (
+        {"inputs": [{"text": "a b", "spans": [[0, 9]]}], "unit": "spans"},
+        "inputs[0].spans[0] must satisfy 0 <= start < end <= 3, the number of characters of its text.",
+    ),
+    (
+        {"inputs": [{"text": "a b c", "spans": [[0, 3], [2, 5]]}], "unit": "spans"},
+        "inputs[0].spans[0] and spans[1] overlap; as units spans must be apart.",
+    ),
+    (
+        {"inputs": [{"text": "a  b", "spans": [[1, 3]]}], "unit": "spans"},
+        "inputs[0].spans[0] covers no token of its own: only blanks, or part of a token that another span has more of.",
+    ),
+    (
+        {"inputs": [{"text": "a b", "spans": [[0, 1]]}]},
+        "An input has spans, but unit does not ask for them. Send unit: spans.",
+    ),
+    (
+        {"inputs": [{"token_ids": [2924]}], "unit": "word"},
+        "unit word needs text; token_ids have no characters. Use token.",
+    ),
     ({"kind": "scores", "top_p": 0.5}, "top_p is not for scores, which are no shares; leave it out."),
     ({"kind": "scores", "top_k": 5}, "top_k is not for scores, which are no shares; leave it out."),
-    ({"kind": "scores", "layer_reduce": "rollout"},
-     "layer_reduce rollout is not for scores, which are no shares; use none or mean."),
-    ({"kind": "scores", "special": "renormalize"},
-     "special renormalize is not for scores, which are no shares; use keep or drop."),
+    (
+        {"kind": "scores", "layer_reduce": "rollout"},
+        "layer_reduce rollout is not for scores, which are no shares; use none or mean.",
+    ),
+    (
+        {"kind": "scores", "special": "renormalize"},
+        "special renormalize is not for scores, which are no shares; use keep or drop.",
+    ),
     ({"top_p": 0.0}, "top_p must be above 0 and at most 1: the share of a row that the values kept must cover."),
     ({"top_k": 0}, "top_k must be at least 1: how many values of a row to keep."),
     ({"kind": "norm", "head_reduce": "mean"}, "head_reduce mean is not for norm; it takes none, sum."),
     ({"kind": "probs", "head_reduce": "sum"}, "head_reduce sum is not for probs; it takes none, mean, max."),
     ({"kind": "projection", "heads": [0]}, 'kind projection is of all heads together; leave heads at "all".'),
-    ({"head_reduce": "max", "layer_reduce": "rollout"},
-     "layer_reduce rollout takes the mean of the heads; leave head_reduce out."),
+    (
+        {"head_reduce": "max", "layer_reduce": "rollout"},
+        "layer_reduce rollout takes the mean of the heads; leave head_reduce out.",
+    ),
     ({"segments": "a_to_b"}, "segments a_to_b needs a pair, and inputs[0] has none. Use all."),
     ({"inputs": "word " * 300}, 'inputs[0] has 302 tokens; the limit is 256. Send truncation: "right" to cut it.'),
     ({"inputs": ""}, "inputs[0] is empty or blank; send some text."),
     ({"model": "another"}, "model: not served here. The model is all-MiniLM-L6-v2."),
-]  # fmt: skip
+]
 
 COMPARE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"occurrences": [{"text": "a", "word": 0}]}, "occurrences takes 2 to 64 elements; it has 1."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 65}, "occurrences takes 2 to 64 elements; it has 65."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b c", "word": 2}]},
-     "occurrences[1].word must be 0..1, the index of one of its text's words."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b", "word": -1}]},
-     "occurrences[1].word must be 0..0, the index of one of its text's words."),
+    (
+        {"occurrences": [{"text": "a", "word": 0}] * 65},
+        "occurrences: too many items (65, limit 64). Split the request.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b c", "word": 2}]},
+        "occurrences[1].word must be 0..1, the index of one of its text's words.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b", "word": -1}]},
+        "occurrences[1].word must be 0..0, the index of one of its text's words.",
+    ),
     ({"occurrences": [{"text": "a", "word": 0}, {"text": "b"}]}, "occurrences[1] must have either span or word."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "b", "span": [0, 2]}]},
-     "occurrences[1].span must satisfy 0 <= start < end <= 1, the number of characters of its text."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "a  b", "span": [1, 3]}]},
-     "occurrences[1] covers no token; name a range or a word that the model reads."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": " ", "word": 0}]},
-     "occurrences[1] is empty or blank; send some text."),
-    ({"occurrences": [{"text": "a", "word": 0}, {"text": "word " * 300, "word": 0}]},
-     "occurrences[1].text has 302 tokens; the limit is 256. Shorten it."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 2, "layers": [7]},
-     "layers[0] must be 0..6, or -7..-1 from the end."),
-    ({"occurrences": [{"text": "a", "word": 0}] * 2, "draws_on": -1},
-     "draws_on must be 0 or more: how many words to name."),
-]  # fmt: skip
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "b", "span": [0, 2]}]},
+        "occurrences[1].span must satisfy 0 <= start < end <= 1, the number of characters of its text.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "a  b", "span": [1, 3]}]},
+        "occurrences[1] covers no token; name a range or a word that the model reads.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": " ", "word": 0}]},
+        "occurrences[1] is empty or blank; send some text.",
+    ),
+    (
+        {"occurrences": [{"text": "a", "word": 0}, {"text": "word " * 300, "word": 0}]},
+        "occurrences[1].text has 302 tokens; the limit is 256. Shorten it.",
+    ),
+    ({"occurrences": [{"text": "a", "word": 0}] * 2, "layers": [7]}, "layers[0] must be 0..6, or -7..-1 from the end."),
+    (
+        {"occurrences": [{"text": "a", "word": 0}] * 2, "draws_on": -1},
+        "draws_on must be 0 or more: how many words to name.",
+    ),
+]
 
 
 @pytest.mark.parametrize(("fields", "message"), FAULTS)
-async def test_a_map_s_faults_are_the_same_through_both_doors(
+async def test_attend_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, fields: dict[str, Any], message: str
 ) -> None:
     """Code, reason and message; and the next request is fine."""
@@ -224,7 +263,7 @@ async def test_a_map_s_faults_are_the_same_through_both_doors(
 
 
 @pytest.mark.parametrize(("body", "message"), COMPARE_FAULTS)
-async def test_a_comparison_s_faults_are_the_same_through_both_doors(
+async def test_compare_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, body: dict[str, Any], message: str
 ) -> None:
     """Code, reason and message."""
@@ -252,7 +291,7 @@ async def test_enum_values_of_the_future(stub: EncoderServiceStub, field: str) -
     assert (refused.value.details() or "").startswith(field)
 
 
-async def test_an_encoding_of_maps_is_not_for_vectors(stub: EncoderServiceStub) -> None:
+async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) -> None:
     """A component may be below 0."""
     request = pb.EncodeRequest(inputs=[pb.Input(text="a")], dtype=pb.DTYPE_SQRT_UINT8)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -284,7 +323,7 @@ async def test_bytes_that_are_no_message(channel: grpc.aio.Channel) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_large_answer_streams_within_64_mib(default_artifact: Path) -> None:
+def test_large_response_streams_within_64_mib(default_artifact: Path) -> None:
     """256 tokens, all layers and heads: 18 MiB in 72 messages, none over gRPC's default limit of 4 MiB."""
     server = start_server(model_dir=default_artifact)
     try:

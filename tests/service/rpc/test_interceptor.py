@@ -57,7 +57,7 @@ def message_of(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.Encod
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_fault_is_the_same_through_both_doors(
+async def test_encode_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_door: httpx.AsyncClient, name: str
 ) -> None:
     """Code, reason and message."""
@@ -85,10 +85,10 @@ async def test_malformed_messages(channel: grpc.aio.Channel, message: bytes) -> 
     """INVALID_ARGUMENT in our words, not UNKNOWN in the library's."""
     code, reason, text, _ = described(await refuse(channel, message))
     assert (code, reason) == ("INVALID_ARGUMENT", "unreadable")
-    assert text == "The message is not valid protobuf of this type."
+    assert text == "Message: not valid protobuf of this type. Correct it."
 
 
-async def test_a_message_over_the_limit(channel: grpc.aio.Channel, stub: EncoderServiceStub) -> None:
+async def test_message_is_rejected_when_over_the_limit(channel: grpc.aio.Channel, stub: EncoderServiceStub) -> None:
     """RESOURCE_EXHAUSTED, and the channel serves on."""
     error = await refuse(channel, pb.EncodeRequest(inputs=[pb.Input(text="a" * 9 * 2**20)]).SerializeToString())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -103,17 +103,17 @@ async def test_enum_values_of_the_future(stub: EncoderServiceStub, field: str) -
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")], **fields))
     code, reason, message, *_ = described(refused.value)
     assert (code, reason) == ("INVALID_ARGUMENT", "invalid_field")
-    assert message.startswith(f"{field} has a value this version does not know; it takes ")
+    assert message.startswith(f"{field}: unknown value (99, limit ")
 
 
-async def test_an_unknown_method(channel: grpc.aio.Channel) -> None:
+async def test_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
     """UNIMPLEMENTED, with the details that every error of ours has."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/attendant.v1.EncoderService/Nothing")(b"")
     assert described(refused.value)[:2] == ("UNIMPLEMENTED", "no_such_method")
 
 
-async def test_a_deadline_that_is_too_near(stub: EncoderServiceStub) -> None:
+async def test_near_deadline_is_exceeded(stub: EncoderServiceStub) -> None:
     """DEADLINE_EXCEEDED, and the server serves on."""
     texts = [pb.Input(text="word " * 250) for _ in range(64)]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -133,7 +133,7 @@ async def test_trailing_metadata_of_an_answer(stub: EncoderServiceStub, golden: 
 
 
 @pytest.mark.parametrize("sent", ["a b", "a" * 129, "<script>"])
-async def test_a_hostile_request_id_is_replaced(stub: EncoderServiceStub, golden: pb.EncodeRequest, sent: str) -> None:
+async def test_hostile_request_id_is_replaced(stub: EncoderServiceStub, golden: pb.EncodeRequest, sent: str) -> None:
     """By one of ours."""
     call = stub.Encode(golden, metadata=(("x-request-id", sent),))
     await call

@@ -1,5 +1,6 @@
 """Health and reflection, as standard clients ask for them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -65,7 +66,7 @@ async def test_health_follows_the_life_of_the_server() -> None:
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, said = health_pb2_grpc.HealthStub(channel).Check, []
-        for change in (None, server.say_serving(True), server.say_stopping(), server.say_serving(True)):
+        for change in (None, server.set_serving(True), server.set_not_serving(), server.set_serving(True)):
             if change is not None:
                 await change
             said.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)
@@ -73,7 +74,7 @@ async def test_health_follows_the_life_of_the_server() -> None:
     assert said == [2, 1, 2, 2]
 
 
-async def test_a_port_in_use_is_an_os_error() -> None:
+async def test_start_raises_os_error_when_port_is_in_use() -> None:
     """Not the library's own."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
@@ -109,3 +110,23 @@ async def test_calls_leave_no_garbage(model: LoadedModel) -> None:
                 assert await ask_all() == ["OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
         await server.stop(1)
     assert not {"EncodeRequest", "_ServicerContext", "AbortError", "frame", "traceback"} & set(left), left
+
+
+async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel) -> None:
+    """The client queues them: HTTP/2 tells it the limit, so the server has nothing to reject."""
+    async with open_house(model, max_grpc_streams=1) as house:
+        server = RpcServer(house.host, house.settings, house.metrics, None)
+        port = await server.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = pb.EncodeRequest(inputs=[pb.Input(text="bank")])
+            stream = stub.EncodeStream()
+            await stream.write(request)
+            assert (await stream.read()).response.usage.tokens == 3
+            second = asyncio.ensure_future(stub.Encode(request))
+            await stream.write(request)
+            assert (await stream.read()).response.usage.tokens == 3
+            assert not second.done()
+            await stream.done_writing()
+            assert (await asyncio.wait_for(second, 30)).usage.tokens == 3
+        await server.stop(1)

@@ -18,7 +18,7 @@ def tensor(field: dict[str, Any]) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(field["data"]), types[field["dtype"]]).reshape(field["shape"])
 
 
-async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
+async def test_response_has_the_fields_of_the_contract(house: House) -> None:
     """Every output at once."""
     outputs = ["pooled", "tokens", "words", "spans", "static"]
     body = {"inputs": [{"text": GOLDEN, "spans": [[0, 5]]}], "outputs": outputs}
@@ -38,7 +38,7 @@ async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
     assert np.shape(result["pooled"]) == (384,)
 
 
-async def test_only_what_is_asked_comes(house: House) -> None:
+async def test_response_has_only_requested_outputs(house: House) -> None:
     """By default the pooled vector alone."""
     (result,) = (await house.post("/v1/encode", {"inputs": GOLDEN})).json()["results"]
     assert set(result) == {"token_count", "truncated", "pooled"}
@@ -87,7 +87,7 @@ async def test_tokenize_takes_no_other_fields(house: House) -> None:
     assert (answer.status_code, answer.json()["error"]["reason"]) == (422, "unknown_field")
 
 
-def test_an_unknown_model(rest: httpx.Client) -> None:
+def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
     """404, whichever route is asked."""
     for route in ("/v1/encode", "/v1/tokenize"):
         answer = rest.post(route, json={"inputs": "a", "model": "gpt-9"})
@@ -95,14 +95,14 @@ def test_an_unknown_model(rest: httpx.Client) -> None:
         assert "gpt-9" not in answer.text
 
 
-def test_the_model_route_tells_facts_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
+def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
     """What a client needs to know before it asks."""
     found = rest.get("/v1/model").json()
     for name in ("name", "source", "revision", "family", "width", "max_tokens", "pooling", "normalize"):
         assert found[name] == getattr(manifest, name)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", found["digest"])
     assert found["limits"] == {
-        "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 8 * 2**20,
+        "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
         "max_response_bytes": 64 * 2**20, "max_queue_tokens": 65536,
         "max_explain_queue_tokens": 16384, "max_deadline_ms": 60000,
         "header_timeout_ms": 10000, "body_timeout_ms": 15000,

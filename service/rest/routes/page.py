@@ -1,4 +1,4 @@
-"""The page: its files, read once at start, with the headers that let it load nothing from anywhere else."""
+"""The page: its files, read once at start, with headers that allow it to load nothing from other origins."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.errors import NotFound
 
-DIRECTORY = Path(__file__).parent / "page"
+DIRECTORY = Path(__file__).parent.parent / "page"
 INDEX = "index.html"
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -18,7 +18,7 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 HEADERS = {
-    "cache-control": "no-cache",  # keep it, but ask each time: an upgrade shows at once
+    "cache-control": "no-cache",  # cache, but revalidate: a new version is visible at once
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -31,7 +31,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """One file of the page as it is sent."""
+    """One file of the page, ready to send."""
 
     body: bytes
     media_type: str
@@ -39,37 +39,35 @@ class PageFile:
 
 
 def read_page(directory: Path = DIRECTORY) -> dict[str, PageFile]:
-    """The page's files by the path they are served at."""
-    found = {}
+    """Return the page's files by the path they are served at."""
+    files = {}
     for path in sorted(directory.iterdir()):
         if media_type := MEDIA_TYPES.get(path.suffix):
             body = path.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            found["/" if path.name == INDEX else f"/page/{path.name}"] = PageFile(body, media_type, etag)
-    return found
+            files["/" if path.name == INDEX else f"/page/{path.name}"] = PageFile(body, media_type, etag)
+    return files
 
 
 def make_router(page: Mapping[str, PageFile]) -> APIRouter:
-    """GET / and GET /page/{name}."""
+    """Return the routes / and /page/{name}."""
     router = APIRouter(include_in_schema=False)
 
-    @router.head("/")
     @router.get("/")
-    @router.head("/page/{name}")
     @router.get("/page/{name}")
     async def file(request: Request) -> Response:
-        """A file of the page, or 304 when the caller has it already."""
-        asked = page.get(request.scope["path"])
-        if asked is None:
-            raise NotFound("The page has no file with this name.", reason="no_such_route")
-        headers = HEADERS | {"etag": asked.etag}
-        if _matches(request.headers.get("if-none-match", ""), asked.etag):
+        """Return a file of the page, or 304 if the client has it."""
+        page_file = page.get(request.scope["path"])
+        if page_file is None:
+            raise NotFound("Path: not found. The page has no file of this name.", reason="no_such_route")
+        headers = HEADERS | {"etag": page_file.etag}
+        if _matches(request.headers.get("if-none-match", ""), page_file.etag):
             return Response(status_code=304, headers=headers)
-        return Response(asked.body, media_type=asked.media_type, headers=headers)
+        return Response(page_file.body, media_type=page_file.media_type, headers=headers)
 
     return router
 
 
 def _matches(header: str, etag: str) -> bool:
-    """Whether If-None-Match names this entity tag; weak ones compare equal, as RFC 9110 asks of GET."""
+    """Return whether If-None-Match names this entity tag; weak tags compare equal (RFC 9110, GET)."""
     return header.strip() == "*" or etag in (tag.strip().removeprefix("W/") for tag in header.split(","))

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.edge import make_admin_app
+from service.rest.app import make_admin_app
 from tests.conftest import RunningServer
 
 

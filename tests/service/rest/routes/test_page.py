@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.rest.static import DIRECTORY, PageFile, read_page
+from service.rest.routes.page import DIRECTORY, PageFile, read_page
 
 FILES = sorted(path.name for path in DIRECTORY.iterdir())
 PATHS = ["/", *(f"/page/{name}" for name in FILES if name != "index.html")]
@@ -24,7 +24,7 @@ POLICY = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_file_is_served_as_what_it_is(rest: httpx.Client, path: str) -> None:
+def test_page_files_have_their_media_types(rest: httpx.Client, path: str) -> None:
     """With the bytes of the file; text in UTF-8."""
     name = path.removeprefix("/page/") if path != "/" else "index.html"
     answer = rest.get(path)
@@ -65,7 +65,7 @@ def test_head_is_get_without_the_body(rest: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("written", ["{}", "W/{}", '"other", {}', "*", '"other" , W/{}'])
-def test_what_the_caller_has_is_not_sent_again(rest: httpx.Client, written: str) -> None:
+def test_page_file_is_not_sent_when_unmodified(rest: httpx.Client, written: str) -> None:
     """304 with the headers that matter, and no body."""
     etag = rest.get("/").headers["etag"]
     answer = rest.get("/", headers={"if-none-match": written.format(etag)})
@@ -74,12 +74,12 @@ def test_what_the_caller_has_is_not_sent_again(rest: httpx.Client, written: str)
 
 
 @pytest.mark.parametrize("written", ["", '"other"', "nonsense", "W/", ","])
-def test_what_has_changed_is_sent(rest: httpx.Client, written: str) -> None:
+def test_page_file_is_sent_when_modified(rest: httpx.Client, written: str) -> None:
     """An upgrade shows at once."""
     assert rest.get("/", headers={"if-none-match": written}).status_code == 200
 
 
-def test_each_content_has_its_own_tag(tmp_path: Path) -> None:
+def test_etag_depends_on_content(tmp_path: Path) -> None:
     """Of the content, not of the name or the day; other files are left alone."""
     for name, content in {"index.html": "one", "a.js": "one", "b.js": "two", "notes.txt": "", "c.py": ""}.items():
         (tmp_path / name).write_text(content)

@@ -28,7 +28,7 @@ def tensor(field: dict[str, Any]) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(field["data"]), types[field["dtype"]]).reshape(field["shape"])
 
 
-async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
+async def test_response_has_the_fields_of_the_contract(house: House) -> None:
     """By default every layer's and head's probabilities, over tokens."""
     answer = await house.post("/v1/attend", {"inputs": CASHED})
     found = answer.json()
@@ -47,7 +47,7 @@ async def test_an_answer_has_the_fields_of_the_contract(house: House) -> None:
     assert np.shape([each["matrix"] for each in result["maps"]]) == (72, 11, 11)
 
 
-async def test_the_sentence_of_the_train(house: House) -> None:
+async def test_attention_of_the_train_sentence_is_as_documented(house: House) -> None:
     """Seven words; renormalised rows sum to 1, dropped ones to 1 less what the special tokens had."""
     text = "the train left the station on time"
     whole = await attend(house, text, unit="word", special="renormalize", head_reduce="mean", layers=[6])
@@ -60,7 +60,7 @@ async def test_the_sentence_of_the_train(house: House) -> None:
     assert min(theirs["excluded_mass"]) > 0.1
 
 
-async def test_what_bank_draws_on(house: House) -> None:
+async def test_comparison_names_contributors_of_bank(house: House) -> None:
     """The two words that explain it, itself left out."""
     found = await attend(house, kind="projection", layer_reduce="rollout", unit="word", special="drop")
     names = [unit["text"] for unit in found["units"]]
@@ -83,23 +83,25 @@ async def test_what_bank_draws_on(house: House) -> None:
         ({"kind": "projection", "layer_reduce": "mean"}, [(None, None)]),
     ],
 )
-async def test_which_maps_come(house: House, fields: dict[str, Any], expected: list[object]) -> None:
+async def test_maps_are_those_requested(house: House, fields: dict[str, Any], expected: list[object]) -> None:
     """In the order asked for; null where reduced."""
     found = await attend(house, **fields)
     assert [(each["layer"], each["head"]) for each in found["maps"]] == expected
 
 
-async def test_each_input_has_its_own_units(house: House) -> None:
+async def test_inputs_have_their_own_units(house: House) -> None:
     """A text, a pair with its segments, and ids."""
     inputs = [CASHED, {"text": "river bank", "pair": "flows"}, {"token_ids": [2924]}]
     answer = (await house.post("/v1/attend", {"inputs": inputs, "layers": [1], "heads": [0]})).json()["results"]
     assert [[unit["segment"] for unit in result["units"]] for result in answer] == [
-        [0] * 11, [0, 0, 0, 0, 1, 1], [0, 0, 0],
-    ]  # fmt: skip
+        [0] * 11,
+        [0, 0, 0, 0, 1, 1],
+        [0, 0, 0],
+    ]
     assert [unit["text"] for unit in answer[2]["units"]] == ["[CLS]", "bank", "[SEP]"]
 
 
-async def test_a_pair_s_segments(house: House) -> None:
+async def test_pair_segments_select_rows_and_columns(house: House) -> None:
     """Rows of one text, columns of the other, and the rest of each row told."""
     pair = [{"text": "river bank", "pair": "it flows"}]
     found = await attend(house, pair, segments="a_to_b", special="drop", layers=[3], head_reduce="mean")
@@ -139,7 +141,7 @@ async def test_decimals(house: House) -> None:
     assert {value for row in found["matrix"] for value in row} <= {round(number / 100, 2) for number in range(101)}
 
 
-async def test_a_comparison_has_the_fields_of_the_contract(house: House) -> None:
+async def test_comparison_has_the_fields_of_the_contract(house: House) -> None:
     """Two uses of a word: by its characters, and by its index."""
     body = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word": 4}]}
     answer = await house.post("/v1/compare", body)
@@ -159,7 +161,7 @@ async def test_a_comparison_has_the_fields_of_the_contract(house: House) -> None
         assert each["centered"][0][1] < each["cosine"][0][1] < 1
 
 
-async def test_a_comparison_of_some_layers(house: House) -> None:
+async def test_comparison_is_limited_to_requested_layers(house: House) -> None:
     """In the order asked for, from either end; and as many words as asked."""
     body = {"occurrences": [{"text": CASHED, "word": 6}, {"text": RIVER, "word": 4}], "layers": [-1, 0], "draws_on": 2}
     found = (await house.post("/v1/compare", body)).json()
@@ -167,7 +169,7 @@ async def test_a_comparison_of_some_layers(house: House) -> None:
     assert [len(each["draws_on"]) for each in found["occurrences"]] == [2, 2]
 
 
-async def test_one_byte_over_the_limit_is_refused_unrun(model: LoadedModel) -> None:
+async def test_response_is_rejected_before_inference_when_one_byte_too_large(model: LoadedModel) -> None:
     """The size is known before anything runs; the message says how to have it smaller."""
     body = {"inputs": CASHED, "encoding": "base64"}
     async with open_house(model, max_response_bytes=1) as house:
@@ -184,7 +186,7 @@ async def test_one_byte_over_the_limit_is_refused_unrun(model: LoadedModel) -> N
         assert len(answer.content) <= size
 
 
-async def test_a_message_says_how_many_inputs_would_fit(model: LoadedModel) -> None:
+async def test_too_large_error_says_how_many_inputs_fit(model: LoadedModel) -> None:
     """For a caller that can split its request."""
     async with open_house(model, max_response_bytes=60_000) as house:
         refused = await house.post("/v1/attend", {"inputs": [CASHED] * 8, "head_reduce": "mean"})
@@ -196,22 +198,36 @@ async def test_a_message_says_how_many_inputs_would_fit(model: LoadedModel) -> N
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("attend", {"layers": [1.5]}, "layers[0] must be a whole number."),
-        ("attend", {"heads": ["1"]}, "heads[0] must be a whole number."),
-        ("attend", {"layers": "last"}, "layers must be 'all' or a list."),
-        ("attend", {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
-         "inputs[0].spans[0] must be a pair, [start, end]; its length is 3."),
-        ("attend", {"top_p": "half"}, "top_p must be a number."),
-        ("attend", {"kind": "gradient"}, "kind must be 'probs', 'scores', 'norm', 'block_norm' or 'projection'."),
-        ("attend", {"colour": "red"}, "There is no field colour."),
-        ("compare", {"occurrences": [{"text": "a", "span": [0, True]}]},
-         "occurrences[0].span[1] must be a whole number."),
-        ("compare", {"occurrences": [{"text": "a", "word": "b"}]}, "occurrences[0].word must be a whole number."),
-        ("compare", {"layers": [True]}, "layers[0] must be a whole number."),
-        ("compare", {"draws_on": None}, "draws_on must be a whole number."),
+        ("attend", {"layers": [1.5]}, "layers[0]: wrong type (number). Send an integer."),
+        ("attend", {"heads": ["1"]}, "heads[0]: wrong type (string). Send an integer."),
+        ("attend", {"layers": "last"}, 'layers: unknown value. Use "all".'),
+        (
+            "attend",
+            {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
+            "inputs[0].spans[0]: wrong number of items (3). Send [start, end].",
+        ),
+        ("attend", {"top_p": "half"}, "top_p: wrong type (string). Send a number."),
+        (
+            "attend",
+            {"kind": "gradient"},
+            'kind: unknown value. Use "probs", "scores", "norm", "block_norm" or "projection".',
+        ),
+        ("attend", {"colour": "red"}, "colour: unknown field. Remove it."),
+        (
+            "compare",
+            {"occurrences": [{"text": "a", "span": [0, True]}]},
+            "occurrences[0].span[1]: wrong type (boolean). Send an integer.",
+        ),
+        (
+            "compare",
+            {"occurrences": [{"text": "a", "word": "b"}]},
+            "occurrences[0].word: wrong type (string). Send an integer.",
+        ),
+        ("compare", {"layers": [True]}, "layers[0]: wrong type (boolean). Send an integer."),
+        ("compare", {"draws_on": None}, "draws_on: wrong type (null). Send an integer."),
     ],
-)  # fmt: skip
-async def test_a_body_of_another_shape(house: House, path: str, fields: dict[str, Any], message: str) -> None:
+)
+async def test_body_is_rejected_when_invalid(house: House, path: str, fields: dict[str, Any], message: str) -> None:
     """The field by the path that the caller wrote, and what it takes."""
     whole = {"inputs": "a"} if path == "attend" else {"occurrences": [{"text": "a", "word": 0}] * 2}
     refused = await house.post(f"/v1/{path}", {**whole, **fields})
@@ -226,7 +242,7 @@ async def test_maps_never_run_on_the_fast_lane(house: House) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/attend", "/v1/compare"])
-def test_the_schema_describes_the_body(rest: httpx.Client, path: str) -> None:
+def test_openapi_schema_describes_the_body(rest: httpx.Client, path: str) -> None:
     """With every field and every value that it takes."""
     schema = rest.get("/openapi.json").json()
     reference = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]

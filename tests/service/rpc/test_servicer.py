@@ -10,11 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.rpc.encoder import EncoderServicer
+from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
-from tests.service.conftest import House
+from tests.service.conftest import House, fast_lane, open_house
 
 TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202eright to left"]
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -25,7 +27,7 @@ def request_of(*texts: str, **fields: Any) -> pb.EncodeRequest:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_the_numbers_are_those_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient, text: str) -> None:
+async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient, text: str) -> None:
     """Bit for bit, with the same tokens and words."""
     spans = [{"start": 0, "end": 3}]
     body = {"inputs": [{"text": text, "spans": [[0, 3]]}], "outputs": ["pooled", "tokens", "words", "spans", "static"]}
@@ -46,7 +48,7 @@ async def test_the_numbers_are_those_of_rest(stub: EncoderServiceStub, rest_door
     assert (ours.token_count, ours.truncated) == (theirs["token_count"], theirs["truncated"])
 
 
-async def test_an_unset_field_is_its_default(stub: EncoderServiceStub) -> None:
+async def test_unset_field_is_the_default(stub: EncoderServiceStub) -> None:
     """Zeros of every enum, and none of the optional ones."""
     named = request_of(
         "money", outputs=[pb.OUTPUT_POOLED], layers=[-1], layer_reduce=pb.LAYER_REDUCE_CONCAT,
@@ -84,7 +86,7 @@ async def test_tokenize_is_that_of_rest(stub: EncoderServiceStub, rest_door: htt
     ]
 
 
-async def test_the_model_is_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
+async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
     """Every field that both tell."""
     found, theirs = await stub.GetModel(pb.GetModelRequest()), (await rest_door.get("/v1/model")).json()
     assert {field.name for field in pb.GetModelResponse.DESCRIPTOR.fields} == set(theirs)
@@ -100,7 +102,7 @@ async def stream(*requests: pb.EncodeRequest) -> AsyncIterator[pb.EncodeRequest]
         yield request
 
 
-async def test_a_stream_answers_in_order(stub: EncoderServiceStub) -> None:
+async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
     """Long ones before short ones, and more than are worked on at a time."""
     sizes = [1 + (7 * n) % 40 for n in range(50)]
     requests = stream(*(request_of("word " * size) for size in sizes))
@@ -143,27 +145,86 @@ async def test_leaving_a_stream_leaves_nothing_behind(stub: EncoderServiceStub, 
     async with httpx.AsyncClient(base_url=server.admin) as admin:
         lines: list[str] = []
         wanted = ("attendant_requests_in_flight", 'attendant_queue_texts{lane="fast"}')
-        while not all(f"{name} 0.0" in lines for name in wanted):
-            lines = (await admin.get("/metrics")).text.splitlines()
+        async with asyncio.timeout(30):
+            while not all(f"{name} 0.0" in lines for name in wanted):
+                lines = (await admin.get("/metrics")).text.splitlines()
     assert (await stub.Encode(request_of("a"))).usage.tokens == 3
 
 
-class Patient:
-    """A call's context without a deadline."""
+class CallContext:
+    """A context of a call without a deadline."""
 
     def time_remaining(self) -> float | None:
         return None
 
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", "call-1"),)
 
-async def test_a_stream_whose_reader_fails_ends(house: House) -> None:
+
+async def test_stream_ends_when_its_reader_fails(house: House) -> None:
     """What was read is answered, and the fault is told instead of being waited for."""
 
     async def broken() -> AsyncIterator[pb.EncodeRequest]:
         yield request_of("money")
         raise RuntimeError("the connection broke")
 
-    replies = EncoderServicer(house.host, house.settings).EncodeStream(broken(), Patient())
+    replies = EncoderServicer(house.host, house.settings, house.metrics).EncodeStream(broken(), CallContext())
     async with asyncio.timeout(30):
         assert (await anext(replies)).WhichOneof("reply") == "response"
         with pytest.raises(RuntimeError):
             await anext(replies)
+
+
+async def test_internal_error_in_stream_is_logged_and_counted(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """The message has the request ID of the log record and nothing else; the stream goes on."""
+
+    async def broken(request: EncodeRequest) -> EncodeResponse:
+        if request.inputs[0].source.text == "bad":
+            raise KeyError("/home/secret/path")
+        return await encode(request)
+
+    encode = house.engine.encode
+    house.engine.encode = broken  # type: ignore[method-assign]
+    servicer = EncoderServicer(house.host, house.settings, house.metrics)
+    requests = stream(request_of("bad"), request_of("money"), request_of(""))
+    replies = [reply async for reply in servicer.EncodeStream(requests, CallContext())]
+    assert [reply.WhichOneof("reply") for reply in replies] == ["error", "response", "error"]
+    assert (replies[0].error.code, replies[0].error.reason) == (13, "internal")
+    assert [reply.error.request_id for reply in replies] == ["call-1", "", "call-1"]
+    assert "secret" not in str(replies)
+    (record,) = caplog.records
+    assert (record.levelname, record.request_id) == ("ERROR", "call-1")  # type: ignore[attr-defined]
+    assert "KeyError" in caplog.text
+    assert house.sample("attendant_rejected_total", reason="invalid") == 1
+
+
+async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None:
+    """As the pushback of Encode; other errors have none."""
+    async with open_house(model, max_queue_tokens=100) as house:
+        servicer = EncoderServicer(house.host, house.settings, house.metrics)
+        with fast_lane(house).reserve(100):
+            requests = stream(request_of("money"), request_of(""))
+            full, empty = [reply.error async for reply in servicer.EncodeStream(requests, CallContext())]
+        assert (full.reason, full.HasField("retry_after_ms")) == ("queue_full", True)
+        assert full.retry_after_ms >= 1
+        assert not empty.HasField("retry_after_ms")
+        assert house.sample("attendant_rejected_total", reason="queue_full") == 1
+
+
+async def test_tokenize_has_the_deadline_of_the_call(house: House) -> None:
+    deadlines: list[float | None] = []
+    tokenize = house.engine.tokenize
+
+    async def note(request: TokenizeRequest) -> TokenizeResponse:
+        deadlines.append(request.deadline)
+        return await tokenize(request)
+
+    class Timed(CallContext):
+        def time_remaining(self) -> float | None:
+            return 5.0
+
+    house.engine.tokenize = note  # type: ignore[method-assign]
+    servicer = EncoderServicer(house.host, house.settings, house.metrics)
+    for context in (CallContext(), Timed()):
+        await servicer.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="a")]), context)
+    assert [deadline is not None for deadline in deadlines] == [False, True]

@@ -1,0 +1,101 @@
+"""The REST applications: routes, error handlers and OpenAPI."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import __version__
+from service.auth import ApiKeys
+from service.config import Settings
+from service.errors import Internal, NotFound, ServiceError
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
+from service.rest.requests import RequestReader
+from service.rest.routes import explain, health, native, openai, page
+
+DOCS_PATHS = ("/docs", "/openapi.json")
+
+
+def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> RequestMiddleware:
+    """Return the application of the REST port."""
+    app = FastAPI(
+        title="Attendant",
+        version=__version__,
+        description="Contextual embeddings of tokens, words, spans and texts, and attention maps.",
+        docs_url="/docs" if settings.docs else None,
+        openapi_url="/openapi.json" if settings.docs else None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+    )
+    files = page.read_page()
+    reader = RequestReader(lifecycle, settings)
+    routers = (
+        *(api.make_router(lifecycle, reader) for api in (native, explain, openai)),
+        health.make_router(lifecycle),
+        page.make_router(files),
+    )
+    for router in routers:
+        app.include_router(router)
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema and api_of(route.path) != health.API:
+                metrics.create_requests(api_of(route.path), [route.path])
+    install_error_handlers(app)
+    describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
+    return RequestMiddleware(app, routers, metrics, keys, (*health.PATHS, *DOCS_PATHS, *files))
+
+
+def make_admin_app(lifecycle: Lifecycle, metrics: Metrics) -> RequestMiddleware:
+    """Return the application of the admin port: probes and metrics, without client data and without a key."""
+    app = FastAPI(openapi_url=None)
+    routers = (health.make_router(lifecycle), health.make_metrics_router(metrics))
+    for router in routers:
+        app.include_router(router)
+    install_error_handlers(app)
+    return RequestMiddleware(app, routers, None, None, ())
+
+
+def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    """Add to FastAPI's document the schemas of the bodies that routes read themselves."""
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    fastapi_document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = fastapi_document()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Turn every error that a route may raise into a `ServiceError` response."""
+
+    async def handle_service_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        return error_response(request.scope["context"], error)
+
+    async def handle_routing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers: Mapping[str, str] = error.headers or {}
+        if error.status_code == 405:
+            return method_response(request, headers["Allow"].split(", "))
+        not_found = NotFound("Path: not found. See /docs.", reason="no_such_route")
+        return error_response(request.scope["context"], not_found if error.status_code == 404 else Internal())
+
+    async def handle_exception(request: Request, error: Exception) -> Response:
+        return error_response(request.scope["context"], Internal())
+
+    app.add_exception_handler(ServiceError, handle_service_error)
+    app.add_exception_handler(HTTPException, handle_routing)
+    app.add_exception_handler(Exception, handle_exception)

@@ -1,0 +1,191 @@
+"""Around every REST request: request ID, API key, HEAD and OPTIONS, metrics, and errors in the format of their API.
+
+FastAPI describes the routes. The middleware calls a route without path parameters directly: what FastAPI does before
+it (matching, dependencies, three layers of middleware) takes longer than all other Python code of a request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from service.auth import ApiKeys
+from service.errors import Cancelled, Internal, MethodNotAllowed, Overloaded, ServiceError, Unavailable
+from service.metrics import Metrics
+from service.request_ids import HEADER, request_id
+from service.rest.codec import JSON
+from service.rest.responses import native_error
+from service.rest.routes import health, native, openai
+
+OTHER = "_OTHER"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+log = logging.getLogger("attendant.rest")
+
+
+@dataclass
+class RequestContext:
+    """The state of one request in the middleware.
+
+    It keeps of an error only what is counted. The error itself refers through its traceback to every frame it passed,
+    and would keep the whole request in memory until the next collection of garbage.
+    """
+
+    request_id: str
+    api: str
+    route: str = ""
+    rejection: str = ""
+    cancelled: bool = False
+
+
+class RequestMiddleware:
+    """The outermost ASGI application. It counts no health checks, and nothing without `metrics`."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        routers: Sequence[APIRouter],
+        metrics: Metrics | None,
+        keys: ApiKeys | None,
+        open_paths: Iterable[str],
+    ) -> None:
+        self._app = app
+        self._endpoints = direct_endpoints(routers)
+        self._metrics = metrics
+        self._keys = keys
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        sent_id = headers.get(HEADER.encode(), b"").decode("latin-1")
+        context = RequestContext(request_id(sent_id), api_of(scope["path"]))
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "context": context, "method": "GET" if is_head else scope["method"]}
+        status, size = 0, 0
+
+        async def send_response(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (HEADER.encode(), context.request_id.encode())]
+            elif is_head:
+                message["body"] = b""
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        if self._metrics is None or context.api == health.API:
+            await self._respond(scope, receive, send_response, context)
+            return
+        self._metrics.in_flight.inc()
+        try:
+            await self._respond(scope, receive, send_response, context)
+        finally:
+            self._metrics.in_flight.dec()
+            context.route = context.route or getattr(scope.get("route"), "path", OTHER)
+            count_request(self._metrics, context, status or Cancelled.http_status, size, started)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        """Send the response of the route, or of the error that it raises."""
+        request = Request(scope, receive)
+        response: Response | FastAPI
+        try:
+            if self._keys is not None and scope["path"] not in self._open_paths:
+                self._keys.check(dict(scope["headers"]).get(b"authorization"))
+            endpoints = self._endpoints.get(scope["path"])
+            if endpoints is None:
+                response = self._app
+            else:
+                context.route = scope["path"]
+                endpoint = endpoints.get(scope["method"])
+                response = await endpoint(request) if endpoint else method_response(request, endpoints)
+        except ServiceError as error:
+            response = error_response(context, error)
+        except asyncio.CancelledError:  # uvicorn cancels a request only when the time to drain is over
+            stopped = Unavailable("Server stopped before it finished the request. Retry elsewhere.", reason="draining")
+            response = error_response(context, stopped)
+        except Exception:  # noqa: BLE001  # log_exception logs it
+            log_exception(context)
+            response = error_response(context, Internal())
+        try:
+            await response(scope, receive, send)
+        except Exception:
+            if response is not self._app:
+                raise
+            log_exception(context)  # FastAPI has responded, and raises the error again
+
+
+def log_exception(context: RequestContext) -> None:
+    """Log the exception that is being handled."""
+    route = context.route or OTHER
+    log.exception(
+        "unhandled exception api=%s endpoint=%s", context.api, route, extra={"request_id": context.request_id}
+    )
+
+
+def direct_endpoints(routers: Sequence[APIRouter]) -> dict[str, dict[str, Endpoint]]:
+    """Return, by path and method, the functions of the routes whose path has no parameters."""
+    endpoints: dict[str, dict[str, Endpoint]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and "{" not in route.path:
+                for method in route.methods or ():
+                    endpoints.setdefault(route.path, {})[method] = route.endpoint
+    return endpoints
+
+
+def method_response(request: Request, methods: Iterable[str]) -> Response:
+    """Return the response to OPTIONS, or the error of a method that the path does not have."""
+    allowed = {*methods, "OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+    headers = {"allow": ", ".join(sorted(allowed))}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    response = error_response(
+        request.scope["context"], MethodNotAllowed("Method: not allowed for this path. Use one of the header Allow.")
+    )
+    response.headers.update(headers)
+    return response
+
+
+def api_of(path: str) -> str:
+    """Return the name of the API that a path belongs to."""
+    if path.startswith(openai.PATHS):
+        return openai.API
+    return health.API if path in health.PATHS else native.API
+
+
+def error_response(context: RequestContext, error: ServiceError) -> Response:
+    """Return the error in the format of its API."""
+    context.rejection, context.cancelled = error.label, isinstance(error, Cancelled)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.http_status in (408, 413) or isinstance(error, Overloaded):
+        headers["connection"] = "close"
+    if isinstance(error, Internal) and error.__cause__ is not None:
+        log.error("request failed", exc_info=error.__cause__, extra={"request_id": context.request_id})
+    if context.api == openai.API:
+        return Response(openai.render_error(error), openai.http_status(error), headers, JSON)
+    return Response(native_error(error, context.request_id), error.http_status, headers, JSON)
+
+
+def count_request(metrics: Metrics, context: RequestContext, status: int, size: int, started: float) -> None:
+    """Count a response; `started` is a time.perf_counter() reading."""
+    if context.rejection:
+        metrics.rejected.labels(context.rejection).inc()
+    if context.cancelled:
+        status = Cancelled.http_status
+    metrics.observe_request(context.api, context.route, str(status), status, started)
+    metrics.response_bytes.labels(context.api).observe(size)

@@ -1,0 +1,259 @@
+"""uvicorn's HTTP protocol with limits, and with the checks of RFC 9112 that uvicorn and llhttp leave out.
+
+Errors are sent in the order of the requests: a rejection never precedes the response to an earlier request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httptools
+from starlette.responses import Response
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
+from service.request_ids import HEADER, request_id
+from service.rest.codec import JSON
+from service.rest.responses import native_error
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_BUFFERED_BYTES = 16 * 1024
+LINGER_S = 1.0
+"""How long a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
+
+log = logging.getLogger("attendant.rest")
+
+
+class Shedder(Protocol):
+    """Rejects requests before their task starts."""
+
+    @property
+    def active(self) -> bool:
+        """True while every request is to be passed to `try_reject`."""
+
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+        """Return the rejection; None to handle the request as usual."""
+
+
+class NoLoadShedding:
+    """Rejects nothing."""
+
+    active = False
+
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """`max_connections` None: no limit. `count_rejection` gets the metric label of each rejection of this file."""
+
+    header_timeout_s: float
+    max_connections: int | None = None
+    count_rejection: Callable[[str], None] = lambda label: None
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection; `limits` and `load_shedder` are set by a subclass per server.
+
+    While the load shedder is active, a small request is buffered until it is complete, within the header timeout.
+    """
+
+    limits: ConnectionLimits
+    load_shedder: Shedder
+    _buffered: bytearray | None = None
+    _header_timer: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
+    _partial_bytes = 0
+    _discards = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        limit = self.limits.max_connections
+        if limit is not None and len(self.connections) > limit:
+            self.connections.discard(self)
+            self._reject_connection(Overloaded(f"Connections: too many (limit {limit}). Retry later.", retry_after_s=1))
+            return
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discards:
+            return
+        self._unset_keepalive_if_required()
+        self._partial_bytes += len(data) if self._in_head else 0
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            log.debug("invalid request", exc_info=True)
+            self._fail(MalformedRequest("Request: not valid HTTP. Correct it."))
+        else:
+            if self._in_head and max(self._partial_bytes, self._head_bytes) > MAX_HEADER_BYTES:
+                self._fail(_headers_too_large())
+
+    def on_message_begin(self) -> None:
+        self._start_header_timer()
+        self._in_head, self._head_bytes = True, 0
+        self._partial_bytes = 0  # the first read of a head may hold a body too: only later reads are counted whole
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer, which no route reads
+        self._head_bytes += len(name) + len(value) + 4
+        super().on_header(name, value.strip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self.parser.should_upgrade():
+            return
+        app = self._special_app()
+        if app is None and self.load_shedder.active and self._can_buffer():
+            self._buffered = bytearray()
+            return
+        self._stop_header_timer()
+        usual_app = self.app
+        self.app = app or usual_app
+        super().on_headers_complete()
+        self.app = usual_app
+
+    def on_body(self, body: bytes) -> None:
+        if self._buffered is None:
+            super().on_body(body)
+        else:
+            self._buffered += body
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if self._buffered is not None:
+            body, self._buffered = bytes(self._buffered), None
+            self._stop_header_timer()
+            rejection = self.load_shedder.try_reject(self.parser.get_method(), self.url, dict(self.headers), body)
+            if rejection is not None:
+                self._respond(rejection)
+                return
+            super().on_headers_complete()
+            super().on_body(body)
+        super().on_message_complete()
+
+    def _special_app(self) -> ASGIApp | None:
+        """Return the app that responds to this head instead of the usual one, if any."""
+        error: ServiceError | None = None
+        encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if self._head_bytes > MAX_HEADER_BYTES:
+            error = _headers_too_large()
+        elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            error = MalformedRequest("Host: missing or repeated. Send it once.")
+        elif encodings not in ([], [b"chunked"]):
+            error = Unsupported(
+                "Transfer-Encoding: not supported. Use chunked alone.", reason="unsupported_transfer_encoding"
+            )
+        elif self.url == b"*":
+            self.url = b"/"
+            if self.parser.get_method() == b"OPTIONS":
+                return Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})
+            error = MalformedRequest("Path: * is for OPTIONS. Send a path.")
+        if error is None:
+            return None
+        if len(self.url) > MAX_HEADER_BYTES:
+            self.url = b"/"  # uvicorn could not parse it
+        return self._rejection(error)
+
+    def _can_buffer(self) -> bool:
+        """Return whether this is a small request of known length, with no response due before its own."""
+        size = next((value for name, value in self.headers if name == b"content-length"), b"")
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        return size.isdigit() and int(size) <= MAX_BUFFERED_BYTES and not (waiting or self.expect_100_continue)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse the request again without its headers of an upgrade, which HTTP allows a server to ignore.
+
+        Works around https://github.com/Kludex/uvicorn/issues/2722: uvicorn drops the body. curl --http2 and the HTTP
+        client of the JDK send `Upgrade: h2c` with the first request of a connection.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._fail(Unsupported("Method: CONNECT is not supported. Use another.", reason="method_not_supported"))
+            return
+        lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")  # noqa: PLW2901
+            if name != b"upgrade":
+                lines.append(b"%s: %s\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join((*lines, b"\r\n", rest)))
+
+    def _respond(self, response: Response, *, close: bool = False) -> None:
+        """Write a response to a request that has no cycle of uvicorn's."""
+        keep_alive = not close and self.parser.should_keep_alive()
+        self.transport.write(self._serialize(response, keep_alive))
+        if not keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _fail(self, error: ServiceError) -> None:
+        """Reject what cannot be parsed, and close the connection after the responses to earlier requests."""
+        self._discards = True
+        self._stop_header_timer()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
+            cycle.keep_alive = False
+            if cycle.more_body:
+                self.transport.close()  # the last of several requests, and its body cannot be read
+            return
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(self._serialize(self._rejection(error), keep_alive=False))
+        self.transport.close()
+
+    def _reject_connection(self, error: ServiceError) -> None:
+        self._discards = True
+        self.transport.write(self._serialize(self._rejection(error), keep_alive=False))
+        self.transport.write_eof()
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _rejection(self, error: ServiceError) -> Response:
+        self.limits.count_rejection(error.label)
+        identity = request_id("")
+        headers = {"connection": "close", HEADER: identity}
+        if error.retry_after_s is not None:
+            headers["retry-after"] = str(round(error.retry_after_s))
+        return Response(native_error(error, identity), error.http_status, headers, JSON)
+
+    def _serialize(self, response: Response, keep_alive: bool) -> bytes:
+        lines = [STATUS_LINE[response.status_code]]
+        lines += [b"%s: %s\r\n" % pair for pair in (*self.server_state.default_headers, *response.raw_headers)]
+        if not keep_alive and "connection" not in response.headers:
+            lines.append(b"connection: close\r\n")
+        body = b"" if self.parser.get_method() == b"HEAD" else bytes(response.body)
+        return b"".join((*lines, b"\r\n", body))
+
+    def _start_header_timer(self) -> None:
+        self._stop_header_timer()
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.close)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def _headers_too_large() -> ServiceError:
+    return HeadersTooLarge(f"Request headers: too large (limit {MAX_HEADER_BYTES} bytes). Shorten them.")

@@ -1,0 +1,216 @@
+"""Response bodies: JSON in parts, so that rendering a large one does not hold up other requests."""
+
+import asyncio
+import base64
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.engine.schema.encode import Array, Timing
+from service.errors import ServiceError
+from service.rest.codec import JSON
+
+GZIP_FROM_BYTES = 1024
+PART_BYTES = 256 * 1024
+SLICE_ITEMS = 16 * 1024
+"""Numbers rendered in one piece: about 200 KiB of JSON, 2 ms."""
+SLICE_BYTES = 192 * 1024
+"""Bytes written as base64 in one piece; a multiple of 3, so that the pieces join without padding."""
+SMALL_ITEMS = 4 * SLICE_ITEMS
+OBJECT_ITEMS = 8
+"""A token, word or unit is rendered as about this many numbers."""
+
+
+class ResponseMetadata(Protocol):
+    """A response that names its model, its precision, and the time of each stage."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def timing(self) -> Timing: ...
+
+
+def metadata_headers(response: ResponseMetadata, digest: str) -> dict[str, str]:
+    """Return the headers that name the model, its precision, and the time of each stage."""
+    return {
+        "x-attendant-model": f"{response.model}@{digest}",
+        "x-attendant-precision": response.precision,
+        "server-timing": response.timing.describe(),
+    }
+
+
+def native_error(error: ServiceError, request_id: str) -> bytes:
+    """Return the error body of the native API."""
+    return orjson.dumps(
+        {"error": {"code": error.code, "reason": error.reason, "message": error.message, "request_id": request_id}}
+    )
+
+
+class Base64:
+    """The bytes of an array, to be rendered as a string. No dataclass, because orjson renders those as objects."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
+def tensor(array: Array) -> dict[str, Any]:
+    """Return an array as its shape, dtype and bytes in base64."""
+    return {"shape": array.shape, "dtype": array.dtype, "data": Base64(array)}
+
+
+class PartsResponse(Response):
+    """A response whose body is sent part by part: one call of `send` would copy 60 MB at once."""
+
+    def __init__(self, parts: Sequence[bytes], headers: dict[str, str]) -> None:
+        self._parts = parts
+        super().__init__(headers=headers, media_type=JSON)
+        self.headers["content-length"] = str(sum(map(len, parts)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def json_response(request: Request, document: Any, headers: dict[str, str] | None = None) -> Response:
+    """Return the document as JSON, gzipped if the client accepts that and the body is over 1 KiB.
+
+    `document` holds what orjson renders, `Array.values` and `Base64`.
+    """
+    parts = await render(document)
+    headers = {**(headers or {}), "vary": "accept-encoding"}
+    if (len(parts) > 1 or len(parts[0]) > GZIP_FROM_BYTES) and _accepts_gzip(
+        request.headers.get("accept-encoding", "")
+    ):
+        parts = await _gzip(parts)
+        headers["content-encoding"] = "gzip"
+    if len(parts) == 1:
+        return Response(parts[0], media_type=JSON, headers=headers)
+    return PartsResponse(parts, headers)
+
+
+async def render(document: Any) -> list[bytes]:
+    """Return the document as JSON in parts; the event loop runs other tasks between them."""
+    if _weight(document, SMALL_ITEMS) < SMALL_ITEMS:
+        return [_dump(document)]
+    parts, pending, size = [], [], 0
+    for piece in _pieces(document):
+        pending.append(piece)
+        size += len(piece)
+        if size >= PART_BYTES:
+            parts.append(b"".join(pending))
+            pending, size = [], 0
+            await asyncio.sleep(0)
+    parts.append(b"".join(pending))
+    return parts
+
+
+def _weight(value: Any, enough: int) -> int:
+    """Return about how many numbers and strings a value has, or any number over `enough`."""
+    if isinstance(value, (dict, list, tuple)):
+        if isinstance(value, list) and value and isinstance(value[0], (int, float)):
+            return len(value)
+        total = len(value)
+        for item in value.values() if isinstance(value, dict) else value:
+            total += _weight(item, enough)
+            if total >= enough:
+                break
+        return total
+    if isinstance(value, Base64):
+        return int(value.array.values.nbytes) // 8
+    if value is None or isinstance(value, (bool, int, float)):
+        return 1
+    return int(getattr(value, "size", OBJECT_ITEMS))
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Yield a large value piece by piece."""
+    if isinstance(value, Base64):
+        yield from _base64_pieces(value.array)
+    elif _weight(value, SLICE_ITEMS) < SLICE_ITEMS:
+        yield _dump(value)
+    elif isinstance(value, dict):
+        separator = b"{"
+        for name, item in value.items():
+            yield separator + orjson.dumps(name) + b":"
+            yield from _pieces(item)
+            separator = b","
+        yield b"}"
+    elif isinstance(value, (list, tuple)):
+        start = 0
+        while start < len(value):
+            end = _end_of_slice(value, start)
+            yield b"," if start else b"["
+            if end - start == 1:
+                yield from _pieces(value[start])
+            else:
+                yield _dump(value[start:end])[1:-1]
+            start = end
+        yield b"]"
+    else:  # an array, sliced along its first axis
+        step = max(1, SLICE_ITEMS * len(value) // int(value.size))
+        for start in range(0, len(value), step):
+            yield b"," if start else b"["
+            if step == 1:
+                yield from _pieces(value[start])
+            else:
+                yield _dump(value[start : start + step])[1:-1]
+        yield b"]"
+
+
+def _end_of_slice(items: Sequence[Any], start: int) -> int:
+    """Return the end of a slice of bounded weight; an item that is heavier is a slice of its own."""
+    weight = 0
+    for place in range(start, len(items)):
+        weight += _weight(items[place], SLICE_ITEMS) + 1
+        if weight >= SLICE_ITEMS:
+            return max(place, start + 1)
+    return len(items)
+
+
+def _base64_pieces(array: Array) -> Iterator[bytes]:
+    data = memoryview(array.to_bytes())
+    yield b'"'
+    for start in range(0, len(data), SLICE_BYTES):
+        yield base64.b64encode(data[start : start + SLICE_BYTES])
+    yield b'"'
+
+
+def _dump(value: Any) -> bytes:
+    return orjson.dumps(value, default=_default, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Base64):
+        return value.array.to_base64()
+    raise TypeError
+
+
+async def _gzip(parts: Sequence[bytes]) -> list[bytes]:
+    """Compress part by part, in threads if there are several.
+
+    Level 1: higher levels compress float digits little more, and gzip is the slowest step of the response.
+    """
+    compressor = zlib.compressobj(1, wbits=31)
+    if len(parts) == 1 and len(parts[0]) <= PART_BYTES // 16:
+        return [compressor.compress(parts[0]) + compressor.flush()]
+    compressed = [await asyncio.to_thread(compressor.compress, part) for part in parts]
+    compressed.append(await asyncio.to_thread(compressor.flush))
+    return compressed
+
+
+def _accepts_gzip(header: str) -> bool:
+    for part in header.split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip().lower() == "gzip":
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

@@ -1,0 +1,1 @@
+"""Routes of the REST APIs, one file per API."""

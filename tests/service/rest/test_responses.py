@@ -1,0 +1,113 @@
+"""Rendering: the same document in parts as at once, with other tasks of the loop in between."""
+
+import asyncio
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.requests import Request
+
+from service.engine.schema.encode import Array, Token
+from service.rest import responses
+from service.rest.responses import PART_BYTES, Base64, json_response, render, tensor
+
+RANDOM = np.random.default_rng(7)
+
+
+def array(*shape: int) -> Array:
+    return Array(RANDOM.standard_normal(shape).astype("<f4"), "float32")
+
+
+DOCUMENTS: dict[str, Any] = {
+    "small": {"results": [{"pooled": array(384).values}]},
+    "one long vector": {"pooled": array(100_000).values},
+    "wide rows": [array(3, 40_000).values],
+    "layers": {"token_vectors": array(7, 128, 384).values, "a": None, "b": [True, "x"]},
+    "many inputs": {"results": [{"index": n, "pooled": array(384).values} for n in range(512)], "usage": {"tokens": 1}},
+    "base64": {"a": [tensor(array(512, 385)), Base64(array(1))]},
+    "tokens": {"tokens": [Token(n, "a" * (n % 7), n, n + 1, None, 0, False) for n in range(20_000)]},
+    "ints": {"indices": [[n, n + 1] for n in range(100_000)], "empty": [], "none": {}},
+    "no items": {"static": array(0, 384).values, "more": array(300, 384).values},
+}
+
+
+def plain(value: Any) -> Any:
+    """The document as `json.loads` returns it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Base64):
+        return base64.b64encode(value.array.values.tobytes()).decode()
+    if isinstance(value, Token):
+        return {name: getattr(value, name) for name in Token.__slots__}
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+async def test_parts_join_to_the_document(name: str) -> None:
+    """Every number and string of it."""
+    parsed = json.loads(b"".join(await render(DOCUMENTS[name])))
+    expected = plain(DOCUMENTS[name])
+
+    def same(left: Any, right: Any) -> bool:
+        if isinstance(left, float):
+            return bool(np.float32(left) == np.float32(right))
+        if isinstance(left, dict):
+            return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        if isinstance(left, list):
+            return len(left) == len(right) and all(map(same, left, right))
+        return bool(left == right)
+
+    assert same(parsed, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])
+async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of orjson writes more than a part, and the loop runs between parts."""
+    written: list[int] = []
+    original = responses._dump
+
+    def dump(value: object) -> bytes:
+        written.append(len(rendered := original(value)))
+        return rendered
+
+    monkeypatch.setattr(responses, "_dump", dump)
+    steps = 0
+
+    async def count_steps() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count_steps())
+    parts = await render(DOCUMENTS[name])
+    other.cancel()
+    assert max(written, default=0) <= 4 * PART_BYTES
+    assert max(map(len, parts)) <= 4 * PART_BYTES
+    assert steps >= len(parts) - 1 >= 1
+
+
+@pytest.mark.parametrize("accepted", ["identity", "gzip"])
+async def test_large_response_is_sent_in_parts(accepted: str) -> None:
+    """With its length, and gzipped part by part on request."""
+    scope = {"type": "http", "method": "POST", "headers": [(b"accept-encoding", accepted.encode())]}
+    document = DOCUMENTS["layers"]
+    response = await json_response(Request(scope), document, {"x-a": "b"})
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    await response(scope, None, send)  # type: ignore[arg-type]
+    headers = dict(messages[0]["headers"])
+    body = b"".join(message["body"] for message in messages[1:])
+    assert (int(headers[b"content-length"]), headers[b"x-a"], headers[b"vary"]) == (len(body), b"b", b"accept-encoding")
+    assert headers[b"content-type"] == b"application/json"
+    assert len(messages) > 4
+    assert headers.get(b"content-encoding", b"identity") == accepted.encode()
+    assert json.loads(gzip.decompress(body) if accepted == "gzip" else body).keys() == document.keys()

@@ -1,0 +1,104 @@
+"""Bytes of request messages: counted before they are parsed, and never an exception."""
+
+import pytest
+
+from service.errors import InvalidArgument, MalformedRequest
+from service.pb import encoder_pb2 as pb
+from service.rpc.codec import to_inputs
+from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, Rejected, tolerant
+
+LIMITS = {"inputs": 256, "spans": 1024, "spans_per_request": 4096, "token_ids": 16384}
+SIZE = 2**20
+
+
+def delimited(number: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    size, length = len(payload), b""
+    while size > 0x7F:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + payload
+
+
+FLOODS = {
+    "inputs": b"\x12\x00" * (SIZE // 2),
+    "spans": delimited(2, b"\x1a\x00" * (SIZE // 2)),
+    "spans of many inputs": delimited(2, b"\x1a\x00" * 300) * (SIZE // 604),
+    "unknown fields": b"\xf8\x01\x01" * (SIZE // 3),
+    "ids": delimited(2, delimited(4, b"\x01" * 5 * SIZE)),
+    "unpacked ids": delimited(2, b"\x20\x01" * (SIZE // 2)),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_message_of_many_fields_is_not_parsed(name: str) -> None:
+    """Counting stops at the limit, and the deserializer is not called."""
+    parsed: list[bytes] = []
+
+    def parse(data: bytes) -> pb.EncodeRequest:
+        parsed.append(data)
+        return pb.EncodeRequest.FromString(data)
+
+    result = tolerant(parse)(FLOODS[name])
+    assert isinstance(result, Rejected)
+    assert isinstance(result.error, InvalidArgument)
+    assert result.error.message == f"Message: too many fields (limit {MAX_FIELDS}). Split the request."
+    assert parsed == []
+
+
+@pytest.mark.parametrize(
+    "request_message",
+    [
+        pb.EncodeRequest(inputs=[pb.Input(text="a" * SIZE)] * 2),
+        pb.EncodeRequest(inputs=[pb.Input(text="[" * 4000, spans=[pb.Span(end=300)] * 16)] * 256, layers=[1] * 7),
+        pb.EncodeRequest(inputs=[pb.Input(token_ids=[300] * 16384)] * 20, dimensions=8, normalize=True),
+    ],
+    ids=["texts", "spans", "ids"],
+)  # fmt: skip
+def test_large_message_is_parsed(request_message: pb.EncodeRequest) -> None:
+    """Whatever its strings look like."""
+    data = request_message.SerializeToString()
+    assert len(data) > SCAN_FROM_BYTES
+    assert tolerant(pb.EncodeRequest.FromString)(data) == request_message
+
+
+@pytest.mark.parametrize("data", [b"\x0a\xff" * SCAN_FROM_BYTES, b"\xff" * 8 * SIZE, b"\x0f" * SIZE,
+                                  b"\x12\xff\xff\xff\xff\xff\x0f" + b"a" * SIZE])  # fmt: skip
+def test_invalid_message_is_rejected(data: bytes) -> None:
+    """As malformed, by the parser."""
+    result = tolerant(pb.EncodeRequest.FromString)(data)
+    assert isinstance(result, Rejected)
+    assert isinstance(result.error, MalformedRequest)
+
+
+class Counted(list[pb.Input]):
+    """A list that notes whether its items were visited."""
+
+    visited = False
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        self.visited = True
+        return super().__iter__()
+
+
+def test_inputs_are_counted_before_they_are_converted() -> None:
+    """No item of too many is visited."""
+    inputs = Counted([pb.Input(text="a")] * 257)
+    with pytest.raises(InvalidArgument, match=r"^inputs: too many items \(257, limit 256\)\. Split the request\.$"):
+        to_inputs(inputs, LIMITS)
+    assert not inputs.visited
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ([pb.Input(text="a", spans=[pb.Span()] * 1025)], "inputs[0].spans: too many items (1025, limit 1024)."),
+        ([pb.Input(text="a", spans=[pb.Span()] * 1024)] * 5, "inputs: too many spans (5120, limit 4096)."),
+        ([pb.Input(token_ids=[1], pair="")], "inputs[0]: pair and token_ids are both set. Send one."),
+        ([pb.Input(token_ids=[1], text="a")], "inputs[0]: text and token_ids are both set. Send one."),
+    ],
+)
+def test_inputs_are_checked(inputs: list[pb.Input], expected: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        to_inputs(inputs, LIMITS)
+    assert raised.value.message.startswith(expected)

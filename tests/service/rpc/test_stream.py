@@ -1,0 +1,79 @@
+"""The window over a stream: order, its bound, and what is left when it ends early."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from service.rpc.stream import respond_in_order
+
+
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+def other_tasks() -> set["asyncio.Task[object]"]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def test_responses_come_in_order_and_within_the_window() -> None:
+    """However long each takes."""
+    running = most = 0
+
+    async def respond(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(number * 7 % 5):
+            await asyncio.sleep(0)
+        running -= 1
+        return number
+
+    assert [number async for number in respond_in_order(numbers(50), respond, 4)] == list(range(50))
+    assert 1 < most <= 4
+    assert other_tasks() == set()
+
+
+async def test_closing_a_full_window_leaves_no_task() -> None:
+    """Nor one that is created for the request that waits for a slot."""
+    started = 0
+    full = asyncio.Event()
+
+    async def respond(number: int) -> int:
+        nonlocal started
+        started += 1
+        if started == 3:
+            full.set()
+        if number:
+            await asyncio.Event().wait()
+        return number
+
+    responses = respond_in_order(numbers(10), respond, 2)
+    assert await anext(responses) == 0
+    waiting = asyncio.ensure_future(anext(responses))
+    await asyncio.wait_for(full.wait(), 20)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert other_tasks() == set()
+    assert started == 3
+
+
+@pytest.mark.parametrize("window", [1, 3])
+async def test_failing_iterator_ends_the_window(window: int) -> None:
+    """After the responses to the requests before it."""
+
+    async def broken() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        raise RuntimeError("the connection broke")
+
+    async def respond(number: int) -> int:
+        return number
+
+    responses = respond_in_order(broken(), respond, window)
+    assert [await anext(responses) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="broke"):
+        await anext(responses)
+    assert other_tasks() == set()
