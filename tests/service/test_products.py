@@ -12,7 +12,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
@@ -80,6 +80,7 @@ def clients(model: LoadedModel) -> Iterator[Clients]:
 def test_every_response_keeps_the_contract(clients: Clients, data: st.DataObject) -> None:
     operation, request = data.draw(requests(clients.facts))
     response = clients.post(operation, request)
+    event(f"{operation} {response.status_code}")
     assert response.status_code < 500, response.text
     if response.status_code == 200:
         assert len(response.content) <= clients.service.largest_response, "larger than computed before inference"
