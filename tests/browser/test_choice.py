@@ -1,5 +1,7 @@
 """The chosen word: it stays for as long as a sentence has it, and the page says which have not."""
 
+import pytest
+
 from tests.browser.visit import Visit
 
 
@@ -44,8 +46,9 @@ def test_the_numbers_are_those_of_the_sentences(visit: Visit) -> None:
     assert numbers.evaluate_all("(found) => found.map((item) => item.value)") == [1, 2]
 
 
-def test_fewer_than_two_have_the_word(visit: Visit) -> None:
-    """Then it says what is needed."""
+def test_comparison_names_what_is_missing_when_one_sentence_has_the_word(visit: Visit) -> None:
+    """Chosen by hand, the word is not given up for one that both sentences share."""
+    choose(visit, 1, "bank")
     visit.type(2, "They sat by the river.")
     assert pressed(visit) == ["bank"]
     said = visit.page.locator("#comparison").inner_text()
@@ -104,7 +107,9 @@ def test_choosing_goes_for_the_other_sentences_too(visit: Visit) -> None:
 
 def test_the_same_word_twice_in_one_sentence(visit: Visit) -> None:
     """Its places are told apart, and compared when no other sentence has it."""
-    visit.type(1, "The bank by the river owns the bank downtown.").type(2, "Nothing here.")
+    visit.type(1, "The bank by the river owns the bank downtown.")
+    choose(visit, 1, "bank")
+    visit.type(2, "Nothing here.")
     assert compared(visit) == [[4, 8], [31, 35]]
     assert "in 2 places of sentence 1:" in visit.page.locator("#comparison .lead").inner_text()
     line = visit.line(1)
@@ -120,3 +125,35 @@ def test_a_sentence_without_any_word_says_so(visit: Visit) -> None:
     visit.type(2, "\u200d")
     assert visit.line(2) == "There is no word in this sentence, so there is nothing to show."
     assert pressed(visit) == ["bank"]
+
+
+def test_choice_of_the_page_is_made_again_when_text_changes(visit: Visit) -> None:
+    """The longest word of a single sentence gives way to the word that two sentences share."""
+    visit.type(2, "").type(1, "The bat flew out.")
+    assert pressed(visit) == ["flew"]
+    visit.type(2, "He swung the bat.")
+    assert pressed(visit) == ["bat", "bat"]
+    assert "There is no" not in visit.page.locator("#sentences").inner_text()
+
+
+def test_choice_of_the_page_returns_when_the_text_does(visit: Visit) -> None:
+    """A shared word that is mistyped for a moment is chosen again."""
+    visit.type(2, "They sat on the ban of the river.")
+    visit.type(2, "They sat on the bank of the river.")
+    assert pressed(visit) == ["bank", "bank"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ("The bat flew out of the cave at dusk.", "He swung the bat at the ball.", "bat"),
+        ("Turn the key.", "The key was C major.", "key"),
+        ("The cup is on the table.", "She won the cup.", "cup"),
+        ("There was a pupil.", "There is a pupil there.", "pupil"),
+    ],
+)
+def test_shared_content_word_is_chosen_over_function_words(visit: Visit, first: str, second: str, shared: str) -> None:
+    """Words of equal length are told apart by how often they occur and where they stand."""
+    visit.type(1, first).type(2, second)
+    assert pressed(visit) == [shared, shared]
+    assert [end - start for start, end in compared(visit)] == [len(shared)] * 2

@@ -65,8 +65,9 @@ def test_the_word_to_start_with(opened: Visit, sentences: list[str], expected: l
     """The longest that all share, or each sentence's own longest."""
     found = opened.page.evaluate(
         """async (texts) => {
-            const { startingWords, wordsOf } = await import('/page/words.js');
-            return startingWords(texts.map(wordsOf)).map((word) => word?.text ?? null);
+            const { sentenceOf, settledWords } = await import('/page/choice.js');
+            const sentences = texts.map((text, id) => sentenceOf(id, text));
+            return settledWords(sentences).map(({ word }) => word?.text ?? null);
         }""",
         sentences,
     )
