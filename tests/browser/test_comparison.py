@@ -26,7 +26,7 @@ def test_two_sentences(visit: Visit, rest: httpx.Client, measure: str) -> None:
     visit.choose(measure=measure)
     found = answer(visit, rest)
     similar = [layer[measure][0][1] for layer in found["layers"]]
-    assert visit.cells("#layers tbody tr") == [[written(value, 3), written(1.0, 3)] for value in similar]
+    assert visit.cells("#layers tbody tr") == [[written(value), written(1.0)] for value in similar]
     assert len(set(heights(visit, "static"))) == 1
     drawn = heights(visit, "context")
     assert len(drawn) == 7
@@ -48,7 +48,7 @@ def test_another_word_can_be_chosen_in_each(visit: Visit, rest: httpx.Client) ->
     visit.settle()
     found = answer(visit, rest)
     assert [occurrence["text"] for occurrence in found["occurrences"]] == ["bank", "river"]
-    assert visit.cells("#layers tbody tr")[0][1] == written(found["static"][0][1], 3) != "1.000"
+    assert visit.cells("#layers tbody tr")[0][1] == written(found["static"][0][1]) != "1.000"
 
 
 def test_characters_beyond_the_basic_plane_count_once(visit: Visit) -> None:
@@ -75,7 +75,7 @@ def test_more_than_two_sentences(visit: Visit, rest: httpx.Client) -> None:
     matrix = found["layers"][5]["centered"]
     assert visit.cells("#pairs tbody tr") == [[written(value) for value in row] for row in matrix]
     pairs = [found["layers"][5]["centered"][a][b] for a in range(4) for b in range(a + 1, 4)]
-    expected = [written(value, 3) for value in (sum(pairs) / 6, min(pairs), max(pairs), 1.0)]
+    expected = [written(value) for value in (sum(pairs) / 6, min(pairs), max(pairs), 1.0)]
     assert visit.cells("#layers tbody tr")[5] == expected
 
 

@@ -93,12 +93,52 @@ def test_a_full_queue_says_when_to_try_again(visit: Visit) -> None:
 
 
 def test_a_network_that_is_gone(visit: Visit) -> None:
-    """In a sentence, not in the browser's words; the old numbers are still there but dimmed."""
+    """In a sentence, not in the browser's words."""
     visit.page.route("**/v1/attend", lambda route: route.abort())
     visit.choose(kind="norm")
     assert "The server cannot be reached." in alert(visit)
-    assert "projection" in visit.page.locator("#map caption").inner_text()
-    assert visit.page.locator("#map.stale").count() == 1
+
+
+def shown(visit: Visit, selector: str) -> int:
+    """How many elements that match can be seen."""
+    return visit.page.locator(f"{selector} >> visible=true").count()
+
+
+def test_numbers_disappear_when_their_request_fails(visit: Visit) -> None:
+    """Numbers of the settings before are not left standing; trying again brings the new ones."""
+    visit.page.route("**/v1/*", lambda route: route.abort())
+    visit.choose(kind="norm")
+    for selector in (".strip .value", "#map td", "#map .curl", ".multiples button"):
+        assert shown(visit, selector) == 0, selector
+    assert shown(visit, "#layers td") > 0  # the comparison does not depend on the kind of the map
+    visit.type(1, "He sat at the bank.")
+    assert shown(visit, "#comparison td, #comparison .chart") == 0
+    visit.page.unroute("**/v1/*")
+    visit.page.get_by_role("button", name="Try again").click()
+    visit.settle()
+    for selector in (".strip .value", "#map td", ".multiples button", "#layers td"):
+        assert shown(visit, selector) > 0, selector
+
+
+def test_only_the_failed_sentence_loses_its_map(visit: Visit) -> None:
+    """The other one is as it was asked for."""
+    visit.type(2, "bank " * 300)
+    assert shown(visit, ".sentence:nth-child(1) .value") == 7
+    assert visit.page.locator(".sentence:nth-child(1).stale").count() == 0
+    assert shown(visit, ".sentence:nth-child(2) .strip") == 0
+    assert shown(visit, "#comparison td") == 0
+    visit.choose(open="1")
+    assert shown(visit, "#map td, .multiples button") == 0
+
+
+def test_words_maps_and_grid_disappear_when_the_text_is_cleared(visit: Visit) -> None:
+    """Of the sentence that is open; the other keeps its words."""
+    visit.type(1, "")
+    for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .curl", ".multiples button", "#comparison td"):
+        assert shown(visit, selector) == 0, selector
+    assert shown(visit, ".sentence:nth-child(2) .strip") == 1
+    visit.type(2, "")
+    assert shown(visit, ".strip, td, canvas, .curl") == 0
 
 
 def test_an_answer_that_is_not_ours(visit: Visit) -> None:

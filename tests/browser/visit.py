@@ -13,7 +13,7 @@ CELLS = """(selector) => [...document.querySelectorAll(selector)].map(
     (row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent))"""
 
 
-def written(value: float, digits: int = 2) -> str:
+def written(value: float, digits: int = 3) -> str:
     """A number as the page writes it."""
     text = str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
     return text.replace("-", "" if Decimal(text) == 0 else "\u2212")

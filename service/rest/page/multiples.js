@@ -54,6 +54,12 @@ export class Multiples {
     }
   }
 
+  /** Remove the pictures: there is no sentence for them. */
+  clear() {
+    this.entries = [];
+    this.root.replaceChildren();
+  }
+
   /** Instead of pictures of a long sentence, the offer to draw them. */
   offer(/** @type {() => void} */ onDraw) {
     this.entries = [];
