@@ -199,11 +199,11 @@ def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_it_asks_for_the_key(locked: RunningServer, new_visit: NewVisit) -> None:
     """Says so when it is wrong, keeps a right one for this tab alone, and never shows it."""
     visit = new_visit(locked.rest).open()
-    assert alert(visit) == "This server asks for a key."
+    assert alert(visit) == "This server requires an API key."
     assert visit.page.evaluate("document.activeElement.id") == "key"
     visit.page.keyboard.type("wrong-horse")
     visit.page.keyboard.press("Enter")
-    visit.page.get_by_text("The server does not know this key.").wait_for()
+    visit.page.get_by_text("Invalid API key.").wait_for()
     visit.page.keyboard.type(KEY)
     visit.page.keyboard.press("Enter")
     visit.page.locator("#map .matrix").wait_for()

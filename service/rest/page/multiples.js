@@ -65,7 +65,7 @@ export class Multiples {
     this.entries = [];
     this.root.replaceChildren(
       element("p", { className: "quiet" }, "This sentence is long, and its maps are large."),
-      element("button", { type: "button", on: { click: onDraw } }, "Draw them all the same"),
+      element("button", { type: "button", on: { click: onDraw } }, "Draw anyway"),
     );
   }
 }
