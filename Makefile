@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt
+WORKERS := 2
 
-.PHONY: help run test check format proto docs lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow chromium check format proto docs lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -15,10 +16,15 @@ help:  ## list the targets
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
-test: $(VENV)/dev model  ## every test
+test: $(VENV)/dev model chromium  ## run the tests but for the slow ones; WORKERS=1 for one process
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+test-slow: $(VENV)/dev model  ## run the slow tests: oracles on many texts, every model family, a fresh installation
+	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
+
+chromium:
 	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -qq -y chromium fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium is missing and cannot be installed here; the tests of the page will be skipped" >&2
-	@$(BIN)/python -m pytest
 
 check: $(VENV)/dev  ## style, types, floors, and that generated files are fresh
 	@$(BIN)/ruff check .

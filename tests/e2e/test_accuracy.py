@@ -19,6 +19,8 @@ from service.pb import encoder_pb2_grpc
 from tests.bench.workloads import read_corpus
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
 
+pytestmark = pytest.mark.slow
+
 BARS = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999}
 SHORT = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
 

@@ -21,6 +21,8 @@ from service.engine.schema.encode import Array, EncodeRequest, Input
 from service.engine.schema.explain import AttendRequest, AttendResult
 from tests.service.conftest import open_house
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 

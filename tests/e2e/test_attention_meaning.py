@@ -67,6 +67,7 @@ async def occlusion(engine: Engine, ids: list[int]) -> Floats:
     return moved[1:-1]
 
 
+@pytest.mark.slow
 async def test_projection_rolled_out_ranks_what_masking_a_word_does(model: LoadedModel) -> None:
     """Over a hundred sentences: mean Spearman at least 0.65, and above the plain mean of the layers beyond doubt."""
     agreement: dict[str, list[float]] = {name: [] for name in VIEWS}

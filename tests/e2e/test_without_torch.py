@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT, server_environment
 
+pytestmark = pytest.mark.slow
+
 ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "safetensors")
 
 
