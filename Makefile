@@ -50,8 +50,9 @@ lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproje
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
-bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short one, PEERS=0 without other servers
-	@$(BIN)/python -m tests.bench $(BENCH) $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
+bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
+	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
+	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
 bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
@@ -59,7 +60,7 @@ bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or B
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
 	@$(VENV)-gpu/bin/python -m tests.bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
 
-soak: $(VENV)/bench model wrk  ## an hour of load: does memory grow? SOAK=60 for so many seconds
+soak: $(VENV)/bench model wrk  ## check memory over an hour of mixed requests; SOAK=600 for 600 seconds
 	@$(BIN)/python -m tests.bench.soak $(SOAK)
 
 wrk:

@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.bars import Verdict, at_least, at_most
 from tests.bench.load import ROOT
+from tests.bench.targets import Verdict, judge
 
 SPEAK = {"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"}
 SPOKEN = re.compile(r"Operator=(\w+) Node=(\S+) DataType=(\w+) SdpaKernel=(\w+)")
@@ -53,8 +53,8 @@ class Kernels:
 
     def verdicts(self, layers: int) -> list[Verdict]:
         return [
-            at_least("G4", "attention nodes with none but fast kernels", self.fast_nodes, layers, "layers"),
-            at_most("G4", "kinds of operator off the GPU", len(self.elsewhere), 0),
+            judge("gpu_kernels", self.fast_nodes / layers),
+            judge("gpu_fallback", len(self.elsewhere)),
         ]
 
 

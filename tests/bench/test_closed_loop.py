@@ -1,39 +1,38 @@
-"""The judge of the closed-loop workloads."""
+"""Requests and ratios of the closed-loop workloads."""
 
 from dataclasses import replace
 
-from tests.bench.bars import Verdict
-from tests.bench.closed import US, WORKLOADS, Contestant, Figure, judge
+import pytest
 
-OURS = [Figure(workload.name, US, 900.0, 9000.0, 10000.0, 10.0, 20.0, 0, bare_run_ms=8.0) for workload in WORKLOADS]
+from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, median
+from tests.bench.limit import LimitFigure
+from tests.bench.load import CLOSE, GZIP
 
-
-def verdict(bar: str, what: str, figures: list[Figure]) -> Verdict:
-    return next(found for found in judge(figures) if (found.bar, found.what) == (bar, what))
-
-
-def test_all_is_well_without_peers_and_their_bars_are_not_measured() -> None:
-    verdicts = judge(OURS)
-    assert {found.reached for found in verdicts if "infinity" not in found.what} == {True}
-    assert {found.reached for found in verdicts if "infinity" in found.what} == {None}
+LIMIT = LimitFigure(tokens_per_second=10_000, float32_tokens_per_second=5_000, backend="OpenVINO bfloat16")
+FIGURE = Figure("W32", ATTENDANT, 900.0, 9000.0, LIMIT, 10.0, 15.0, 0, bare_run_ms=9.5)
 
 
-def test_we_are_held_against_the_better_engine() -> None:
-    peers = [
-        replace(figure, contestant=f"infinity {engine}", texts_per_second=rate)
-        for figure in OURS
-        for engine, rate in (("onnx", 100.0), ("torch", 150.0))
-    ]
-    found = verdict("C5", "W32 beside infinity", OURS + peers)
-    assert (found.found, found.reached, found.unit) == (6.0, False, "x infinity torch")
+def test_requests_of_peers_use_their_own_fields() -> None:
+    workload = BY_NAME["W32"]
+    assert System("infinity onnx", "", model="m").body(["a"], workload) == {"model": "m", "input": ["a"]}
+    assert System("st torch", "").body(["a"], workload) == {"inputs": ["a"]}
+    assert System(ATTENDANT, "").body(["a"], workload) == {"inputs": ["a"]}
 
 
-def test_a_peer_that_answered_nothing_measures_nothing() -> None:
-    peers = [replace(figure, contestant="infinity onnx", texts_per_second=0.0) for figure in OURS]
-    assert verdict("C3", "W1 c=64 beside infinity", OURS + peers).reached is None
+def test_http_workloads_accept_gzip_unless_plain() -> None:
+    for workload in WORKLOADS:
+        if not workload.grpc:
+            assert (GZIP.items() <= dict(workload.headers).items()) != ("plain" in workload.name), workload.name
+    assert CLOSE.items() <= dict(BY_NAME["N1"].headers).items()
 
 
-def test_peers_are_asked_in_their_own_words() -> None:
-    workload = next(found for found in WORKLOADS if found.name == "W32")
-    assert Contestant("infinity onnx", "", model="m").body(["a"], workload) == {"model": "m", "input": ["a"]}
-    assert Contestant(US, "").body(["a"], workload) == {"inputs": ["a"], "encoding": "float"}
+def test_share_is_of_the_limit_of_the_same_minute() -> None:
+    assert FIGURE.share == pytest.approx(0.9)
+
+
+def test_median_is_chosen_by_share() -> None:
+    figures = [replace(FIGURE, tokens_per_second=rate) for rate in (7000.0, 9000.0, 8000.0)]
+    chosen = median("W32", ATTENDANT, figures)
+    assert chosen is not None
+    assert chosen.tokens_per_second == 8000
+    assert median("P8", ATTENDANT, figures) is None

@@ -11,7 +11,7 @@ from model.corpus import sample_sentences
 from model.tokenizer import Tokenizer
 from service.engine.backends.cuda_session import gpu_count
 from tests.bench import gpu, gpu_engine
-from tests.bench.gpu_ground import PACKAGES, Size, make_artifact, missing_packages
+from tests.bench.gpu_artifacts import PACKAGES, Size, make_artifact, missing_packages
 from tests.bench.gpu_kernels import Kernels
 from tests.conftest import ROOT
 from tests.service.engine.backends.varlen_models import open_flat
@@ -37,11 +37,11 @@ def test_kernels_are_read_out_of_the_runtimes_words() -> None:
     found = Kernels.of(SPOKEN)
     assert found.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
     assert found.elsewhere == set()
-    assert [verdict.reached for verdict in found.verdicts(layers=2)] == [True, True]
+    assert [verdict.passed for verdict in found.verdicts(layers=2)] == [True, True]
 
 
 @pytest.mark.parametrize(
-    ("spoken", "reached"),
+    ("spoken", "passed"),
     [
         ("", [False, True]),
         (SPOKEN.replace("EFFICIENT_ATTENTION", "MATH"), [False, True]),
@@ -50,9 +50,9 @@ def test_kernels_are_read_out_of_the_runtimes_words() -> None:
     ],
     ids=["silence", "an unfused kernel once", "one node of two", "a product on the CPU"],
 )
-def test_what_is_not_proven_is_not_reached(spoken: str, reached: list[bool]) -> None:
+def test_what_is_not_proven_is_not_passed(spoken: str, passed: list[bool]) -> None:
     """Neither what was not said, nor what was said of another node."""
-    assert [verdict.reached for verdict in Kernels.of(spoken).verdicts(layers=2)] == reached
+    assert [verdict.passed for verdict in Kernels.of(spoken).verdicts(layers=2)] == passed
 
 
 def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> None:

@@ -1,12 +1,12 @@
-"""Texts of an exact length, and attention's share."""
+"""Texts of an exact length, and the verdicts on scaling."""
 
 from pathlib import Path
 
 import pytest
 
-from model.artifact import TOKENIZER
-from model.tokenizer import Source, Tokenizer
-from tests.bench.growth import texts_of, without_attention
+from tests.bench.project import Model
+from tests.bench.scaling import IN_FLIGHT, LENGTHS, Scaling
+from tests.bench.workloads import texts_of_length
 
 LONG = " ".join(
     f"The river bank number {number} was unbelievably overgrown in spring, they said." for number in range(90)
@@ -14,14 +14,14 @@ LONG = " ".join(
 
 
 @pytest.mark.parametrize("length", [8, 256])
-def test_texts_have_exactly_the_length_asked_for(default_artifact: Path, length: int) -> None:
-    tokenizer = Tokenizer((default_artifact / TOKENIZER).read_bytes())
-    texts = texts_of(length, LONG, tokenizer)
+def test_texts_have_exactly_the_length(default_artifact: Path, length: int) -> None:
+    tokenizer = Model(default_artifact).tokenizer()
+    texts = texts_of_length(length, LONG, tokenizer, 16)
     assert texts
-    assert {len(found) for found in tokenizer.encode([Source(text) for text in texts])} == {length}
+    assert set(tokenizer.lengths(texts)) == {length}
 
 
-def test_attention_costs_what_its_multiplications_do() -> None:
-    row, width = 256, 384
-    linear, attention = 24 * width**2, 4 * row * width
-    assert without_attention(row, width) == pytest.approx((linear + attention) / linear)
+def test_four_in_flight_have_a_target_of_their_own() -> None:
+    rates = dict.fromkeys(IN_FLIGHT, 1000.0) | {IN_FLIGHT[0]: 760.0}
+    verdicts = Scaling(dict.fromkeys(LENGTHS, 1000.0), rates).verdicts()
+    assert [(verdict.measured, verdict.passed) for verdict in verdicts] == [(1.0, True), (1.0, True), (0.76, True)]

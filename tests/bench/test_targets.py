@@ -1,42 +1,48 @@
-"""The judge of bars."""
+"""Verdicts: pass or fail, and by how much."""
 
 import math
 
 import pytest
 
-from tests.bench.bars import all_reached, at_least, at_most, unmeasured
+from tests.bench.targets import TARGETS, Verdict, all_passed, judge, not_measured
 
 
-def test_a_bar_to_reach_says_by_how_much_it_was_passed() -> None:
-    verdict = at_least("C2", "P8", 0.87, 0.75, "of the ceiling")
-    assert verdict.reached is True
-    assert verdict.describe() == "pass   C2  P8: 0.87 (>= 0.75 of the ceiling, by 16%)"
+def test_verdict_names_margin_when_target_is_reached() -> None:
+    verdict = judge("p8", 0.945)
+    assert verdict.passed is True
+    assert verdict.describe() == "pass  C2   P8: 0.945 (>= 0.9 of the limit, by 5%)"
 
 
-def test_a_bar_to_stay_under_says_by_how_much_it_was_missed() -> None:
-    verdict = at_most("C4", "p50 of W1 c=1", 3.0, 1.5, "x a bare run")
-    assert verdict.reached is False
-    assert verdict.describe() == "SHORT  C4  p50 of W1 c=1: 3 (<= 1.5 x a bare run, by 100%)"
+def test_verdict_names_margin_when_target_is_missed() -> None:
+    verdict = judge("rejection_tail", 100)
+    assert verdict.passed is False
+    assert verdict.describe() == "FAIL  C9   p99 of rejections at 4 x capacity: 100 (<= 50 ms, by 100%)"
 
 
-@pytest.mark.parametrize("verdict", [at_least("C1", "W32", math.nan, 0.7), at_most("C9", "p99", math.nan, 50)])
-def test_what_is_not_a_number_reaches_nothing(verdict: object) -> None:
-    assert verdict.reached is False  # type: ignore[attr-defined]
+@pytest.mark.parametrize("key", ["p8", "rejection_tail"])
+def test_verdict_fails_without_margin_when_measurement_is_nan(key: str) -> None:
+    verdict = judge(key, math.nan)
+    assert verdict.passed is False
+    assert ", by" not in verdict.describe()
 
 
-def test_a_bar_of_zero_is_exact() -> None:
-    assert at_most("", "failed requests", 0, 0).reached is True
-    assert at_most("", "failed requests", 1, 0).describe() == "SHORT      failed requests: 1 (<= 0)"
+def test_target_of_zero_is_exact() -> None:
+    assert judge("failed", 0).passed is True
+    assert judge("failed", 1).describe() == "FAIL       failed requests: 1 (<= 0)"
 
 
-def test_what_was_not_measured_is_said_and_does_not_count() -> None:
-    verdict = unmeasured("C5", "P8 beside infinity", "no engine of it took part")
-    assert verdict.describe() == "--     C5  P8 beside infinity: not measured, no engine of it took part"
-    assert all_reached([verdict, at_most("C10", "memory", 200, 600)])
-    assert not all_reached([verdict, at_most("C10", "memory", 700, 600)])
+def test_cosine_is_printed_to_its_last_digits() -> None:
+    assert "0.9999519" in judge("bfloat16", 0.9999519).describe()
 
 
-def test_what_is_not_a_number_has_no_margin() -> None:
-    assert (
-        at_most("C9", "p99 of refusals", math.nan, 50, "ms").describe() == "SHORT  C9  p99 of refusals: nan (<= 50 ms)"
-    )
+def test_verdict_does_not_count_when_nothing_was_measured() -> None:
+    verdict = not_measured("peers_p8", "no peer took part")
+    assert verdict.describe() == "--    C5   P8: not measured, no peer took part"
+    assert all_passed([verdict, judge("at_rest", 200)])
+    assert not all_passed([verdict, judge("at_rest", 700)])
+
+
+def test_every_cpu_target_has_a_number() -> None:
+    names = {target.name for target in TARGETS.values()}
+    assert {f"C{number}" for number in range(1, 15)} <= names
+    assert all(isinstance(Verdict(target, 0.0).passed, bool) for target in TARGETS.values())
