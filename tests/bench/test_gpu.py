@@ -32,7 +32,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return Artifact.open(make_artifact(TINY, tmp_path_factory.mktemp("bench") / "artifact"))
 
 
-def test_kernels_are_read_out_of_the_runtimes_words() -> None:
+def test_kernels_are_read_from_the_log() -> None:
     """Each node once, with all that it ran."""
     found = Kernels.of(SPOKEN)
     assert found.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
@@ -50,12 +50,12 @@ def test_kernels_are_read_out_of_the_runtimes_words() -> None:
     ],
     ids=["silence", "an unfused kernel once", "one node of two", "a product on the CPU"],
 )
-def test_what_is_not_proven_is_not_passed(spoken: str, passed: list[bool]) -> None:
+def test_target_is_missed_when_log_does_not_prove_it(spoken: str, passed: list[bool]) -> None:
     """Neither what was not said, nor what was said of another node."""
     assert [verdict.passed for verdict in Kernels.of(spoken).verdicts(layers=2)] == passed
 
 
-def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> None:
+def test_random_model_has_the_requested_shape(artifact: Artifact) -> None:
     """And its graph for CUDA, as near to float32 as any."""
     manifest = artifact.manifest
     assert (
@@ -71,7 +71,7 @@ def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> No
     assert (accuracy.texts, accuracy.min_cosine > 0.9999) == (200, True)
 
 
-def test_the_engine_is_measured(artifact: Artifact) -> None:
+def test_engine_is_measured(artifact: Artifact) -> None:
     """Rates, the time of one text and the smallest cosine, with the same code as on a GPU."""
     runtime = open_flat(artifact, row_tokens=512)
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
@@ -103,7 +103,7 @@ def test_packages_are_those_that_are_imported(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU here")
-def test_without_a_gpu_there_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_is_one_line_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And a status that is not 0."""
     assert gpu.main(["--bert", str(tmp_path), "--minilm", str(tmp_path)]) == 1
     out, err = capsys.readouterr()

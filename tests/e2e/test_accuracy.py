@@ -101,7 +101,7 @@ def test_token_vectors_are_the_last_hidden_state(
     assert (worst <= 1e-4) if precision == "float32" else (smallest >= 0.999)
 
 
-def test_a_text_has_one_vector_in_any_company_and_order(
+def test_embedding_does_not_depend_on_batch_composition(
     precise: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
     """Alone, with others, and with others in another order."""
