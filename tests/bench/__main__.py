@@ -153,21 +153,28 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         )
         context.scaling = scaling
         context.add("scaling", scaling, scaling.verdicts())
-    texts = [*context.sentences, *context.passages][-config.texts :]
-    if "ACCURACY" in sections:
+    texts = spread([*context.sentences, *context.passages], config.texts)
+    reference = context.limit.reference(texts) if {"ACCURACY", "INT8"} & set(sections) else None
+    if "ACCURACY" in sections and reference is not None:
         precision = served_precision(server.rest)
-        cosines = measure_accuracy(server.rest, texts, context.limit.reference(texts))
+        say(f"accuracy over {len(texts)} texts in {precision} and float32")
+        cosines = measure_accuracy(server.rest, texts, reference)
         context.add("cosines", {precision: cosines}, judge_accuracy(cosines, precision, len(texts)))
         if precision != "float32":
             with serving(context, precision="float32") as other:
-                cosines = measure_accuracy(other.rest, texts, context.limit.reference(texts))
+                cosines = measure_accuracy(other.rest, texts, reference)
             context.add("cosines_float32", cosines, judge_accuracy(cosines, "float32", len(texts)))
-    if "INT8" in sections:
+    if "INT8" in sections and reference is not None:
         if context.machine.has_vnni:
-            int8 = measure_int8(texts, context.limit.reference(texts), config.seconds, config.rounds, say)
+            int8 = measure_int8(texts, reference, config.seconds, config.rounds, say)
             context.add("int8", int8, int8.verdicts())
         else:
             context.add("int8", None, [not_measured("int8_rate", "this CPU has no VNNI")])
+
+
+def spread(texts: Sequence[str], count: int) -> list[str]:
+    """Return `count` of the texts at even distances, so that all lengths are among them."""
+    return [texts[number * len(texts) // count] for number in range(count)]
 
 
 @contextmanager

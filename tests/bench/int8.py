@@ -48,6 +48,7 @@ def measure_int8(
     texts: Sequence[str], reference: Vectors, seconds: float, rounds: int, say: Callable[[str], None]
 ) -> Int8Figures:
     """Export, serve in int8 and in float32, alternate W32, and compare vectors with `reference`, `(N, D)`."""
+    say("exporting with int8")
     with tempfile.TemporaryDirectory(prefix="bench-int8-") as scratch:
         directory = Path(scratch) / "artifact"
         export_s = export_int8(directory)

@@ -45,6 +45,8 @@ class Environment:
 
     name: str
     requirements: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    """Packages that others require but that do not work with this torch."""
 
     @property
     def directory(self) -> Path:
@@ -56,7 +58,10 @@ class Environment:
 
     def install(self, say: Say) -> None:
         """Install the requirements unless exactly these are there already. Raises `PeerError`."""
-        wanted, marker = "\n".join(self.requirements), self.directory / "installed.txt"
+        wanted, marker = (
+            "\n".join((*self.requirements, *(f"not {name}" for name in self.removed))),
+            self.directory / "installed.txt",
+        )
         if marker.is_file() and marker.read_text() == wanted:
             return
         say(f"{self.name}: making an environment in {self.directory.relative_to(ROOT)}")
@@ -64,6 +69,8 @@ class Environment:
         _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, say)
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S, say)
+        if self.removed:
+            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S, say)
         marker.write_text(wanted)
 
 
@@ -76,7 +83,8 @@ WEB = ("fastapi", "uvicorn")
 SENTENCE_TRANSFORMERS = Environment("sentence-transformers", ("sentence-transformers", *WEB, TORCH))
 # Each of the two extras pins its own versions of transformers.
 ST_ONNX = Environment("st-onnx", ("sentence-transformers[onnx]", *WEB, TORCH))
-ST_OPENVINO = Environment("st-openvino", ("sentence-transformers[openvino]", *WEB, TORCH))
+# A torchvision of PyPI is built for torch with CUDA, and fails to load beside one without.
+ST_OPENVINO = Environment("st-openvino", ("sentence-transformers[openvino]", *WEB, TORCH), removed=("torchvision",))
 FASTEMBED = Environment("fastembed", ("fastembed", *WEB))
 
 
@@ -123,12 +131,12 @@ PEERS = (
     _served("st torch", SENTENCE_TRANSFORMERS, "torch"),
     _served("st onnx", ST_ONNX, "onnx"),
     _served("st openvino", ST_OPENVINO, "openvino"),
-    # fastembed reads ONNX only; the environment that exports has torch.
+    # fastembed reads ONNX only; an environment with torch exports for it.
     _served(
         "fastembed",
         FASTEMBED,
         "fastembed",
-        prepare=(str(SENTENCE_TRANSFORMERS.python), "{here}/peer_export.py", "{model}", "{model}/model.onnx"),
+        prepare=(str(INFINITY.python), "{here}/peer_export.py", "{model}", "{model}/model.onnx"),
         prepared="model.onnx",
     ),
 )
