@@ -90,9 +90,6 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     """G1, G2, G4 and G5, in this process but for the kernels."""
     from model.artifact import TOKENIZER, Artifact
     from model.tokenizer import Tokenizer
-    from service.engine.backends.cuda import FlatRuntime
-    from service.engine.backends.select import gpu_provider
-    from service.engine.model_loader import open_runtime
     from tests.bench import gpu_engine
     from tests.bench.gpu_kernels import read_kernels
     from tests.bench.project import Model
@@ -102,19 +99,18 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     manifest = artifact.manifest
     kernels = read_kernels(directory)
     say(kernels.describe())
-    runtime = open_runtime(artifact, gpu_provider())
-    assert isinstance(runtime, FlatRuntime)
+    backend = gpu_engine.open_on(artifact, "cuda")
     before = time.perf_counter()
-    runtime.warm_up()
+    backend.warm_up()
     say(f"warming every shape took {time.perf_counter() - before:.1f} s")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, manifest.vocab_size, FULL_SIZE, FULL_TEXTS)
     sentences = [text for text, _ in read_corpus(Model(directory).tokenizer()).sentences]
     mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_input_tokens)
-    full_rate = gpu_engine.measure_throughput(runtime, full, seconds)
-    mixed_rate = gpu_engine.measure_throughput(runtime, mixed, seconds)
-    single_ms = gpu_engine.measure_latency_ms(runtime, full, SINGLE_RUNS)
-    cosine = gpu_engine.measure_accuracy(runtime, artifact, mixed[:ACCURACY_TEXTS])
+    full_rate = gpu_engine.measure_throughput(backend, full, seconds)
+    mixed_rate = gpu_engine.measure_throughput(backend, mixed, seconds)
+    single_ms = gpu_engine.measure_latency_ms(backend, full, SINGLE_RUNS)
+    cosine = gpu_engine.measure_accuracy(backend, artifact, mixed[:ACCURACY_TEXTS])
     say(f"full rows {full_rate:.0f} tokens/s, mixed {mixed_rate:.0f}, one text {single_ms:.2f} ms, cosine {cosine:.7f}")
     return [
         judge("gpu_full", full_rate),

@@ -73,9 +73,9 @@ def main(directory: str) -> None:
     import onnxruntime
 
     from model.artifact import Artifact
-    from service.engine.backends.cuda import FlatRuntime
-    from service.engine.backends.cuda_session import CUDA, FIRST_GPU, open_session
-    from service.engine.backends.select import gpu_provider
+    from service.engine.backends.base import FIRST_GPU
+    from service.engine.backends.cuda_session import CUDA, open_session
+    from tests.bench.gpu_engine import open_on
 
     artifact = Artifact.open(Path(directory))
     graph = artifact.manifest.graphs["cuda"]
@@ -89,7 +89,7 @@ def main(directory: str) -> None:
         PLACED
         + json.dumps(sorted({node.op_type for part in placed if part.ep_name != CUDA for node in part.get_nodes()}))
     )
-    FlatRuntime(artifact.manifest, gpu_provider(), session).warm_up()
+    open_on(artifact, "cuda").warm_up()
 
 
 if __name__ == "__main__":

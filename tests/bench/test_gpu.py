@@ -14,7 +14,7 @@ from tests.bench import gpu, gpu_engine
 from tests.bench.gpu_artifacts import PACKAGES, Size, make_artifact, missing_packages
 from tests.bench.gpu_kernels import Kernels
 from tests.conftest import ROOT
-from tests.service.engine.backends.varlen_models import open_flat
+from tests.service.engine.backends.varlen_models import open_varlen
 
 TINY = Size("tiny", layers=2, width=48, inner=64, heads=3, positions=128, vocabulary=2000)
 
@@ -73,15 +73,15 @@ def test_random_model_has_the_requested_shape(artifact: Artifact) -> None:
 
 def test_engine_is_measured(artifact: Artifact) -> None:
     """Rates, the time of one text and the smallest cosine, with the same code as on a GPU."""
-    runtime = open_flat(artifact, row_tokens=512)
+    backend = open_varlen(artifact, max_batch_tokens=512)
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, 2000, 64, 20)
     assert {len(text.tokens) for text in full} == {64}
     mixed = gpu_engine.sentence_texts(tokenizer, sample_sentences(100), 128)
-    assert gpu_engine.measure_throughput(runtime, full, 0.5) > 0
-    assert gpu_engine.measure_throughput(runtime, mixed, 0.5) > 0
-    assert gpu_engine.measure_latency_ms(runtime, full, 3) > 0
-    assert 0.9999 < gpu_engine.measure_accuracy(runtime, artifact, mixed) < 1.000001
+    assert gpu_engine.measure_throughput(backend, full, 0.5) > 0
+    assert gpu_engine.measure_throughput(backend, mixed, 0.5) > 0
+    assert gpu_engine.measure_latency_ms(backend, full, 3) > 0
+    assert 0.9999 < gpu_engine.measure_accuracy(backend, artifact, mixed) < 1.000001
 
 
 def test_packages_are_those_that_are_imported(capsys: pytest.CaptureFixture[str]) -> None:
