@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt
+WORKERS := 2
 
-.PHONY: help run test check format proto docs lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow chromium check format proto docs lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -15,10 +16,15 @@ help:  ## list the targets
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
-test: $(VENV)/dev model  ## every test
+test: $(VENV)/dev model chromium  ## run the tests but for the slow ones; WORKERS=1 for one process
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+test-slow: $(VENV)/dev model  ## run the slow tests: oracles on many texts, every model family, a fresh installation
+	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
+
+chromium:
 	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -qq -y chromium fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium is missing and cannot be installed here; the tests of the page will be skipped" >&2
-	@$(BIN)/python -m pytest
 
 check: $(VENV)/dev  ## style, types, floors, and that generated files are fresh
 	@$(BIN)/ruff check .
@@ -44,8 +50,9 @@ lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproje
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
-bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short one, PEERS=0 without other servers
-	@$(BIN)/python -m tests.bench $(BENCH) $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
+bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
+	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
+	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
 bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
@@ -53,7 +60,7 @@ bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or B
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
 	@$(VENV)-gpu/bin/python -m tests.bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
 
-soak: $(VENV)/bench model wrk  ## an hour of load: does memory grow? SOAK=60 for so many seconds
+soak: $(VENV)/bench model wrk  ## check memory over an hour of mixed requests; SOAK=600 for 600 seconds
 	@$(BIN)/python -m tests.bench.soak $(SOAK)
 
 wrk:

@@ -1,6 +1,7 @@
 """Fixtures that every test may ask for. Everything here is the real thing: the real model, server and clients."""
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def server_environment(**options: object) -> dict[str, str]:
 
 
 def start_server(**options: object) -> RunningServer:
-    """Start a server and wait for its ready line; fails with its log when it does not come."""
+    """Start a server and wait for its ready line; fail with its log when the line does not come in time."""
     process = subprocess.Popen(
         [sys.executable, "-m", "service", "serve"],
         cwd=ROOT,
@@ -53,8 +54,10 @@ def start_server(**options: object) -> RunningServer:
         text=True,
     )
     assert process.stdout is not None
-    line = process.stdout.readline()
+    in_time, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
+    line = process.stdout.readline() if in_time else ""
     if not line.startswith("ready: "):
+        process.terminate()
         _, log = process.communicate(timeout=READY_TIMEOUT_S)
         pytest.fail(f"the server did not become ready: {line}{log}")
     words = line.replace(",", " ").replace(". Try:", " Try:").split()

@@ -1,199 +1,190 @@
-"""`make bench`: the workloads, the ceiling beside each, peers beside both, in one run on one machine.
+"""`make bench`: the workloads, the limit beside each, and peers beside both, in one run on one machine.
 
-`make bench BENCH=quick` is a short run without peers; PEERS=0 leaves them out of a long one; PLOTS=readme also writes
-the plots of tests/bench/README.md.
+BENCH=quick is a short run without peers, PEERS=0 leaves them out of a long one, SECTIONS=W1,OL selects sections.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
 
-import numpy as np
-
-from model.artifact import TOKENIZER, Artifact
-from model.tokenizer import Tokenizer
-from service.config import Settings, load_settings
-from service.engine.backends.select import Provider, choose_provider
-from tests.bench import accuracy, closed, overload, plots, report
+from tests.bench import plots, report
+from tests.bench.accuracy import judge_accuracy, measure_accuracy
 from tests.bench.attention import NORM_TOKENS, measure_attention
-from tests.bench.bars import Verdict, all_reached
-from tests.bench.ceiling import Bare, describe_machine
-from tests.bench.closed import US, WORKLOADS, Contestant, Figure
-from tests.bench.growth import measure_growth
-from tests.bench.load import ROOT
-from tests.bench.open_loop import allow_connections
+from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
+from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, say
+from tests.bench.fairness import measure_fairness
+from tests.bench.int8 import measure_int8
+from tests.bench.machine import load_average
+from tests.bench.open_loop import Offered, allow_connections
+from tests.bench.overload import judge_overload, measure_overload
 from tests.bench.peers import serving_peers
+from tests.bench.project import max_queue_ms, served_precision
+from tests.bench.scaling import measure_scaling
 from tests.bench.startup import measure_start, resident_mib
-from tests.bench.workloads import Corpus, read_corpus
+from tests.bench.targets import Verdict, all_passed, judge, not_measured
+from tests.bench.verdicts import judge_figures
 from tests.conftest import RunningServer, start_server, stop_server
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How long and how often."""
-
-    seconds: float
-    rounds: int
-    overload_s: float
-    growth_s: float
-    texts: int
-    starts: int
-    peers: bool
-
-
-QUICK = Plan(seconds=3, rounds=1, overload_s=4, growth_s=0.7, texts=300, starts=1, peers=False)
-FULL = Plan(seconds=8, rounds=3, overload_s=10, growth_s=2, texts=2000, starts=3, peers=True)
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What every part stands on."""
-
-    plan: Plan
-    settings: Settings
-    artifact: Artifact
-    provider: Provider
-    corpus: Corpus
-    bare: Bare
-
-    @property
-    def sentences(self) -> list[str]:
-        return [text for text, _ in self.corpus.sentences]
-
-    @property
-    def passages(self) -> list[str]:
-        return [text for text, _ in self.corpus.passages]
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Measure everything; the exit status says whether every bar was reached."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    """Measure the selected sections; return 0 if every measured target was reached."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("length", nargs="?", choices=("full", "quick"), default="full")
     parser.add_argument("--no-peers", action="store_true", help="leave other servers out")
+    parser.add_argument(
+        "--sections", default=",".join(SECTIONS), help=f"a comma-separated part of {','.join(SECTIONS)}"
+    )
     parser.add_argument("--readme-plots", action="store_true", help="write the plots of the bench's README too")
     options = parser.parse_args(arguments)
-    plan = QUICK if options.length == "quick" else FULL
+    sections = tuple(options.sections.upper().split(","))
+    if unknown := set(sections) - set(SECTIONS):
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
+    config = QUICK if options.length == "quick" else FULL
     try:
-        verdicts = run(plan, peers=plan.peers and not options.no_peers, readme_plots=options.readme_plots)
+        verdicts = run(config, sections, config.peers and not options.no_peers, options.readme_plots)
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
-    return 0 if all_reached(verdicts) else 1
+    return 0 if all_passed(verdicts) else 1
 
 
-def run(plan: Plan, *, peers: bool, readme_plots: bool) -> list[Verdict]:
+def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots: bool) -> list[Verdict]:
+    """Measure, print and write the results."""
     allow_connections()
-    ground = prepare(plan)
-    machine = describe_machine(ground.provider)
-    say(f"{machine}\n{describe_corpus(ground.corpus)}\n{report.busyness()}")
-    start = measure_start(ground.artifact.root, plan.starts)
-    say(start.describe())
-    growth = measure_growth(ground.settings, ground.corpus, plan.growth_s, plan.rounds, say)
-    say(growth.describe())
-    with serving(ground) as server:
-        figures, left_out = contest(ground, server, peers)
-        loaded_mib = resident_mib(server.pid)
-        url = f"{server.rest}/v1/encode"
-        capacity = ours(figures, "W1 c=64").texts_per_second
-        offered = overload.measure_overload(
-            url, ground.sentences, capacity, plan.overload_s, ground.settings.max_queue_tokens, say
-        )
-    with serving(ground) as server:  # another one, with nothing of the overload left in it
-        say("attention maps, alone and beside W1")
-        passage = next(text for text, size in ground.corpus.passages if size > NORM_TOKENS)
-        attention = measure_attention(server, ground.sentences, passage, plan.seconds, plan.rounds)
-        say(f"{attention.describe()}\naccuracy over {plan.texts} texts, three ways")
-        texts = [*ground.sentences, *ground.passages][-plan.texts :]
-        distances = accuracy.measure_accuracy(f"{server.rest}/v1/encode", texts, ground.bare)
-    verdicts = closed.judge(figures) + attention.verdicts() + growth.verdicts() + overload.judge(offered)
-    verdicts += start.verdicts() + accuracy.judge(distances, ground.provider.precision, len(texts))
-    verdicts.sort(key=lambda verdict: int(verdict.bar[1:] or 99))
-    names = dict.fromkeys(figure.contestant for figure in figures)
+    context = BenchContext.prepare(config)
+    if "START" in sections:
+        start = measure_start(context.model.directory, config.starts)
+        context.add("start", start, start.verdicts())
+        say(start.describe())
+    figures = measure_workloads(context, sections, peers)
+    offered: list[Offered] = []
+    if "OL" in sections:
+        with serving(context) as server:
+            offered = measure_ol(context, server, figures)
+    with serving(context) as server:  # a server without the memory of the overload
+        measure_sections(context, sections, server)
     medians = [
-        found for workload in WORKLOADS for name in names if (found := closed.median(workload.name, name, figures))
+        figure
+        for workload in WORKLOADS
+        for name in dict.fromkeys(figure.system for figure in figures)
+        if (figure := median(workload.name, name, figures))
     ]
-    say(f"\nmedians\n{report.table(medians)}\n\n{report.stage_table(medians)}\n")
-    say(f"memory after the load {loaded_mib:.0f} MiB; {report.busyness()}")
-    for name, reason in left_out.items():
-        say(f"left out: {name}: {reason}")
+    if medians:
+        say(f"\nmedians\n{report.table(medians)}\n\n{report.stage_table(medians)}\n")
+    verdicts = sorted(context.verdicts, key=lambda verdict: int(verdict.target.name[1:] or 99))
     say("\n".join(verdict.describe() for verdict in verdicts))
-    record: dict[str, Any] = {
-        "machine": machine,
-        "busy": report.busyness(),
-        "plan": asdict(plan),
-        "start": asdict(start),
-        "rss_after_load_mib": loaded_mib,
-        "figures": [asdict(figure) for figure in figures],
-        "left_out": left_out,
-        "offered": [asdict(one) for one in offered],
-        "attention": asdict(attention),
-        "growth": asdict(growth),
-        "distances": distances,
-    }
-    report.write(record, verdicts)
-    ours_alone = [figure for figure in medians if figure.contestant == US]
+    say(load_average())
+    report.write(context.record | {"sections": sections, "load_after": load_average()}, verdicts)
+    own = [figure for figure in medians if figure.system == ATTENDANT]
     for directory in (report.DIRECTORY, plots.README) if readme_plots else (report.DIRECTORY,):
-        plots.plot_run(ours_alone, offered, growth, directory)
+        plots.plot_run(own, offered, context.scaling, directory)
     return verdicts
 
 
-def prepare(plan: Plan) -> Ground:
-    settings = load_settings(environ={})
-    settings = settings.model_copy(update={"model_dir": ROOT / settings.model_dir})
-    artifact = Artifact.open(settings.model_dir)
-    provider = choose_provider("auto", "auto")
-    corpus = read_corpus(Tokenizer(artifact.read(TOKENIZER)))
-    return Ground(plan, settings, artifact, provider, corpus, Bare(artifact, provider))
-
-
-def contest(ground: Ground, server: RunningServer, peers: bool) -> tuple[list[Figure], dict[str, str]]:
-    """Every workload on every contestant, in rounds; who goes first within a workload changes with the round."""
-    texts = [*ground.sentences[:64], *ground.passages[:8]]
-    contestants, left_out = [Contestant.ours(server)], dict[str, str]()
+def measure_workloads(context: BenchContext, sections: Sequence[str], peers: bool) -> list[Figure]:
+    """Measure the closed-loop workloads in rounds; the order of systems changes with the round."""
+    workloads = [workload for workload in WORKLOADS if workload.section in sections]
     figures: list[Figure] = []
-    with ExitStack() as stack:
+    if not workloads:
+        return figures
+    config, texts = context.config, [*context.sentences[:64], *context.passages[:8]]
+    left_out: dict[str, str] = {}
+    with serving(context) as server, ExitStack() as stack:
+        own = System.attendant(server)
+        systems = [own]
         if peers:
-            others, left_out = stack.enter_context(serving_peers(texts, ground.bare.reference(texts), say))
-            contestants += others
-        for number in range(ground.plan.rounds):
-            turned = contestants[number % len(contestants) :] + contestants[: number % len(contestants)]
-            for workload in WORKLOADS:
-                measured = closed.measure(workload, turned, ground.bare, ground.corpus, ground.plan.seconds)
+            others, left_out = stack.enter_context(serving_peers(texts, context.limit.reference(texts), say))
+            systems += others
+        for number in range(config.rounds):
+            turn = number % len(systems)
+            order = systems[turn:] + systems[:turn] if number < config.peer_rounds else [own]
+            for workload in workloads:
+                measured = measure(workload, order, context.limit, context.corpus, config.seconds)
                 figures += measured
                 for figure in measured:
-                    say(f"[{number + 1}/{ground.plan.rounds}] {figure.describe()}")
-    return figures, left_out
+                    say(f"[{number + 1}/{config.rounds}] {figure.describe()}")
+        if "N1" in sections:
+            measure_connections(context, own)
+        context.record["rss_after_load_mib"] = resident_mib(server.pid)
+    for name, reason in left_out.items():
+        say(f"left out: {name}: {reason}")
+    context.record |= {"left_out": left_out}
+    context.add("figures", figures, judge_figures(figures, context.machine.has_bfloat16))
+    return figures
 
 
-def ours(figures: Sequence[Figure], workload: str) -> Figure:
-    found = closed.median(workload, US, figures)
-    assert found is not None
-    return found
+def measure_connections(context: BenchContext, own: System) -> None:
+    """C13: new connections beside kept ones, and gzip beside plain responses, alternated."""
+    seconds, rounds = context.config.seconds / 2, 2 * context.config.rounds
+    connections = alternate((BY_NAME["N1"], BY_NAME["W1 c=16"]), own, context.corpus, seconds, rounds)
+    gzip = alternate((BY_NAME["W1 c=64"], BY_NAME["W1 c=64 plain"]), own, context.corpus, seconds, rounds)
+    verdicts = [judge("new_connections", connections), judge("gzip", gzip)]
+    context.add("connections", {"new": connections, "gzip": gzip}, verdicts)
+
+
+def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[Figure]) -> list[Offered]:
+    """C9: offer W1 at multiples of what W1 at 64 reached here."""
+    figure = median("W1 c=64", ATTENDANT, figures)
+    if figure is None:
+        own = System.attendant(server)
+        (figure,) = measure(BY_NAME["W1 c=64"], [own], context.limit, context.corpus, context.config.seconds)
+    offered = measure_overload(
+        server, context.sentences, figure.texts_per_second, context.config.overload_s, max_queue_ms(), say
+    )
+    context.add("offered", offered, judge_overload(offered, max_queue_ms()))
+    return offered
+
+
+def measure_sections(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
+    """Measure the sections that need nothing but a server."""
+    config = context.config
+    if "A1" in sections:
+        passage = next(text for text, size in context.corpus.passages if size > NORM_TOKENS)
+        attention = measure_attention(server, context.sentences, passage, config.seconds, config.rounds)
+        say(attention.describe())
+        context.add("attention", attention, attention.verdicts())
+    if "FAIR" in sections:
+        fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, say)
+        context.add("fairness", fairness, fairness.verdicts())
+    if "SCALING" in sections:
+        scaling = measure_scaling(
+            server, context.corpus, context.model.tokenizer(), config.scaling_s, config.rounds, say
+        )
+        context.scaling = scaling
+        context.add("scaling", scaling, scaling.verdicts())
+    texts = spread([*context.sentences, *context.passages], config.texts)
+    reference = context.limit.reference(texts) if {"ACCURACY", "INT8"} & set(sections) else None
+    if "ACCURACY" in sections and reference is not None:
+        precision = served_precision(server.rest)
+        say(f"accuracy over {len(texts)} texts in {precision} and float32")
+        cosines = measure_accuracy(server.rest, texts, reference)
+        context.add("cosines", {precision: cosines}, judge_accuracy(cosines, precision, len(texts)))
+        if precision != "float32":
+            with serving(context, precision="float32") as other:
+                cosines = measure_accuracy(other.rest, texts, reference)
+            context.add("cosines_float32", cosines, judge_accuracy(cosines, "float32", len(texts)))
+    if "INT8" in sections and reference is not None:
+        if context.machine.has_vnni:
+            int8 = measure_int8(texts, reference, config.seconds, config.rounds, say)
+            context.add("int8", int8, int8.verdicts())
+        else:
+            context.add("int8", None, [not_measured("int8_rate", "this CPU has no VNNI")])
+
+
+def spread(texts: Sequence[str], count: int) -> list[str]:
+    """Return `count` of the texts at even distances, so that all lengths are among them."""
+    return [texts[number * len(texts) // count] for number in range(count)]
 
 
 @contextmanager
-def serving(ground: Ground) -> Iterator[RunningServer]:
-    server = start_server(model_dir=ground.artifact.root)
+def serving(context: BenchContext, **options: object) -> Iterator[RunningServer]:
+    """Serve the default model until the block ends."""
+    server = start_server(model_dir=context.model.directory, **options)
     try:
         yield server
     finally:
         stop_server(server)
-
-
-def describe_corpus(corpus: Corpus) -> str:
-    lengths = [size for _, size in corpus.sentences]
-    quantiles = "/".join(f"{q:.0f}" for q in np.quantile(lengths, (0.05, 0.25, 0.5, 0.75, 0.95)))
-    return (
-        f"{len(lengths)} sentences, mean {np.mean(lengths):.1f} tokens, quantiles 5/25/50/75/95 % {quantiles}; "
-        f"{len(corpus.passages)} passages, mean {np.mean([size for _, size in corpus.passages]):.0f}"
-    )
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

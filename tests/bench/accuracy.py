@@ -1,4 +1,4 @@
-"""C11: what the server answers beside float32 alone, for each text alone, packed with mates, and in another order."""
+"""C11: the server's vectors beside float32, each text alone, packed with others, and in another order."""
 
 import random
 from collections.abc import Sequence
@@ -8,52 +8,53 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.bench.bars import Verdict, at_most
-from tests.bench.ceiling import Bare
+from tests.bench.project import encode_body
+from tests.bench.targets import Verdict, judge
 
-GROUP = 32
-CALLERS = 4
+GROUP, CLIENTS = 32, 4
 SEED = 20_263
-DISTANCE = {"bfloat16": 1e-4, "float16": 1e-4, "float32": 1e-6}
-"""What 1 - cosine may be."""
+
+Vectors = NDArray[np.float64]
 
 
-def measure_accuracy(url: str, texts: Sequence[str], bare: Bare) -> dict[str, float]:
-    """The largest 1 - cosine over `texts`, by the way they were sent."""
-    reference = bare.reference(list(texts)).astype(np.float64)
-    order = list(range(len(texts)))
-    other = order.copy()
-    random.Random(SEED).shuffle(other)
+def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dict[str, float]:
+    """Return the smallest cosine over `texts` to `reference`, `(N, D)`, by the way they were sent."""
+    shuffled = list(range(len(texts)))
+    random.Random(SEED).shuffle(shuffled)
     return {
-        "alone": _distance(_encode(url, texts, order, 1, 1), reference),
-        "packed with mates": _distance(_encode(url, texts, order, GROUP, CALLERS), reference),
-        "in another order": _distance(_encode(url, texts, other, GROUP, CALLERS), reference),
+        "alone": min_cosine(encode(rest, texts, group=1, clients=1), reference),
+        "packed": min_cosine(encode(rest, texts), reference),
+        "in another order": min_cosine(encode(rest, texts, order=shuffled), reference),
     }
 
 
-def judge(found: dict[str, float], precision: str, count: int) -> list[Verdict]:
-    return [
-        at_most("C11", f"1 - cosine, {precision}, {count} texts {how}", distance, DISTANCE[precision])
-        for how, distance in found.items()
-    ]
+def judge_accuracy(cosines: dict[str, float], precision: str, count: int) -> list[Verdict]:
+    """Return the verdicts of the target of that precision."""
+    return [judge(precision, cosine, f"{count} texts {how}") for how, cosine in cosines.items()]
 
 
-def _encode(url: str, texts: Sequence[str], order: Sequence[int], group: int, callers: int) -> NDArray[np.float64]:
-    """The vectors of `texts`, sent in `order`, so many a request and so many requests at a time."""
+def encode(
+    rest: str, texts: Sequence[str], order: Sequence[int] | None = None, group: int = GROUP, clients: int = CLIENTS
+) -> Vectors:
+    """Return the vectors of `texts`, sent in `order`, `group` texts per request, by concurrent clients."""
+    order = range(len(texts)) if order is None else order
     groups = [order[at : at + group] for at in range(0, len(order), group)]
     vectors: list[list[float]] = [[] for _ in texts]
-    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(callers) as pool:
+    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(clients) as pool:
 
-        def ask(numbers: Sequence[int]) -> None:
-            body = {"inputs": [texts[number] for number in numbers]}
-            results = client.post(url, json=body).raise_for_status().json()["results"]
+        def send(numbers: Sequence[int]) -> None:
+            body = encode_body([texts[number] for number in numbers])
+            results = client.post(f"{rest}/v1/encode", json=body).raise_for_status().json()["results"]
             for number, result in zip(numbers, results, strict=True):
                 vectors[number] = result["pooled"]
 
-        list(pool.map(ask, groups))
+        list(pool.map(send, groups))
     return np.array(vectors)
 
 
-def _distance(found: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(reference, axis=1)
-    return float(1 - ((found * reference).sum(axis=1) / lengths).min())
+def min_cosine(vectors: Vectors, reference: Vectors) -> float:
+    """Return the smallest cosine between rows; NaN if the shapes differ or a value is not a number."""
+    if vectors.shape != reference.shape:
+        return float("nan")
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    return float(((vectors * reference).sum(axis=1) / lengths).min())

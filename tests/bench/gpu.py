@@ -1,4 +1,4 @@
-"""`make bench-gpu`: the bars of a GPU, in one run of a few minutes, on a machine with little but Python and CUDA.
+"""`make bench-gpu`: the targets of a GPU, in one run of a few minutes, on a machine with little but Python and CUDA.
 
 Models of two shapes are made on the spot (random weights, for speed knows no meaning), or given by the directories of
 their artifacts, exported with `--with cuda` wherever there is torch.
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench import gpu_ground as ground
-from tests.bench.bars import Verdict, all_reached, at_least, at_most, unmeasured
+from tests.bench import gpu_artifacts
 from tests.bench.load import ROOT, Load, bodies_file, started
+from tests.bench.targets import Verdict, all_passed, judge, not_measured
 
 FULL_SIZE = 128
 FULL_TEXTS = 1024
@@ -30,7 +30,7 @@ STARTED = time.monotonic()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when every bar that was measured was reached, 1 when not or when there is nothing to measure on."""
+    """Return 0 if every measured target was reached, else 1, also if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=__doc__)
     parser.add_argument("--bert", type=Path, help="an artifact of BERT-base's shape (default: a random one is made)")
     parser.add_argument("--minilm", type=Path, help="an artifact of MiniLM-L6's shape (default: the default model)")
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--missing", action="store_true", help="print the packages that pip should install, and stop")
     options = parser.parse_args(arguments)
     if options.missing:
-        print(" ".join(ground.missing_packages()))
+        print(" ".join(gpu_artifacts.missing_packages()))
         return 0
     needed = ["model", "engine", *([] if options.bert and options.minilm else ["export"])]
-    if missing := ground.missing_packages(needed):
+    if missing := gpu_artifacts.missing_packages(needed):
         return _fail(f"these packages are missing: pip install {' '.join(missing)}")
     from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         verdicts = run(options.bert, options.minilm, Path(scratch), options.seconds)
     say("\n".join(verdict.describe() for verdict in verdicts))
-    return 0 if all_reached(verdicts) else 1
+    return 0 if all_passed(verdicts) else 1
 
 
 def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
@@ -60,20 +60,20 @@ def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -
     say(describe_machine())
     if bert is None:
         say("making a random model of BERT-base's shape")
-        bert = ground.make_artifact(ground.BERT_BASE, scratch / "bert" / "artifact")
+        bert = gpu_artifacts.make_artifact(gpu_artifacts.BERT_BASE, scratch / "bert" / "artifact")
     if minilm is None:
         say("making a model of MiniLM-L6's shape")
         minilm = make_minilm(scratch / "minilm" / "artifact")
     verdicts = measure_engine(bert, seconds)
-    if missing := ground.missing_packages(["server"]):
+    if missing := gpu_artifacts.missing_packages(["server"]):
         reason = f"these packages are missing: {' '.join(missing)}"
-        verdicts += [unmeasured("G3", "tokens/s through gRPC", reason), unmeasured("G6", "MiniLM-L6 texts/s", reason)]
+        verdicts += [not_measured("gpu_grpc", reason), not_measured("gpu_minilm", reason)]
     else:
         texts, tokens = measure_server(bert, seconds)
-        verdicts.append(at_least("G3", "mixed s through gRPC", texts * tokens, 1e6, "tokens/s"))
+        verdicts.append(judge("gpu_grpc", texts * tokens))
         texts, _ = measure_server(minilm, seconds)
-        verdicts.append(at_least("G6", "MiniLM-L6 through gRPC", texts, 20_000, "texts/s"))
-    return sorted(verdicts, key=lambda verdict: verdict.bar)
+        verdicts.append(judge("gpu_minilm", texts))
+    return sorted(verdicts, key=lambda verdict: verdict.target.name)
 
 
 def make_minilm(out: Path) -> Path:
@@ -81,57 +81,53 @@ def make_minilm(out: Path) -> Path:
     from model.source import SourceError
 
     try:
-        return ground.export_artifact("default", out)
+        return gpu_artifacts.export_artifact("default", out)
     except SourceError:
-        return ground.make_artifact(ground.MINILM, out)
+        return gpu_artifacts.make_artifact(gpu_artifacts.MINILM, out)
 
 
 def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     """G1, G2, G4 and G5, in this process but for the kernels."""
     from model.artifact import TOKENIZER, Artifact
     from model.tokenizer import Tokenizer
-    from service.engine.backends.cuda import FlatRuntime
-    from service.engine.backends.select import gpu_provider
-    from service.engine.model_loader import open_runtime
     from tests.bench import gpu_engine
     from tests.bench.gpu_kernels import read_kernels
+    from tests.bench.project import Model
     from tests.bench.workloads import read_corpus
 
     artifact = Artifact.open(directory)
     manifest = artifact.manifest
     kernels = read_kernels(directory)
     say(kernels.describe())
-    runtime = open_runtime(artifact, gpu_provider())
-    assert isinstance(runtime, FlatRuntime)
+    backend = gpu_engine.open_on(artifact, "cuda")
     before = time.perf_counter()
-    runtime.warm_up()
+    backend.warm_up()
     say(f"warming every shape took {time.perf_counter() - before:.1f} s")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, manifest.vocab_size, FULL_SIZE, FULL_TEXTS)
-    sentences = [text for text, _ in read_corpus(tokenizer).sentences]
+    sentences = [text for text, _ in read_corpus(Model(directory).tokenizer()).sentences]
     mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_input_tokens)
-    full_rate = gpu_engine.measure_throughput(runtime, full, seconds)
-    mixed_rate = gpu_engine.measure_throughput(runtime, mixed, seconds)
-    single_ms = gpu_engine.measure_latency_ms(runtime, full, SINGLE_RUNS)
-    cosine = gpu_engine.measure_accuracy(runtime, artifact, mixed[:ACCURACY_TEXTS])
+    full_rate = gpu_engine.measure_throughput(backend, full, seconds)
+    mixed_rate = gpu_engine.measure_throughput(backend, mixed, seconds)
+    single_ms = gpu_engine.measure_latency_ms(backend, full, SINGLE_RUNS)
+    cosine = gpu_engine.measure_accuracy(backend, artifact, mixed[:ACCURACY_TEXTS])
     say(f"full rows {full_rate:.0f} tokens/s, mixed {mixed_rate:.0f}, one text {single_ms:.2f} ms, cosine {cosine:.7f}")
     return [
-        at_least("G1", f"full rows of {FULL_SIZE} tokens a text", full_rate, 2e6, "tokens/s"),
-        at_least("G1", "mixed s", mixed_rate / full_rate, 0.8, "of full rows"),
-        at_most("G2", f"one text of {FULL_SIZE} tokens, p50", single_ms, 0.7, "ms"),
+        judge("gpu_full", full_rate),
+        judge("gpu_mixed", mixed_rate / full_rate),
+        judge("gpu_single", single_ms),
         *kernels.verdicts(manifest.num_hidden_layers),
-        at_least("G5", f"smallest cosine over {ACCURACY_TEXTS} texts", cosine, 0.999),
+        judge("gpu_cosine", cosine, f"{ACCURACY_TEXTS} texts"),
     ]
 
 
 def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
     """Texts a second through gRPC, and how many tokens a text has on average."""
-    from model.artifact import TOKENIZER, Artifact
-    from model.tokenizer import Tokenizer
+    from tests.bench.project import Model
     from tests.bench.rpc_load import run_rpc
     from tests.bench.workloads import read_corpus
 
-    corpus = read_corpus(Tokenizer(Artifact.open(directory).read(TOKENIZER))).sentences
+    corpus = read_corpus(Model(directory).tokenizer()).sentences
     texts = [text for text, _ in corpus]
     bodies = [{"inputs": texts[at : at + SERVED_TEXTS]} for at in range(0, len(texts), SERVED_TEXTS)]
     processes = max(1, (os.cpu_count() or 2) // 2)

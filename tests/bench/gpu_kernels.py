@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.bars import Verdict, at_least, at_most
 from tests.bench.load import ROOT
+from tests.bench.targets import Verdict, judge
 
 SPEAK = {"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"}
 SPOKEN = re.compile(r"Operator=(\w+) Node=(\S+) DataType=(\w+) SdpaKernel=(\w+)")
@@ -53,8 +53,8 @@ class Kernels:
 
     def verdicts(self, layers: int) -> list[Verdict]:
         return [
-            at_least("G4", "attention nodes with none but fast kernels", self.fast_nodes, layers, "layers"),
-            at_most("G4", "kinds of operator off the GPU", len(self.elsewhere), 0),
+            judge("gpu_kernels", self.fast_nodes / layers),
+            judge("gpu_fallback", len(self.elsewhere)),
         ]
 
 
@@ -73,9 +73,9 @@ def main(directory: str) -> None:
     import onnxruntime
 
     from model.artifact import Artifact
-    from service.engine.backends.cuda import FlatRuntime
-    from service.engine.backends.cuda_session import CUDA, FIRST_GPU, open_session
-    from service.engine.backends.select import gpu_provider
+    from service.engine.backends.base import FIRST_GPU
+    from service.engine.backends.cuda_session import CUDA, open_session
+    from tests.bench.gpu_engine import open_on
 
     artifact = Artifact.open(Path(directory))
     graph = artifact.manifest.graphs["cuda"]
@@ -89,7 +89,7 @@ def main(directory: str) -> None:
         PLACED
         + json.dumps(sorted({node.op_type for part in placed if part.ep_name != CUDA for node in part.get_nodes()}))
     )
-    FlatRuntime(artifact.manifest, gpu_provider(), session).warm_up()
+    open_on(artifact, "cuda").warm_up()
 
 
 if __name__ == "__main__":

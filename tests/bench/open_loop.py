@@ -1,16 +1,19 @@
-"""Open loop: requests leave when they are due, whatever has come back. One sender, in a process of its own.
+"""Open loop: requests leave when they are due, whatever has been answered. One sender, in a process of its own.
 
-A request takes a connection that is free or opens another, so that no answer delays the next request. Latencies are
-from the moment a request was due, which no slow server can put off; those of refusals from when it was written, for
-there the question is how soon the server says no. How late the sender itself was is given too.
+A request takes a free connection or opens another, so that no response delays the next request. Latencies of accepted
+requests start when the request was due, which a slow server cannot put off. Those of rejections start when the request
+was written: the question there is how soon the server rejects. The sender's own delay is reported too.
 """
 
 import asyncio
 import json
+import math
+import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -22,44 +25,65 @@ from tests.bench.load import Load, await_start, receive_job, run_senders
 
 SEED = 20_262
 LEFT_S = 0.5
-PATIENCE_MS = 2.0
-"""The shortest sleep between sends; what is due together leaves together."""
-MOST_CONNECTIONS = 15_000
+MIN_SLEEP_MS = 2.0
+"""The shortest sleep between sends; requests due together leave together."""
+MAX_CONNECTIONS = 15_000
+REJECTIONS_FROM_S = 1.0
+"""Rejections count from the first second on, accepted requests once the queue has filled."""
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What was offered a second and what became of it. NaN where nothing of the kind came."""
+    """Requests per second offered, sent, accepted and rejected. NaN where there were none.
+
+    `loop_ms_per_request` is the CPU time of the server's main thread, the event loop, per request answered.
+    """
 
     offered: float
     sent: float
     goodput: float
-    refused: float
+    rejected: float
     failed: int
     p50_ms: float
     p99_ms: float
-    refusal_p50_ms: float
-    refusal_p99_ms: float
+    rejection_p50_ms: float
+    rejection_p99_ms: float
     late_p99_ms: float
+    loop_ms_per_request: float = math.nan
 
     def describe(self) -> str:
         return (
             f"offered {self.offered:6.0f}/s  sent {self.sent:6.0f}/s  good {self.goodput:6.0f}/s  "
-            f"refused {self.refused:6.0f}/s in p99 {self.refusal_p99_ms:6.1f} ms  "
-            f"p50 {self.p50_ms:7.1f} ms  p99 {self.p99_ms:7.1f} ms  sender late p99 {self.late_p99_ms:.1f} ms"
-            + (f"  {self.failed} FAILED" if self.failed else "")
+            f"rejected {self.rejected:6.0f}/s in p99 {self.rejection_p99_ms:6.1f} ms  "
+            f"p50 {self.p50_ms:7.1f} ms  p99 {self.p99_ms:7.1f} ms  sender late p99 {self.late_p99_ms:.1f} ms  "
+            f"event loop {self.loop_ms_per_request:.3f} ms/request" + (f"  {self.failed} FAILED" if self.failed else "")
         )
 
 
-def run_open(load: Load, rate: float, fill_s: float, seconds: float) -> Offered:
-    """Offer `rate` requests a second, Poisson: first for `fill_s`, in which the queue fills, then for `seconds`."""
-    job = {"url": load.url, "bodies": load.bodies, "rate": rate, "fill_s": fill_s, "seconds": seconds}
-    (found,) = run_senders("open_loop", [job])
-    return Offered(offered=rate, **found)
+def run_open(load: Load, rate: float, fill_s: float, seconds: float, pid: int) -> Offered:
+    """Offer `rate` requests per second, Poisson: for `fill_s`, in which the queue fills, then for `seconds`.
+
+    `pid` is the server's process.
+    """
+    job = {
+        "url": load.url, "bodies": load.bodies, "headers": load.headers,
+        "rate": rate, "fill_s": fill_s, "seconds": seconds,
+    }  # fmt: skip
+    before = main_thread_s(pid)
+    (result,) = run_senders("open_loop", [job])
+    answered = result.pop("answered")
+    spent = (main_thread_s(pid) - before) * 1000
+    return Offered(offered=rate, **result, loop_ms_per_request=spent / answered if answered else math.nan)
+
+
+def main_thread_s(pid: int) -> float:
+    """Return the CPU seconds that the main thread of a process has used."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def allow_connections() -> None:
-    """As many open files as we may have, for the sender and for the server that is started after this."""
+    """Raise the limit on open files of this process and of the servers that it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -102,7 +126,7 @@ class Connection(asyncio.Protocol):
 
 
 class Sender:
-    """Sends on a timetable and keeps what came of it."""
+    """Sends on a timetable and records the outcomes."""
 
     def __init__(self, url: str, requests: Sequence[bytes]) -> None:
         address = urlsplit(url)
@@ -127,7 +151,7 @@ class Sender:
             self.failed += 1
 
     async def send_all(self, due: NDArray[np.float64]) -> list[float]:
-        """Send at the times `due`, seconds from now; returns how late each left."""
+        """Send at the times `due`, seconds from now; return the delay of each."""
         late: list[float] = []
         started = time.perf_counter()
         at = 0
@@ -138,12 +162,12 @@ class Sender:
                 late.append(now - due[at])
                 at += 1
             if at < len(due):
-                await asyncio.sleep(max(due[at] - (time.perf_counter() - started), PATIENCE_MS / 1000))
+                await asyncio.sleep(max(due[at] - (time.perf_counter() - started), MIN_SLEEP_MS / 1000))
         await asyncio.sleep(LEFT_S)
         return late
 
     def close(self) -> None:
-        """Hang up; the server drops what it has not run."""
+        """Close all connections; the server drops the inputs that it has not run."""
         self._closing = True
         for connection in list(self._all):
             if connection.transport is not None:
@@ -152,7 +176,7 @@ class Sender:
     def _send(self, request: bytes, due: float) -> None:
         if self._free:
             self._free.pop().send(request, due)
-        elif len(self._all) + len(self._opening) < MOST_CONNECTIONS:
+        elif len(self._all) + len(self._opening) < MAX_CONNECTIONS:
             task = asyncio.ensure_future(self._open(request, due))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -170,16 +194,18 @@ class Sender:
         connection.send(request, due)
 
 
-def request_of(url: str, body: str) -> bytes:
+def request_of(url: str, body: str, headers: Mapping[str, str]) -> bytes:
+    """Return the bytes of a request."""
     address, data = urlsplit(url), body.strip().encode()
     head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
 
 
 async def offer(
     url: str, requests: Sequence[bytes], rate: float, fill_s: float, seconds: float
 ) -> dict[str, float | int]:
-    """Only what is answered after `fill_s` counts."""
+    """Offer requests and return the figures: rejections from the first second on, the rest after `fill_s`."""
     end_s = fill_s + seconds
     count = int(rate * end_s)
     due = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, count))
@@ -188,28 +214,25 @@ async def offer(
     started = time.perf_counter()
     late = await sender.send_all(due)
     sender.close()
-    counted = [
-        (status, at - due_at, at - written)
-        for at, status, due_at, written in sender.answers
-        if fill_s <= at - started <= end_s
-    ]
-    good = [waited * 1000 for status, waited, _ in counted if status == 200]
-    refused = [waited * 1000 for status, _, waited in counted if status == 429]
+    answers = [(at - started, status, at - due_at, at - written) for at, status, due_at, written in sender.answers]
+    accepted = [waited * 1000 for at, status, waited, _ in answers if status == 200 and fill_s <= at <= end_s]
+    rejected = [waited * 1000 for at, status, _, waited in answers if status == 429 and at >= REJECTIONS_FROM_S]
     return {
         "sent": len(late) / max(end_s, due[-1] + late[-1]),
-        "goodput": len(good) / seconds,
-        "refused": len(refused) / seconds,
-        "failed": sender.failed + sum(status not in (200, 429) for status, _, _ in counted),
-        "p50_ms": quantile(good, 0.5),
-        "p99_ms": quantile(good, 0.99),
-        "refusal_p50_ms": quantile(refused, 0.5),
-        "refusal_p99_ms": quantile(refused, 0.99),
+        "answered": len(answers),
+        "goodput": len(accepted) / seconds,
+        "rejected": len(rejected) / (end_s - REJECTIONS_FROM_S),
+        "failed": sender.failed + sum(status not in (200, 429) for _, status, _, _ in answers),
+        "p50_ms": quantile(accepted, 0.5),
+        "p99_ms": quantile(accepted, 0.99),
+        "rejection_p50_ms": quantile(rejected, 0.5),
+        "rejection_p99_ms": quantile(rejected, 0.99),
         "late_p99_ms": quantile(late, 0.99) * 1000,
     }
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """NaN of nothing."""
+    """Return a quantile, NaN of no values."""
     return float(np.quantile(values, share)) if values else float("nan")
 
 
@@ -217,7 +240,7 @@ def main() -> None:
     job = receive_job()
     allow_connections()
     with open(job["bodies"]) as file:
-        requests = [request_of(job["url"], line) for line in file]
+        requests = [request_of(job["url"], line, job["headers"]) for line in file]
     print(json.dumps(uvloop.run(offer(job["url"], requests, job["rate"], job["fill_s"], job["seconds"]))))
 
 

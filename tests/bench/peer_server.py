@@ -1,15 +1,43 @@
-"""Run in a peer's environment: sentence-transformers behind the simplest route. `peer_server.py MODEL PORT`."""
+"""Run in a peer's environment: a library behind the simplest route. `peer_server.py ENGINE MODEL PORT`.
+
+ENGINE is a backend of sentence-transformers (torch, onnx, openvino), or fastembed. One lock, as a route needs for a
+model that is not made for several threads.
+"""
 
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
-from sentence_transformers import SentenceTransformer
 
-directory, port = sys.argv[1:]
-encoder: Any = SentenceTransformer(directory, device="cpu")
+engine, directory, port = sys.argv[1:]
+NAME = "peer"
+
+
+def load_sentence_transformers() -> Callable[[list[str]], Any]:
+    from sentence_transformers import SentenceTransformer
+
+    encoder: Any = SentenceTransformer(directory, device="cpu", backend=engine)  # type: ignore[arg-type]
+    return lambda texts: encoder.encode(texts, show_progress_bar=False).tolist()
+
+
+def load_fastembed() -> Callable[[list[str]], Any]:
+    from fastembed import TextEmbedding  # type: ignore[import-not-found]
+    from fastembed.common.model_description import ModelSource, PoolingType  # type: ignore[import-not-found]
+
+    TextEmbedding.add_custom_model(
+        model=NAME, pooling=PoolingType.MEAN, normalization=True, sources=ModelSource(url="https://invalid.invalid"),
+        dim=384, model_file="model.onnx",
+    )  # fmt: skip
+    encoder: Any = TextEmbedding(NAME, specific_model_path=directory)
+    return lambda texts: [vector.tolist() for vector in encoder.embed(texts)]
+
+
+encode = load_fastembed() if engine == "fastembed" else load_sentence_transformers()
+lock = threading.Lock()
 app = FastAPI()
 
 
@@ -18,8 +46,9 @@ class Body(BaseModel):
 
 
 @app.post("/encode")
-def encode(body: Body) -> dict[str, list[list[float]]]:
-    return {"vectors": encoder.encode(body.inputs, show_progress_bar=False).tolist()}
+def encode_texts(body: Body) -> dict[str, list[list[float]]]:
+    with lock:
+        return {"vectors": encode(body.inputs)}
 
 
 uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")

@@ -1,7 +1,7 @@
 """Peers: other servers of the same weights, each installed in its own environment under bench-peers/.
 
-One that cannot be installed, does not start, or answers with wrong vectors is left out by name and reason, and the
-bench goes on without it. They take part as they come, but for what makes their vectors right.
+A peer that cannot be installed, does not start, or returns wrong vectors is left out by name and reason. Peers run with
+their default settings, except those that make their vectors right.
 """
 
 import os
@@ -19,15 +19,16 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from model.source import SourceError, locate
-from tests.bench.closed import Contestant
+from tests.bench.accuracy import min_cosine
+from tests.bench.closed_loop import System
 from tests.bench.load import ROOT, started
+from tests.bench.project import checkpoint_directory
 
 HOME = ROOT / "bench-peers"
 HERE = Path(__file__).parent
 TORCH = "torch==2.13.0"
 INSTALL_TIMEOUT_S, PREPARE_TIMEOUT_S, START_TIMEOUT_S, STEP_S = 1800, 300, 180, 5
-LEAST_COSINE = 0.999
+MIN_COSINE = 0.999
 MODEL_NAME = "peer"
 
 Say = Callable[[str], None]
@@ -35,15 +36,17 @@ Paths = Mapping[str, str]
 
 
 class PeerError(Exception):
-    """Why a peer does not take part."""
+    """The reason why a peer does not take part."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What is installed together."""
+    """Packages that are installed together."""
 
     name: str
     requirements: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    """Packages that others require but that do not work with this torch."""
 
     @property
     def directory(self) -> Path:
@@ -54,8 +57,11 @@ class Environment:
         return self.directory / "bin" / "python"
 
     def install(self, say: Say) -> None:
-        """Unless these very requirements are there already. Raises `PeerError`."""
-        wanted, marker = "\n".join(self.requirements), self.directory / "installed.txt"
+        """Install the requirements unless exactly these are there already. Raises `PeerError`."""
+        wanted, marker = (
+            "\n".join((*self.requirements, *(f"not {name}" for name in self.removed))),
+            self.directory / "installed.txt",
+        )
         if marker.is_file() and marker.read_text() == wanted:
             return
         say(f"{self.name}: making an environment in {self.directory.relative_to(ROOT)}")
@@ -63,6 +69,8 @@ class Environment:
         _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, say)
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S, say)
+        if self.removed:
+            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S, say)
         marker.write_text(wanted)
 
 
@@ -71,12 +79,18 @@ INFINITY = Environment(
     ("infinity-emb[server,torch,optimum]==0.0.77", "optimum==1.24.0", "transformers<4.50", "click<8.2", "numpy<2",
      "pandas<2.3", "pyarrow<20", "datasets<4", "onnx", TORCH),
 )  # fmt: skip
-SENTENCE_TRANSFORMERS = Environment("sentence-transformers", ("sentence-transformers", "fastapi", "uvicorn", TORCH))
+WEB = ("fastapi", "uvicorn")
+SENTENCE_TRANSFORMERS = Environment("sentence-transformers", ("sentence-transformers", *WEB, TORCH))
+# Each of the two extras pins its own versions of transformers.
+ST_ONNX = Environment("st-onnx", ("sentence-transformers[onnx]", *WEB, TORCH))
+# A torchvision of PyPI is built for torch with CUDA, and fails to load beside one without.
+ST_OPENVINO = Environment("st-openvino", ("sentence-transformers[openvino]", *WEB, TORCH), removed=("torchvision",))
+FASTEMBED = Environment("fastembed", ("fastembed", *WEB))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How one is run: `{bin}`, `{model}`, `{port}` and `{here}` are filled in; `prepare` runs before the first."""
+    """A command with `{bin}`, `{model}`, `{port}` and `{here}` to fill in; `prepare` runs before the first start."""
 
     name: str
     environment: Environment
@@ -84,11 +98,19 @@ class Peer:
     route: str
     prepare: tuple[str, ...] = ()
     prepared: str = ""
-    """What `prepare` makes, under the model's directory."""
+    """The file that `prepare` writes, relative to the model's directory."""
     model: str = ""
 
-    def contestant(self, port: int) -> Contestant:
-        return Contestant(self.name, f"http://127.0.0.1:{port}{self.route}", model=self.model)
+    def system(self, port: int) -> System:
+        return System(self.name, f"http://127.0.0.1:{port}{self.route}", model=self.model)
+
+
+def _served(
+    name: str, environment: Environment, engine: str, prepare: tuple[str, ...] = (), prepared: str = ""
+) -> Peer:
+    """Return a peer behind the simplest route."""
+    command = ("{bin}/python", "{here}/peer_server.py", engine, "{model}", "{port}")
+    return Peer(name, environment, command, "/encode", prepare, prepared)
 
 
 INFINITY_COMMAND = (
@@ -106,47 +128,44 @@ PEERS = (
         model=MODEL_NAME,
     ),
     Peer("infinity torch", INFINITY, (*INFINITY_COMMAND, "torch"), "/embeddings", model=MODEL_NAME),
-    Peer(
-        "st fastapi",
-        SENTENCE_TRANSFORMERS,
-        ("{bin}/python", "{here}/peer_server.py", "{model}", "{port}"),
-        "/encode",
+    _served("st torch", SENTENCE_TRANSFORMERS, "torch"),
+    _served("st onnx", ST_ONNX, "onnx"),
+    _served("st openvino", ST_OPENVINO, "openvino"),
+    # fastembed reads ONNX only; an environment with torch exports for it.
+    _served(
+        "fastembed",
+        FASTEMBED,
+        "fastembed",
+        prepare=(str(INFINITY.python), "{here}/peer_export.py", "{model}", "{model}/model.onnx"),
+        prepared="model.onnx",
     ),
 )
 
 
 @contextmanager
 def serving_peers(
-    texts: Sequence[str], reference: NDArray[np.float32], say: Say
-) -> Iterator[tuple[list[Contestant], dict[str, str]]]:
-    """Those that are up and answer `texts` with vectors like `reference`, and why the others are not."""
-    contestants: list[Contestant] = []
+    texts: Sequence[str], reference: NDArray[np.float64], say: Say
+) -> Iterator[tuple[list[System], dict[str, str]]]:
+    """Start the peers; yield those with the vectors of `reference`, `(N, D)`, and why the others are left out."""
+    systems: list[System] = []
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
         for peer in PEERS:
             try:
-                contestant = _start(peer, stack, say)
-                cosine = least_cosine(_vectors(contestant, texts), reference)
-                if not cosine >= LEAST_COSINE:
-                    raise PeerError(f"its vectors are wrong: least cosine {cosine:.5f}, wanted {LEAST_COSINE}")
-            except (PeerError, SourceError, OSError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
+                system = _start(peer, stack, say)
+                cosine = min_cosine(_vectors(system, texts), reference)
+                if not cosine >= MIN_COSINE:
+                    raise PeerError(f"wrong vectors: smallest cosine {cosine:.5f}, wanted {MIN_COSINE}")
+            except (PeerError, OSError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
                 reasons[peer.name] = str(error) or type(error).__name__
                 say(f"{peer.name}: left out: {reasons[peer.name]}")
             else:
-                say(f"{peer.name}: up, least cosine {cosine:.7f}")
-                contestants.append(contestant)
-        yield contestants, reasons
+                say(f"{peer.name}: up, smallest cosine {cosine:.7f}")
+                systems.append(system)
+        yield systems, reasons
 
 
-def least_cosine(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """NaN when the shapes differ or anything is not a number."""
-    if found.shape != reference.shape:
-        return float("nan")
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(reference, axis=1)
-    return float(((found * reference).sum(axis=1) / lengths).min())
-
-
-def _start(peer: Peer, stack: ExitStack, say: Say) -> Contestant:
+def _start(peer: Peer, stack: ExitStack, say: Say) -> System:
     """Install, prepare and start; return when it answers. Its process ends with the stack."""
     HOME.mkdir(exist_ok=True)
     peer.environment.install(say)
@@ -154,7 +173,7 @@ def _start(peer: Peer, stack: ExitStack, say: Say) -> Contestant:
     model = HOME / "models" / peer.name.replace(" ", "-")
     if not (model / "config.json").is_file():
         shutil.rmtree(model, ignore_errors=True)
-        shutil.copytree(locate("default").directory, model)
+        shutil.copytree(checkpoint_directory(), model)
     port = _free_port()
     paths = {"bin": str(peer.environment.python.parent), "model": str(model), "port": str(port), "here": str(HERE)}
     log = HOME / f"{peer.name.replace(' ', '-')}.log"
@@ -166,33 +185,33 @@ def _start(peer: Peer, stack: ExitStack, say: Say) -> Contestant:
     out = stack.enter_context(log.open("a"))
     command = _fill(peer.command, paths)
     process = stack.enter_context(started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT))
-    contestant = peer.contestant(port)
+    system = peer.system(port)
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
         if process.poll() is not None:
             raise PeerError(f"it ended with {process.returncode}: {_last_line(log)}")
         try:
-            if httpx.post(contestant.url, json=contestant.body(["ready?"]), timeout=10).is_success:
-                return contestant
+            if httpx.post(system.url, json=system.body(["ready?"]), timeout=10).is_success:
+                return system
         except httpx.TransportError:
             pass
         time.sleep(0.5)
     raise PeerError(f"it did not answer within {START_TIMEOUT_S} s: {_last_line(log)}")
 
 
-def _vectors(contestant: Contestant, texts: Sequence[str]) -> NDArray[np.float32]:
+def _vectors(system: System, texts: Sequence[str]) -> NDArray[np.float64]:
     vectors: list[list[float]] = []
     with httpx.Client(timeout=60) as client:
         for at in range(0, len(texts), 16):
-            found = client.post(contestant.url, json=contestant.body(texts[at : at + 16])).raise_for_status().json()
-            vectors += [one["embedding"] for one in found["data"]] if "data" in found else found["vectors"]
-    return np.array(vectors, dtype=np.float32)
+            response = client.post(system.url, json=system.body(texts[at : at + 16])).raise_for_status().json()
+            vectors += response.get("vectors") or [item["embedding"] for item in response["data"]]
+    return np.array(vectors, dtype=np.float64)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without our own options; nothing is fetched and nothing is told to anybody."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENDANT_", "PYTHON"))}
-    return ours | {
+    """Return this environment without Attendant's options; nothing is downloaded and no usage is reported."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENDANT_", "PYTHON"))}
+    return kept | {
         "DO_NOT_TRACK": "1",
         "INFINITY_ANONYMOUS_USAGE_STATS": "0",
         "HF_HUB_OFFLINE": "1",
@@ -206,7 +225,7 @@ def _fill(command: Sequence[str], paths: Paths) -> list[str]:
 
 
 def _run(command: Sequence[str], log: Path, timeout_s: float, say: Say) -> None:
-    """Run to the end, telling now and then how far it is. Raises `PeerError`."""
+    """Run to the end and report progress. Raises `PeerError`."""
     begun = time.monotonic()
     with log.open("a") as out, started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT) as process:
         while True:
@@ -225,7 +244,7 @@ def _run(command: Sequence[str], log: Path, timeout_s: float, say: Say) -> None:
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("WARNING")]
-    return lines[-1] if lines else "no word of why"
+    return lines[-1] if lines else "the log is empty"
 
 
 def _free_port() -> int:

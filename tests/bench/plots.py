@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.closed import Figure
-from tests.bench.growth import Growth
+from tests.bench.closed_loop import Figure
 from tests.bench.open_loop import Offered
+from tests.bench.scaling import Scaling
 from tests.bench.stages import STAGES
 
 README = Path(__file__).parent / "plots"
@@ -15,72 +15,74 @@ INK, SECOND, THIRD, FOURTH = "#1f4e79", "#c55a11", "#548235", "#7f7f7f"
 
 
 def can_plot() -> bool:
-    """Say once, where it matters, when it cannot be done."""
+    """Return whether matplotlib is installed; print a line if not."""
     if importlib.util.find_spec("matplotlib"):
         return True
     print("no plots: matplotlib is not installed (pip install -e '.[bench]')")
     return False
 
 
-def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], growth: Growth, directory: Path) -> None:
-    """Everything but the soak."""
+def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], scaling: Scaling | None, directory: Path) -> None:
+    """Plot the sections that were measured."""
     if not can_plot():
         return
-    plot_offered(offered, directory)
-    plot_stages(figures, directory)
-    plot_growth(growth, directory)
+    if offered:
+        plot_offered(offered, directory)
+    if any(figure.stages for figure in figures):
+        plot_stages(figures, directory)
+    if scaling:
+        plot_scaling(scaling, directory)
 
 
-def plot_offered(found: Sequence[Offered], directory: Path) -> None:
-    """Goodput, refusals and latency against what was offered."""
+def plot_offered(results: Sequence[Offered], directory: Path) -> None:
+    """Plot goodput, rejections and latency over the offered load."""
     canvas, (rates, times) = _axes(2)
-    offered = [one.offered for one in found]
+    offered = [one.offered for one in results]
     rates.plot(offered, offered, color=FOURTH, linestyle=":", label="offered")
-    rates.plot(offered, [one.goodput for one in found], color=INK, marker="o", label="answered")
-    rates.plot(offered, [one.refused for one in found], color=SECOND, marker="s", label="refused")
+    rates.plot(offered, [one.goodput for one in results], color=INK, marker="o", label="accepted")
+    rates.plot(offered, [one.rejected for one in results], color=SECOND, marker="s", label="rejected")
     rates.set(xlabel="offered, requests/s", ylabel="requests/s", title="throughput against offered load")
-    times.plot(offered, [one.p50_ms for one in found], color=INK, marker="o", label="answered, p50")
-    times.plot(offered, [one.p99_ms for one in found], color=THIRD, marker="^", label="answered, p99")
-    times.plot(offered, [one.refusal_p99_ms for one in found], color=SECOND, marker="s", label="refused, p99")
+    times.plot(offered, [one.p50_ms for one in results], color=INK, marker="o", label="accepted, p50")
+    times.plot(offered, [one.p99_ms for one in results], color=THIRD, marker="^", label="accepted, p99")
+    times.plot(offered, [one.rejection_p99_ms for one in results], color=SECOND, marker="s", label="rejected, p99")
     times.set(xlabel="offered, requests/s", ylabel="ms", yscale="log", title="latency against offered load")
     _save(canvas, (rates, times), directory / "offered.png")
 
 
 def plot_stages(figures: Sequence[Figure], directory: Path) -> None:
-    """Each workload's time by stage, as the server's own metrics tell."""
+    """Plot each workload's time by stage, from the server's own metrics."""
     shown = [figure for figure in figures if figure.stages]
     canvas, (axes,) = _axes(1)
     left = [0.0] * len(shown)
     names = [figure.workload for figure in shown]
-    for stage, colour in zip(STAGES, (THIRD, FOURTH, INK, SECOND), strict=True):
+    for stage, color in zip(STAGES, (THIRD, FOURTH, INK, SECOND), strict=True):
         widths = [figure.stages.get(stage, 0.0) for figure in shown]
-        axes.barh(names, widths, left=left, color=colour, label=stage)
+        axes.barh(names, widths, left=left, color=color, label=stage)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="mean ms; inference is of one row", title="where the time goes")
+    axes.set(xlabel="mean ms; inference is of one batch", title="where the time goes")
     _save(canvas, (axes,), directory / "stages.png")
 
 
-def plot_growth(growth: Growth, directory: Path) -> None:
-    """Cost against length, and tokens a second against texts in flight."""
+def plot_scaling(scaling: Scaling, directory: Path) -> None:
+    """Plot the cost over the length, and tokens per second over texts in flight."""
     canvas, (cost, flight) = _axes(2)
-    lengths = list(growth.by_length)
-    cost.plot(lengths, [1e6 / rate for rate in growth.by_length.values()], color=INK, marker="o", label="as measured")
-    cost.plot(lengths, [1e6 / rate for rate in growth.even.values()], color=SECOND, marker="s",
-              label="attention set aside")  # fmt: skip
-    cost.set(xlabel="tokens in a text", ylabel="microseconds a token", title="cost against length")
-    counts = list(growth.by_flight)
-    flight.plot(counts, list(growth.by_flight.values()), color=INK, marker="o", label="sentences, one a request")
-    flight.set(xlabel="texts in flight", ylabel="tokens/s", title="rate against texts in flight")
+    lengths = list(scaling.by_length)
+    cost.plot(lengths, [1e6 / rate for rate in scaling.by_length.values()], color=INK, marker="o",
+              label="256 tokens per request")  # fmt: skip
+    cost.set(xlabel="tokens per text", ylabel="microseconds per token", title="cost by length")
+    counts = list(scaling.by_flight)
+    flight.plot(counts, list(scaling.by_flight.values()), color=INK, marker="o", label="sentences, one per request")
+    flight.set(xlabel="texts in flight", ylabel="tokens/s", title="rate by texts in flight")
     for axes, ticks in ((cost, lengths), (flight, counts)):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax)
-    _save(canvas, (cost, flight), directory / "growth.png")
+    _save(canvas, (cost, flight), directory / "scaling.png")
 
 
 def plot_soak(seconds: Sequence[float], mib: Sequence[float], directory: Path) -> None:
-    """Memory over the soak."""
+    """Plot memory over the soak."""
     if not can_plot():
         return
     canvas, (axes,) = _axes(1)

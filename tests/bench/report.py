@@ -1,58 +1,56 @@
-"""What a run leaves behind: a table on the screen and bench-results/results.json."""
+"""The output of a run: tables on the screen and bench-results/results.json."""
 
 import json
 import math
-import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from tests.bench.bars import Verdict
-from tests.bench.closed import Figure
+from tests.bench.closed_loop import Figure
 from tests.bench.load import ROOT
+from tests.bench.targets import Verdict
 
 DIRECTORY = ROOT / "bench-results"
 RESULTS = DIRECTORY / "results.json"
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Medians, one line a workload and contestant."""
+    """Format medians, one line per workload and system."""
     header = (
-        f"{'workload':<11} {'contestant':<16} {'texts/s':>8} {'tokens/s':>9} {'share':>6} {'p50 ms':>8} {'p99 ms':>8}"
+        f"{'workload':<13} {'system':<22} {'texts/s':>8} {'tokens/s':>9} {'limit':>6} {'float32':>8} "
+        f"{'p50 ms':>8} {'p99 ms':>8} {'B/text':>7}"
     )
     lines = [
-        f"{found.workload:<11} {found.contestant:<16} {found.texts_per_second:8.0f} {found.tokens_per_second:9.0f} "
-        f"{found.share:6.2f} {found.p50_ms:8.2f} {found.p99_ms:8.2f}"
-        for found in figures
+        f"{figure.workload:<13} {figure.system:<22} {figure.texts_per_second:8.0f} {figure.tokens_per_second:9.0f} "
+        f"{figure.share:6.2f} {figure.tokens_per_second / figure.limit.float32_tokens_per_second:8.2f} "
+        f"{figure.p50_ms:8.2f} {figure.p99_ms:8.2f} {figure.bytes_per_text:7.0f}"
+        for figure in figures
     ]
     return "\n".join([header, *lines])
 
 
 def stage_table(figures: Sequence[Figure]) -> str:
-    """Means in ms, of those that have stages."""
+    """Format the server's mean milliseconds per stage, of the figures that have them."""
     with_stages = [figure for figure in figures if figure.stages]
     names = list(with_stages[0].stages) if with_stages else []
-    header = f"{'mean ms':<11}" + "".join(f" {name:>11}" for name in names)
+    header = f"{'mean ms':<13}" + "".join(f" {name:>11}" for name in names)
     lines = [
-        f"{figure.workload:<11}" + "".join(f" {figure.stages.get(name, math.nan):11.2f}" for name in names)
+        f"{figure.workload:<13}" + "".join(f" {figure.stages.get(name, math.nan):11.2f}" for name in names)
         for figure in with_stages
     ]
     return "\n".join([header, *lines])
 
 
-def busyness() -> str:
-    """How busy the machine was: figures of a shared one mean less."""
-    return f"load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
-
-
 def write(record: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
-    """What is not a number is written as null."""
+    """Write results.json; a float that is not finite becomes null."""
     DIRECTORY.mkdir(exist_ok=True)
-    bars = [{"line": verdict.describe(), "reached": verdict.reached} for verdict in verdicts]
-    RESULTS.write_text(json.dumps(clean(record | {"bars": bars}), indent=1))
+    targets = [asdict(verdict.target) | {"measured": verdict.measured, "passed": verdict.passed, "note": verdict.note}
+               for verdict in verdicts]  # fmt: skip
+    RESULTS.write_text(json.dumps(clean(record | {"targets": targets}), indent=1))
 
 
 def clean(value: Any) -> Any:
-    """With None for every float that JSON has no word for."""
+    """Return a value with None for every float that JSON cannot spell."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -11,10 +11,10 @@ from model.corpus import sample_sentences
 from model.tokenizer import Tokenizer
 from service.engine.backends.cuda_session import gpu_count
 from tests.bench import gpu, gpu_engine
-from tests.bench.gpu_ground import PACKAGES, Size, make_artifact, missing_packages
+from tests.bench.gpu_artifacts import PACKAGES, Size, make_artifact, missing_packages
 from tests.bench.gpu_kernels import Kernels
 from tests.conftest import ROOT
-from tests.service.engine.backends.varlen_models import open_flat
+from tests.service.engine.backends.varlen_models import open_varlen
 
 TINY = Size("tiny", layers=2, width=48, inner=64, heads=3, positions=128, vocabulary=2000)
 
@@ -32,16 +32,16 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return Artifact.open(make_artifact(TINY, tmp_path_factory.mktemp("bench") / "artifact"))
 
 
-def test_kernels_are_read_out_of_the_runtimes_words() -> None:
+def test_kernels_are_read_from_the_log() -> None:
     """Each node once, with all that it ran."""
     found = Kernels.of(SPOKEN)
     assert found.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
     assert found.elsewhere == set()
-    assert [verdict.reached for verdict in found.verdicts(layers=2)] == [True, True]
+    assert [verdict.passed for verdict in found.verdicts(layers=2)] == [True, True]
 
 
 @pytest.mark.parametrize(
-    ("spoken", "reached"),
+    ("spoken", "passed"),
     [
         ("", [False, True]),
         (SPOKEN.replace("EFFICIENT_ATTENTION", "MATH"), [False, True]),
@@ -50,12 +50,12 @@ def test_kernels_are_read_out_of_the_runtimes_words() -> None:
     ],
     ids=["silence", "an unfused kernel once", "one node of two", "a product on the CPU"],
 )
-def test_what_is_not_proven_is_not_reached(spoken: str, reached: list[bool]) -> None:
+def test_target_is_missed_when_log_does_not_prove_it(spoken: str, passed: list[bool]) -> None:
     """Neither what was not said, nor what was said of another node."""
-    assert [verdict.reached for verdict in Kernels.of(spoken).verdicts(layers=2)] == reached
+    assert [verdict.passed for verdict in Kernels.of(spoken).verdicts(layers=2)] == passed
 
 
-def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> None:
+def test_random_model_has_the_requested_shape(artifact: Artifact) -> None:
     """And its graph for CUDA, as near to float32 as any."""
     manifest = artifact.manifest
     assert (
@@ -71,17 +71,17 @@ def test_the_random_model_has_the_shape_that_was_asked(artifact: Artifact) -> No
     assert (accuracy.texts, accuracy.min_cosine > 0.9999) == (200, True)
 
 
-def test_the_engine_is_measured(artifact: Artifact) -> None:
+def test_engine_is_measured(artifact: Artifact) -> None:
     """Rates, the time of one text and the smallest cosine, with the same code as on a GPU."""
-    runtime = open_flat(artifact, row_tokens=512)
+    backend = open_varlen(artifact, max_batch_tokens=512)
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, 2000, 64, 20)
     assert {len(text.tokens) for text in full} == {64}
     mixed = gpu_engine.sentence_texts(tokenizer, sample_sentences(100), 128)
-    assert gpu_engine.measure_throughput(runtime, full, 0.5) > 0
-    assert gpu_engine.measure_throughput(runtime, mixed, 0.5) > 0
-    assert gpu_engine.measure_latency_ms(runtime, full, 3) > 0
-    assert 0.9999 < gpu_engine.measure_accuracy(runtime, artifact, mixed) < 1.000001
+    assert gpu_engine.measure_throughput(backend, full, 0.5) > 0
+    assert gpu_engine.measure_throughput(backend, mixed, 0.5) > 0
+    assert gpu_engine.measure_latency_ms(backend, full, 3) > 0
+    assert 0.9999 < gpu_engine.measure_accuracy(backend, artifact, mixed) < 1.000001
 
 
 def test_packages_are_those_that_are_imported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_packages_are_those_that_are_imported(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU here")
-def test_without_a_gpu_there_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_is_one_line_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And a status that is not 0."""
     assert gpu.main(["--bert", str(tmp_path), "--minilm", str(tmp_path)]) == 1
     out, err = capsys.readouterr()

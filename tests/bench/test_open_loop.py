@@ -1,16 +1,18 @@
-"""The open-loop sender against a server of our own that never answers, or refuses."""
+"""The open-loop sender against a server that never responds, or rejects."""
 
 import asyncio
+import os
 from typing import cast
 
 import numpy as np
 import pytest
 
-from tests.bench.open_loop import Sender, request_of
+from tests.bench.load import GZIP
+from tests.bench.open_loop import Sender, main_thread_s, request_of
 
 
 class Replier(asyncio.Protocol):
-    """Answers every request with the same bytes; keeps what it saw and what is open."""
+    """Answers every request with the same bytes; records requests and open connections."""
 
     seen: list[bytes]
     opened: set["Replier"]
@@ -33,7 +35,7 @@ class Replier(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
-async def test_requests_leave_whatever_comes_back(reply: bytes) -> None:
+async def test_requests_leave_on_time_when_responses_are_missing_or_rejections(reply: bytes) -> None:
     seen: list[bytes] = []
     opened: set[Replier] = set()
     all_closed = asyncio.Event()
@@ -41,7 +43,7 @@ async def test_requests_leave_whatever_comes_back(reply: bytes) -> None:
     server = await loop.create_server(lambda: Replier(reply, seen, opened, all_closed), "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
-        sender = Sender(url, [request_of(url, '{"inputs": "a"}')])
+        sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
         late = await sender.send_all(np.arange(1, 6) / 100)
         sender.close()
         async with asyncio.timeout(20):
@@ -50,3 +52,16 @@ async def test_requests_leave_whatever_comes_back(reply: bytes) -> None:
     assert len(late) == len(seen) == 5
     assert [status for _, status, _, _ in sender.answers] == ([429] * 5 if reply else [])
     assert sender.failed == 0
+
+
+def test_main_thread_time_grows_with_work() -> None:
+    before = main_thread_s(os.getpid())
+    while main_thread_s(os.getpid()) == before:
+        sum(range(100_000))
+
+
+def test_request_carries_its_headers() -> None:
+    request = request_of("http://127.0.0.1:80/v1/encode", "{}", GZIP)
+    assert request.startswith(b"POST /v1/encode HTTP/1.1\r\nhost: 127.0.0.1:80\r\n")
+    assert b"\r\naccept-encoding: gzip, deflate\r\n" in request
+    assert request.endswith(b"content-length: 2\r\n\r\n{}")

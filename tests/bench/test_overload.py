@@ -1,29 +1,34 @@
-"""How long a queue takes to fill, and the judge of what was offered."""
+"""The arithmetic of the overload workload, and its verdicts."""
 
 import math
 
 import pytest
 
 from tests.bench.open_loop import Offered
-from tests.bench.overload import MOST_FILL_S, SHARES, judge, time_to_fill
+from tests.bench.overload import SHARES, judge_overload, rejection_cpu_ms, seconds_to_fill
 
 
-def offered(goodput: float, refusal_ms: float = 5.0) -> Offered:
-    return Offered(100, 100, goodput, 0, 0, 1, 2, refusal_ms, refusal_ms, 0)
+def offered(goodput: float, rejected: float = 0.0, rejection_ms: float = 5.0, loop_ms: float = 0.5) -> Offered:
+    return Offered(100, 100, goodput, rejected, 0, 1, 2, rejection_ms, rejection_ms, 0, loop_ms)
 
 
-def test_a_queue_fills_only_when_more_comes_than_is_answered() -> None:
-    assert time_to_fill(1.0, 500, 65536) == time_to_fill(0.5, 500, 65536)
-    assert time_to_fill(4.0, 500, 65536) < time_to_fill(2.0, 500, 65536)
-    assert time_to_fill(2.0, 1, 65536) == MOST_FILL_S
+def test_queue_fills_sooner_when_more_is_offered() -> None:
+    assert seconds_to_fill(1.0, 2000) == seconds_to_fill(0.5, 2000)
+    assert seconds_to_fill(4.0, 2000) < seconds_to_fill(2.0, 2000)
 
 
-@pytest.mark.parametrize(("last", "reached"), [(95.0, True), (80.0, False)])
-def test_goodput_at_the_most_is_held_against_the_peak(last: float, reached: bool) -> None:
-    goodput, refusals = judge([*[offered(100)] * (len(SHARES) - 1), offered(last)])
-    assert goodput.reached is reached
-    assert refusals.reached is True
+@pytest.mark.parametrize(("last", "passed"), [(95.0, True), (80.0, False)])
+def test_goodput_at_the_highest_load_is_compared_with_the_peak(last: float, passed: bool) -> None:
+    verdicts = judge_overload([*[offered(100)] * (len(SHARES) - 1), offered(last, rejected=300)], 2000)
+    assert [verdict.passed for verdict in verdicts[:2]] == [passed, True]
 
 
-def test_nothing_answered_and_nothing_refused_fall_short() -> None:
-    assert [verdict.reached for verdict in judge([offered(0, math.nan)])] == [False, False]
+def test_verdicts_fail_when_nothing_was_answered() -> None:
+    verdicts = judge_overload([offered(0, 0, math.nan, math.nan)] * len(SHARES), 2000)
+    assert [verdict.passed for verdict in verdicts[:3]] == [False, False, False]
+
+
+def test_rejection_cost_leaves_out_accepted_requests() -> None:
+    # 100 accepted at 0.5 ms and 300 rejected at 0.1 ms are 80 ms of 400 answers.
+    results = [*[offered(100)] * (len(SHARES) - 1), offered(100, rejected=300, loop_ms=80 / 400)]
+    assert rejection_cpu_ms(results) == pytest.approx(0.1)

@@ -1,25 +1,39 @@
-"""Whether memory grew, judged from samples."""
+"""Verdicts on memory, and the requests of the soak."""
 
+import httpx
 import pytest
 
 from tests.bench.load import Answered
-from tests.bench.soak import Soak, slope
+from tests.bench.project import Model
+from tests.bench.soak import Soak
+from tests.bench.soak_requests import draw_requests
+from tests.bench.workloads import Corpus, read_corpus
 
 ANSWERED = Answered(requests=1000, seconds=100, p50_ms=1, p99_ms=2, failed=0)
-SECONDS = [float(second) for second in range(100)]
+SECONDS = [10.0 * step for step in range(1, 101)]
 
 
-def test_the_slope_is_of_a_straight_line() -> None:
-    assert slope([0.0, 1.0, 2.0], [100.0, 101.0, 102.0]) == pytest.approx(1.0)
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return read_corpus(Model.default().tokenizer(), 200)
 
 
-def test_what_grows_only_at_first_is_flat() -> None:
-    found = Soak(SECONDS, [200 + min(second, 20) for second in SECONDS], ANSWERED)
-    assert found.mib_per_hour == pytest.approx(0, abs=1e-6)
-    assert all(verdict.reached for verdict in found.verdicts())
+def test_memory_passes_when_it_grows_only_at_first() -> None:
+    soak = Soak(SECONDS, [200 + min(second, 250) / 10 for second in SECONDS], 300, ANSWERED)
+    assert [verdict.passed for verdict in soak.verdicts()] == [True, True, True]
 
 
-def test_what_goes_on_growing_falls_short() -> None:
-    found = Soak(SECONDS, [200 + second / 10 for second in SECONDS], ANSWERED)
-    assert found.mib_per_hour == pytest.approx(360)
-    assert found.verdicts()[0].reached is False
+def test_memory_fails_when_it_keeps_growing() -> None:
+    soak = Soak(SECONDS, [200 + second / 10 for second in SECONDS], 1000, ANSWERED)
+    assert [verdict.passed for verdict in soak.verdicts()] == [False, False, True]
+
+
+def test_growth_is_not_measured_when_the_soak_is_short() -> None:
+    assert Soak([10.0, 20.0], [200.0, 300.0], 300, ANSWERED).verdicts()[0].passed is None
+
+
+def test_drawn_requests_are_valid(rest: httpx.Client, corpus: Corpus) -> None:
+    drawn = list(draw_requests(corpus, 60))
+    assert {path for path, _ in drawn} == {"/v1/encode", "/v1/attend"}
+    for path, body in drawn:
+        assert rest.post(path, json=body).status_code == 200, body

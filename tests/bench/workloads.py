@@ -1,4 +1,4 @@
-"""Workloads: real English sentences of mixed lengths, seeded, taken at run time from what is installed anyway.
+"""Texts: real English sentences of mixed lengths, seeded, read at run time from installed packages.
 
 `s` is sentences with token quantiles 5/25/50/75/95 % = 8/13/18/30/53; `p` is passages of 96 to 256 tokens.
 """
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.corpus import find_sentences
-from model.tokenizer import Source, Tokenizer
+from tests.bench.project import Tokenizer, read_sentences
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 LENGTHS = (5, 8, 13, 18, 30, 53, 100)
@@ -25,22 +24,38 @@ class Corpus:
     sentences: list[tuple[str, int]]
     passages: list[tuple[str, int]]
 
+    def describe(self) -> str:
+        lengths = [size for _, size in self.sentences]
+        quantiles = "/".join(f"{q:.0f}" for q in np.quantile(lengths, (0.05, 0.25, 0.5, 0.75, 0.95)))
+        return (
+            f"{len(lengths)} sentences, mean {np.mean(lengths):.1f} tokens, quantiles 5/25/50/75/95 % {quantiles}; "
+            f"{len(self.passages)} passages, mean {np.mean([size for _, size in self.passages]):.0f}"
+        )
+
 
 def read_corpus(tokenizer: Tokenizer, count: int = 4000) -> Corpus:
-    """`count` different sentences of the lengths above, and a tenth as many passages."""
+    """Return `count` different sentences of the lengths above, and a tenth as many passages."""
     rng = random.Random(SEED)
-    found = list(find_sentences())
-    rng.shuffle(found)
-    lengths = [len(tokens) for tokens in tokenizer.encode([Source(text) for text in found], offsets=False)]
-    by_length = sorted(zip(lengths, found, strict=True))
+    texts = list(read_sentences())
+    rng.shuffle(texts)
+    by_length = sorted(zip(tokenizer.lengths(texts), texts, strict=True))
     sentences = []
     for _ in range(count):
-        share = rng.random()
-        wanted = float(np.interp(share, SHARES, LENGTHS))
+        wanted = float(np.interp(rng.random(), SHARES, LENGTHS))
         at = min(bisect_left(by_length, (round(wanted), "")), len(by_length) - 1)
         length, text = by_length.pop(at)
         sentences.append((text, length))
-    return Corpus(sentences, _passages(tokenizer, [text for _, text in by_length] or found, count // 10, rng))
+    return Corpus(sentences, _passages(tokenizer, [text for _, text in by_length] or texts, count // 10, rng))
+
+
+def texts_of_length(length: int, long: str, tokenizer: Tokenizer, count: int) -> list[str]:
+    """Return up to `count` different parts of a long text, each of exactly `length` tokens."""
+    offsets = tokenizer.offsets(long)
+    words = length - 2  # the two special tokens
+    step = max(1, (len(offsets) - words) // (4 * count))
+    parts = [long[offsets[at][0] : offsets[at + words - 1][1]] for at in range(0, len(offsets) - words, step)]
+    exact = [part for part, size in zip(parts, tokenizer.lengths(parts), strict=True) if size == length]
+    return exact[:count]
 
 
 def _passages(tokenizer: Tokenizer, sentences: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:
@@ -49,7 +64,7 @@ def _passages(tokenizer: Tokenizer, sentences: list[str], count: int, rng: rando
         wanted, parts, size = rng.randint(96, 250), [rng.choice(sentences)], 0
         while size < wanted - 10:
             parts.append(rng.choice(sentences))
-            size = len(tokenizer.encode([Source(" ".join(parts))], offsets=False)[0])
+            (size,) = tokenizer.lengths([" ".join(parts)])
         if 96 <= size <= 256:
             passages.append((" ".join(parts), size))
     return passages

@@ -1,4 +1,4 @@
-"""A real browser, once a file: Debian's chromium, driven as a person would use it."""
+"""Debian's chromium, started once per file and used as a person would."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.visit import Visit
+from tests.browser.page_driver import PageDriver
 from tests.conftest import RunningServer
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking"]
 
-NewVisit = Callable[..., Visit]
+NewDriver = Callable[..., PageDriver]
 
 
 # For a file and no longer: while playwright's loop lives in this thread, no test of another file could run its own.
@@ -28,13 +28,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def new_visit(browser: Browser, server: RunningServer) -> Iterator[NewVisit]:
-    """Make visits of the session's server, or of `base`; not opened yet, so that a test can intercept what is asked."""
+def new_driver(browser: Browser, server: RunningServer) -> Iterator[NewDriver]:
+    """Make drivers of the session's server, or of `base`; not opened yet, so that a test can intercept requests."""
     made = []
 
-    def make(base: str = server.rest, **options: Any) -> Visit:
+    def make(base: str = server.rest, **options: Any) -> PageDriver:
         made.append(browser.new_context(viewport=options.pop("viewport", {"width": 1280, "height": 900}), **options))
-        return Visit(made[-1].new_page(), base)
+        return PageDriver(made[-1].new_page(), base)
 
     yield make
     for context in made:
@@ -42,14 +42,14 @@ def new_visit(browser: Browser, server: RunningServer) -> Iterator[NewVisit]:
 
 
 @pytest.fixture(scope="module")
-def window(browser: Browser, server: RunningServer) -> Iterator[Visit]:
+def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
     """One window for the tests of a file that need nothing special: opening another for each takes longer."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    yield Visit(context.new_page(), server.rest)
+    yield PageDriver(context.new_page(), server.rest)
     context.close()
 
 
 @pytest.fixture
-def visit(window: Visit) -> Visit:
+def driver(window: PageDriver) -> PageDriver:
     """The page as it opens."""
     return window.forget().open()

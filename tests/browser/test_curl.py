@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser.conftest import NewVisit
-from tests.browser.visit import Visit
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver
 
 AWKWARD = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it?"""
 
@@ -22,22 +22,24 @@ def run(command: str) -> Any:
 
 
 @pytest.mark.parametrize(("section", "route"), [("#map", "/v1/attend"), ("#comparison", "/v1/compare")])
-def test_it_gives_what_the_page_shows(visit: Visit, rest: httpx.Client, section: str, route: str) -> None:
+def test_curl_command_returns_the_response_behind_the_view(
+    driver: PageDriver, rest: httpx.Client, section: str, route: str
+) -> None:
     """Whatever is in the sentence."""
-    visit.type(1, AWKWARD).choose(kind="probs", layer="3", head="5")
-    visit.page.locator(f"{section} summary").click()
-    command = visit.page.locator(f"{section} pre").inner_text()
-    assert visit.base + route in command
-    body = visit.asked(route)[-1]
+    driver.type(1, AWKWARD).choose(kind="probs", layer="3", head="5")
+    driver.page.locator(f"{section} summary").click()
+    command = driver.page.locator(f"{section} pre").inner_text()
+    assert driver.base + route in command
+    body = driver.asked(route)[-1]
     assert AWKWARD in json.dumps(body, ensure_ascii=False).replace('\\"', '"').replace("\\\\", "\\")
     assert run(command) == rest.post(route, json=body).raise_for_status().json()
 
 
-def test_it_can_be_copied(new_visit: NewVisit) -> None:
+def test_curl_command_can_be_copied(new_driver: NewDriver) -> None:
     """With one button, which says that it did."""
-    visit = new_visit(permissions=["clipboard-read", "clipboard-write"]).open()
-    visit.page.locator("#map summary").click()
-    visit.page.locator("#map").get_by_role("button", name="Copy").click()
-    visit.page.get_by_text("Copied.").wait_for()
-    copied = visit.page.evaluate("navigator.clipboard.readText()")
-    assert copied == visit.page.locator("#map pre").inner_text()
+    driver = new_driver(permissions=["clipboard-read", "clipboard-write"]).open()
+    driver.page.locator("#map summary").click()
+    driver.page.locator("#map").get_by_role("button", name="Copy").click()
+    driver.page.get_by_text("Copied.").wait_for()
+    copied = driver.page.evaluate("navigator.clipboard.readText()")
+    assert copied == driver.page.locator("#map pre").inner_text()

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
-from tests.browser.conftest import NewVisit
-from tests.browser.visit import Visit
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver
 from tests.conftest import RunningServer, start_server, stop_server
 
 KEY = "correct-horse"
 
 
-def alert(visit: Visit) -> str:
+def alert(driver: PageDriver) -> str:
     """What the card says."""
-    return visit.page.get_by_role("alert").inner_text()
+    return driver.page.get_by_role("alert").inner_text()
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -26,12 +26,12 @@ def alert(visit: Visit) -> str:
         ("bank " + "a" * 17_000, "17005 characters, the limit is 16384"),
     ],
 )
-def test_a_sentence_that_is_too_long(visit: Visit, number: int, text: str, said: str) -> None:
+def test_error_names_the_sentence_when_it_is_too_long(driver: PageDriver, number: int, text: str, said: str) -> None:
     """Is named once, as the page names it; the card goes when it is mended."""
-    visit.type(number, text)
-    assert alert(visit) == f"Sentence {number} is too long: {said}. Shorten it."
-    visit.type(number, "He cashed a check at the bank.")
-    assert visit.page.get_by_role("alert").count() == 0
+    driver.type(number, text)
+    assert alert(driver) == f"Sentence {number} is too long: {said}. Shorten it."
+    driver.type(number, "He cashed a check at the bank.")
+    assert driver.page.get_by_role("alert").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_sentence_that_is_too_long(visit: Visit, number: int, text: str, said:
         ("inputs[1] has nothing that is kept; send some text.", "Sentence 2 has nothing that is kept; send some text."),
     ],
 )
-def test_the_servers_own_words(visit: Visit, message: str, said: str) -> None:
+def test_error_keeps_the_message_of_the_server(driver: PageDriver, message: str, said: str) -> None:
     """For all else; a part of the request is called by its number on the page."""
 
     def refuse(route: Route) -> None:
@@ -50,23 +50,23 @@ def test_the_servers_own_words(visit: Visit, message: str, said: str) -> None:
         else:
             route.fulfill(status=422, json={"error": {"message": message}})
 
-    visit.page.route("**/v1/attend", refuse)
-    visit.choose(kind="norm")
-    assert alert(visit) == said
+    driver.page.route("**/v1/attend", refuse)
+    driver.choose(kind="norm")
+    assert alert(driver) == said
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_the_card_does_not_hide_what_is_typed_in(new_visit: NewVisit, width: int) -> None:
+def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, width: int) -> None:
     """However far the page is scrolled when it comes."""
-    visit = new_visit(viewport={"width": width, "height": 900}).open()
-    field = visit.page.get_by_label("Sentence 1", exact=True)
+    driver = new_driver(viewport={"width": width, "height": 900}).open()
+    field = driver.page.get_by_label("Sentence 1", exact=True)
     field.focus()
     field.evaluate("(input) => scrollBy(0, input.getBoundingClientRect().top - 20)")
-    visit.page.keyboard.press("ControlOrMeta+a")
-    visit.page.keyboard.insert_text("bank " * 300)
-    visit.page.get_by_role("alert").wait_for()
-    visit.page.wait_for_timeout(200)
-    card, typed = visit.page.locator("#notices .card").bounding_box(), field.bounding_box()
+    driver.page.keyboard.press("ControlOrMeta+a")
+    driver.page.keyboard.insert_text("bank " * 300)
+    driver.page.get_by_role("alert").wait_for()
+    driver.page.wait_for_timeout(200)
+    card, typed = driver.page.locator("#notices .card").bounding_box(), field.bounding_box()
     assert card is not None
     assert typed is not None
     assert card["y"] >= 0
@@ -74,45 +74,85 @@ def test_the_card_does_not_hide_what_is_typed_in(new_visit: NewVisit, width: int
     assert typed["y"] + typed["height"] < 900
 
 
-def test_a_full_queue_says_when_to_try_again(visit: Visit) -> None:
+def test_error_says_when_to_retry_when_queue_is_full(driver: PageDriver) -> None:
     """And trying again works."""
     message = "The queue is full."
 
     def refuse(route: Route) -> None:
         route.fulfill(status=429, headers={"retry-after": "3"}, json={"error": {"message": message}})
 
-    visit.page.route("**/v1/attend", refuse)
-    visit.choose(kind="norm")
-    assert alert(visit).startswith(f"{message} Try again in 3 seconds.")
-    assert alert(visit).count(message) == 1
-    visit.page.unroute("**/v1/attend")
-    visit.page.get_by_role("button", name="Try again").click()
-    visit.settle()
-    assert visit.page.get_by_role("alert").count() == 0
-    assert "norm" in visit.page.locator("#map caption").inner_text()
+    driver.page.route("**/v1/attend", refuse)
+    driver.choose(kind="norm")
+    assert alert(driver).startswith(f"{message} Try again in 3 seconds.")
+    assert alert(driver).count(message) == 1
+    driver.page.unroute("**/v1/attend")
+    driver.page.get_by_role("button", name="Try again").click()
+    driver.settle()
+    assert driver.page.get_by_role("alert").count() == 0
+    assert "norm" in driver.page.locator("#map caption").inner_text()
 
 
-def test_a_network_that_is_gone(visit: Visit) -> None:
-    """In a sentence, not in the browser's words; the old numbers are still there but dimmed."""
-    visit.page.route("**/v1/attend", lambda route: route.abort())
-    visit.choose(kind="norm")
-    assert "The server cannot be reached." in alert(visit)
-    assert "projection" in visit.page.locator("#map caption").inner_text()
-    assert visit.page.locator("#map.stale").count() == 1
+def test_error_is_a_sentence_when_network_is_gone(driver: PageDriver) -> None:
+    """In a sentence, not in the browser's words."""
+    driver.page.route("**/v1/attend", lambda route: route.abort())
+    driver.choose(kind="norm")
+    assert "The server cannot be reached." in alert(driver)
 
 
-def test_an_answer_that_is_not_ours(visit: Visit) -> None:
+def shown(driver: PageDriver, selector: str) -> int:
+    """How many elements that match can be seen."""
+    return driver.page.locator(f"{selector} >> visible=true").count()
+
+
+def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
+    """Numbers of the settings before are not left standing; trying again brings the new ones."""
+    driver.page.route("**/v1/*", lambda route: route.abort())
+    driver.choose(kind="norm")
+    for selector in (".strip .value", "#map td", "#map .curl", ".multiples button"):
+        assert shown(driver, selector) == 0, selector
+    assert shown(driver, "#layers td") > 0  # the comparison does not depend on the kind of the map
+    driver.type(1, "He sat at the bank.")
+    assert shown(driver, "#comparison td, #comparison .chart") == 0
+    driver.page.unroute("**/v1/*")
+    driver.page.get_by_role("button", name="Try again").click()
+    driver.settle()
+    for selector in (".strip .value", "#map td", ".multiples button", "#layers td"):
+        assert shown(driver, selector) > 0, selector
+
+
+def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
+    """The other one is as it was asked for."""
+    driver.type(2, "bank " * 300)
+    assert shown(driver, ".sentence:nth-child(1) .value") == 7
+    assert driver.page.locator(".sentence:nth-child(1).stale").count() == 0
+    assert shown(driver, ".sentence:nth-child(2) .strip") == 0
+    assert shown(driver, "#comparison td") == 0
+    driver.choose(open="1")
+    assert shown(driver, "#map td, .multiples button") == 0
+
+
+def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriver) -> None:
+    """Of the sentence that is open; the other keeps its words."""
+    driver.type(1, "")
+    for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .curl", ".multiples button", "#comparison td"):
+        assert shown(driver, selector) == 0, selector
+    assert shown(driver, ".sentence:nth-child(2) .strip") == 1
+    driver.type(2, "")
+    assert shown(driver, ".strip, td, canvas, .curl") == 0
+
+
+def test_error_is_a_sentence_when_response_is_not_json(driver: PageDriver) -> None:
     """Some proxy's page."""
-    visit.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
-    visit.choose(kind="norm")
-    assert "could not be read" in alert(visit)
+    driver.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    driver.choose(kind="norm")
+    assert "could not be read" in alert(driver)
 
 
-def test_a_late_answer_does_not_overwrite_a_newer_one(visit: Visit) -> None:
+def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
     """The slow request is given up, and what it might still bring is not shown."""
     held: list[Route] = []
     given_up: list[str] = []
-    visit.page.on("requestfailed", lambda request: given_up.append(request.post_data or ""))
+    driver.page.on("requestfailed", lambda request: given_up.append(request.post_data or ""))
 
     def hold(route: Route) -> None:
         body = route.request.post_data or ""
@@ -121,29 +161,29 @@ def test_a_late_answer_does_not_overwrite_a_newer_one(visit: Visit) -> None:
         else:
             route.continue_()
 
-    visit.page.route("**/v1/attend", hold)
-    visit.page.select_option("#kind", "norm")
-    visit.page.wait_for_timeout(300)
+    driver.page.route("**/v1/attend", hold)
+    driver.page.select_option("#kind", "norm")
+    driver.page.wait_for_timeout(300)
     assert len(held) == 1
-    assert visit.page.locator("#map[aria-busy=true]").count() == 1
-    visit.choose(kind="block_norm")
-    shown = visit.cells()
+    assert driver.page.locator("#map[aria-busy=true]").count() == 1
+    driver.choose(kind="block_norm")
+    shown = driver.cells()
     held[0].continue_()
-    visit.page.wait_for_timeout(300)
+    driver.page.wait_for_timeout(300)
     assert any('"kind":"norm"' in body for body in given_up)
-    assert visit.cells() == shown
-    assert "block_norm" in visit.page.locator("#map caption").inner_text()
+    assert driver.cells() == shown
+    assert "block_norm" in driver.page.locator("#map caption").inner_text()
 
 
-def test_typing_asks_once_it_pauses(visit: Visit) -> None:
+def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
     """Not for every letter."""
-    before = len(visit.asked())
-    visit.page.get_by_label("Sentence 1", exact=True).focus()
-    visit.page.keyboard.press("End")
-    visit.page.keyboard.type(" It rained a lot.", delay=15)
-    visit.settle()
-    assert len(visit.asked()) - before <= 2
-    assert visit.asked()[-1]["inputs"][0].endswith("It rained a lot.")
+    before = len(driver.asked())
+    driver.page.get_by_label("Sentence 1", exact=True).focus()
+    driver.page.keyboard.press("End")
+    driver.page.keyboard.type(" It rained a lot.", delay=15)
+    driver.settle()
+    assert len(driver.asked()) - before <= 2
+    assert driver.asked()[-1]["inputs"][0].endswith("It rained a lot.")
 
 
 @pytest.fixture(scope="module")
@@ -156,26 +196,26 @@ def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert stop_server(running) == 0
 
 
-def test_it_asks_for_the_key(locked: RunningServer, new_visit: NewVisit) -> None:
+def test_page_asks_for_the_key_when_server_requires_one(locked: RunningServer, new_driver: NewDriver) -> None:
     """Says so when it is wrong, keeps a right one for this tab alone, and never shows it."""
-    visit = new_visit(locked.rest).open()
-    assert alert(visit) == "This server asks for a key."
-    assert visit.page.evaluate("document.activeElement.id") == "key"
-    visit.page.keyboard.type("wrong-horse")
-    visit.page.keyboard.press("Enter")
-    visit.page.get_by_text("The server does not know this key.").wait_for()
-    visit.page.keyboard.type(KEY)
-    visit.page.keyboard.press("Enter")
-    visit.page.locator("#map .matrix").wait_for()
-    visit.settle()
-    assert visit.page.get_by_role("alert").count() == 0
-    assert "check" in visit.line(1)
-    assert visit.page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
+    driver = new_driver(locked.rest).open()
+    assert alert(driver) == "This server requires an API key."
+    assert driver.page.evaluate("document.activeElement.id") == "key"
+    driver.page.keyboard.type("wrong-horse")
+    driver.page.keyboard.press("Enter")
+    driver.page.get_by_text("Invalid API key.").wait_for()
+    driver.page.keyboard.type(KEY)
+    driver.page.keyboard.press("Enter")
+    driver.page.locator("#map .matrix").wait_for()
+    driver.settle()
+    assert driver.page.get_by_role("alert").count() == 0
+    assert "check" in driver.line(1)
+    assert driver.page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
         [KEY],
         0,
         "",
     ]
-    assert KEY not in visit.page.content()
-    assert "Bearer $ATTENDANT_KEY" in (visit.page.locator("#map pre").text_content() or "")
-    visit.page.reload()
-    visit.page.locator("#map .matrix").wait_for()
+    assert KEY not in driver.page.content()
+    assert "Bearer $ATTENDANT_KEY" in (driver.page.locator("#map pre").text_content() or "")
+    driver.page.reload()
+    driver.page.locator("#map .matrix").wait_for()

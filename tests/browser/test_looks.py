@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.browser.conftest import NewVisit
-from tests.browser.visit import Visit
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "test-results"
@@ -23,69 +23,71 @@ def results() -> Path:
     return RESULTS
 
 
-def overflow(visit: Visit) -> int:
+def overflow(driver: PageDriver) -> int:
     """How much wider the page is than its window."""
-    found: int = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    found: int = driver.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return found
 
 
-def assert_accessible(visit: Visit) -> None:
+def assert_accessible(driver: PageDriver) -> None:
     """No violation of any rule of axe-core."""
-    visit.page.wait_for_timeout(300)  # dimming fades; contrast is of what is there in the end
-    found = Axe().run(visit.page)
+    driver.page.wait_for_timeout(300)  # dimming fades; contrast is of what is there in the end
+    found = Axe().run(driver.page)
     assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_as_it_opens(new_visit: NewVisit, results: Path, width: int, scheme: str) -> None:
+def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     """Nothing sticks out."""
-    visit = new_visit(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
-    visit.page.screenshot(path=results / f"opening-{width}-{scheme}.png", full_page=True)
-    assert overflow(visit) == 0
-    assert_accessible(visit)
+    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
+    driver.page.screenshot(path=results / f"opening-{width}-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
+    assert_accessible(driver)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_with_much_to_show(new_visit: NewVisit, results: Path, width: int, scheme: str) -> None:
+def test_page_is_accessible_when_it_shows_much(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     """Four sentences, one of them long, signed values, tokens, special tokens, and both commands."""
-    visit = new_visit(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
-    visit.choose(layer="3", special="keep")
-    visit.page.get_by_label("Tokens", exact=True).check()
-    visit.add(f"The bank lends money, says the {'long-' * 12}winded representative.")
-    visit.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
-    visit.choose(open="3")
-    for summary in visit.page.locator("summary").all():
+    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
+    driver.choose(layer="3", special="keep")
+    driver.page.get_by_label("Tokens", exact=True).check()
+    driver.add(f"The bank lends money, says the {'long-' * 12}winded representative.")
+    driver.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
+    driver.choose(open="3")
+    for summary in driver.page.locator("summary").all():
         summary.click()
-    visit.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
-    assert overflow(visit) == 0
+    driver.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
     if width == 400:  # so many elements take axe-core some seconds
-        assert_accessible(visit)
+        assert_accessible(driver)
 
 
 @pytest.mark.parametrize(("name", "status", "scheme"), [("error", 429, "light"), ("key", 401, "dark")])
-def test_when_something_is_wrong(new_visit: NewVisit, results: Path, name: str, status: int, scheme: str) -> None:
+def test_page_is_accessible_when_a_request_fails(
+    new_driver: NewDriver, results: Path, name: str, status: int, scheme: str
+) -> None:
     """The card and the question for the key."""
-    visit = new_visit(viewport={"width": 400, "height": 900}, color_scheme=scheme)
+    driver = new_driver(viewport={"width": 400, "height": 900}, color_scheme=scheme)
     error = {"error": {"message": "The queue is full."}}
-    visit.page.route(
+    driver.page.route(
         "**/v1/attend", lambda route: route.fulfill(status=status, headers={"retry-after": "1"}, json=error)
     )
-    visit.open()
-    visit.page.screenshot(path=results / f"{name}-400-{scheme}.png", full_page=True)
-    assert overflow(visit) == 0
-    assert_accessible(visit)
+    driver.open()
+    driver.page.screenshot(path=results / f"{name}-400-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
+    assert_accessible(driver)
 
 
-def test_text_twice_as_large(new_visit: NewVisit) -> None:
+def test_text_twice_as_large(new_driver: NewDriver) -> None:
     """Zoomed to 200 % of 1280 px, nothing sticks out."""
-    assert overflow(new_visit(viewport={"width": 640, "height": 450}, device_scale_factor=2).open()) == 0
+    assert overflow(new_driver(viewport={"width": 640, "height": 450}, device_scale_factor=2).open()) == 0
 
 
-def test_motion_can_be_declined(new_visit: NewVisit) -> None:
+def test_motion_can_be_declined(new_driver: NewDriver) -> None:
     """By the setting of the reader's system."""
-    visit = new_visit(reduced_motion="reduce").open()
-    durations = visit.page.evaluate(
+    driver = new_driver(reduced_motion="reduce").open()
+    durations = driver.page.evaluate(
         """[...document.querySelectorAll("*")].map((found) => parseFloat(getComputedStyle(found).transitionDuration))"""
     )
     assert max(durations) < 0.001

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.browser.visit import Visit, written
+from tests.browser.page_driver import PageDriver, written
 
 TEXTS = [
     "He cashed a check at the bank.",
@@ -19,13 +19,13 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def opened(window: Visit) -> Visit:
+def opened(window: PageDriver) -> PageDriver:
     """For those who only look."""
     return window.open()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_words_are_the_servers(opened: Visit, rest: httpx.Client, text: str) -> None:
+def test_words_equal_those_of_the_server(opened: PageDriver, rest: httpx.Client, text: str) -> None:
     """The same words with the same offsets, so that a span of the page is a word of the server."""
     found = opened.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
     listed = rest.post("/v1/tokenize", json={"inputs": text}).json()["results"][0]["words"]
@@ -34,7 +34,7 @@ def test_words_are_the_servers(opened: Visit, rest: httpx.Client, text: str) -> 
     ]
 
 
-def test_half_precision_is_read_as_numpy_reads_it(opened: Visit) -> None:
+def test_half_precision_is_read_as_numpy_reads_it(opened: PageDriver) -> None:
     """Every finite pattern of 16 bits."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = every[np.isfinite(every)].reshape(2, -1)
@@ -44,7 +44,7 @@ def test_half_precision_is_read_as_numpy_reads_it(opened: Visit) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 0.125, -0.004, -0.005, 0.995, 2.675, -3.14159, 12345.678])
-def test_numbers_are_written_as_the_tests_expect(opened: Visit, value: float) -> None:
+def test_numbers_are_written_as_the_tests_expect(opened: PageDriver, value: float) -> None:
     """Half away from zero, a true minus sign, no minus zero."""
     found = opened.page.evaluate("async (value) => (await import('/page/number.js')).written(value)", value)
     assert found == written(value)
@@ -61,12 +61,13 @@ def test_numbers_are_written_as_the_tests_expect(opened: Visit, value: float) ->
         (["...", ""], [None, None]),
     ],
 )
-def test_the_word_to_start_with(opened: Visit, sentences: list[str], expected: list[str | None]) -> None:
+def test_page_chooses_a_word(opened: PageDriver, sentences: list[str], expected: list[str | None]) -> None:
     """The longest that all share, or each sentence's own longest."""
     found = opened.page.evaluate(
         """async (texts) => {
-            const { startingWords, wordsOf } = await import('/page/words.js');
-            return startingWords(texts.map(wordsOf)).map((word) => word?.text ?? null);
+            const { sentenceOf, settledWords } = await import('/page/choice.js');
+            const sentences = texts.map((text, id) => sentenceOf(id, text));
+            return settledWords(sentences).map(({ word }) => word?.text ?? null);
         }""",
         sentences,
     )

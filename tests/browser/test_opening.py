@@ -3,18 +3,18 @@
 import httpx
 import pytest
 
-from tests.browser.visit import Visit, written
+from tests.browser.page_driver import PageDriver, written
 
 SENTENCES = ["He cashed a check at the bank.", "They sat on the bank of the river."]
 
 
 @pytest.fixture(scope="module")
-def opened(window: Visit) -> Visit:
+def opened(window: PageDriver) -> PageDriver:
     """For those who only look."""
     return window.open()
 
 
-def test_it_opens_on_an_example_already_computed(opened: Visit) -> None:
+def test_page_opens_with_a_computed_example(opened: PageDriver) -> None:
     """`bank` in two sentences, and the words that make the difference."""
     pressed = opened.page.locator(".strip [aria-pressed=true] .text").all_inner_texts()
     assert pressed == ["bank", "bank"]
@@ -23,7 +23,7 @@ def test_it_opens_on_an_example_already_computed(opened: Visit) -> None:
     assert "Shows what was mixed, not why a decision was made." in opened.page.locator("#map").inner_text()
 
 
-def test_it_asks_for_the_view_that_measures_best(opened: Visit) -> None:
+def test_page_requests_the_default_view(opened: PageDriver) -> None:
     """One request for both sentences."""
     (body,) = opened.asked()
     assert body["inputs"] == SENTENCES
@@ -36,14 +36,14 @@ def test_it_asks_for_the_view_that_measures_best(opened: Visit) -> None:
     assert not {"heads", "head_reduce"} & set(body)
 
 
-def test_it_says_which_model(opened: Visit, rest: httpx.Client) -> None:
+def test_page_names_the_model(opened: PageDriver, rest: httpx.Client) -> None:
     """By the facts of the server."""
     facts = rest.get("/v1/model").json()
     said = opened.page.locator("#model").inner_text()
     assert said == f"{facts['name']}, {facts['layer_count']} layers, {facts['head_count']} heads"
 
 
-def test_the_line_is_the_ranked_row_of_the_map(opened: Visit, rest: httpx.Client) -> None:
+def test_line_is_the_ranked_row_of_the_map(opened: PageDriver, rest: httpx.Client) -> None:
     """Shares among the other words, the largest first; what /v1/compare calls draws_on."""
     result = rest.post("/v1/attend", json=opened.asked()[0]).json()["results"][0]
     units, row = [unit["text"] for unit in result["units"]], result["maps"][0]["matrix"]
@@ -55,20 +55,20 @@ def test_the_line_is_the_ranked_row_of_the_map(opened: Visit, rest: httpx.Client
     assert opened.line(1) == f"bank draws {expected}."
 
 
-def test_nothing_leaves_the_origin_and_nothing_is_refused(visit: Visit) -> None:
+def test_requests_stay_within_the_origin(driver: PageDriver) -> None:
     """Every request goes to the server; the console stays empty, so the policy forbids nothing that is needed."""
-    visit.choose(kind="probs", layer="3", head="2").choose(measure="centered")
-    visit.add("The bank lends money.")
-    assert visit.requests
-    assert {request.url.partition("/v1")[0].partition("/page")[0].rstrip("/") for request in visit.requests} == {
-        visit.base
+    driver.choose(kind="probs", layer="3", head="2").choose(measure="centered")
+    driver.add("The bank lends money.")
+    assert driver.requests
+    assert {request.url.partition("/v1")[0].partition("/page")[0].rstrip("/") for request in driver.requests} == {
+        driver.base
     }
-    assert visit.complaints == []
+    assert driver.complaints == []
 
 
-def test_the_policy_is_in_force(visit: Visit) -> None:
+def test_content_security_policy_is_enforced(driver: PageDriver) -> None:
     """A script, a style and a request that it does not allow are stopped by the browser."""
-    stopped = visit.page.evaluate(
+    stopped = driver.page.evaluate(
         """async () => {
             const found = [];
             document.addEventListener("securitypolicyviolation", (event) => found.push(event.effectiveDirective));

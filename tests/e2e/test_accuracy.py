@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from model.source import locate
-from model.tokenizer import Tokenizer
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
+from tests.bench.project import Model
 from tests.bench.workloads import read_corpus
-from tests.conftest import ROOT, RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, start_server, stop_server
+
+pytestmark = pytest.mark.slow
 
 BARS = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999}
 SHORT = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
@@ -33,8 +35,7 @@ def oracle() -> SentenceTransformer:
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     """500 real sentences and passages of 1 to 256 tokens."""
-    tokenizer = Tokenizer((ROOT / "models" / "all-MiniLM-L6-v2" / "tokenizer.json").read_bytes())
-    corpus = read_corpus(tokenizer, 1000)
+    corpus = read_corpus(Model.default().tokenizer(), 1000)
     long = [text for text, _ in corpus.passages[:80]]
     return [*SHORT, *(text for text, _ in corpus.sentences[: 500 - len(SHORT) - len(long)]), *long]
 
@@ -100,7 +101,7 @@ def test_token_vectors_are_the_last_hidden_state(
     assert (worst <= 1e-4) if precision == "float32" else (smallest >= 0.999)
 
 
-def test_a_text_has_one_vector_in_any_company_and_order(
+def test_embedding_does_not_depend_on_batch_composition(
     precise: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
     """Alone, with others, and with others in another order."""

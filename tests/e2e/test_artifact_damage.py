@@ -42,7 +42,7 @@ def artifact(default_artifact: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_the_end, Path.unlink, add_a_stranger])
 @pytest.mark.parametrize("name", FILES)
-def test_the_server_refuses_a_damaged_artifact(artifact: Path, name: str, damage: Damage) -> None:
+def test_server_rejects_a_damaged_artifact(artifact: Path, name: str, damage: Damage) -> None:
     """Exit status 78, the file's name on stderr, and never a ready line."""
     damage(artifact / name)
     found = subprocess.run(

@@ -21,6 +21,8 @@ from service.engine.schema.encode import Array, EncodeRequest, Input
 from service.engine.schema.explain import AttendRequest, AttendResult
 from tests.service.conftest import open_house
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
@@ -123,18 +125,18 @@ async def compare_maps(found: Known, sources: tuple[Source, ...], name: str) -> 
     assert apart <= BAR
 
 
-async def test_the_maps_of_a_family_are_those_of_transformers(family: Known) -> None:
+async def test_maps_of_a_family_equal_transformers(family: Known) -> None:
     """Every layer and head, of short and longer texts, of any script, and of a pair with its types."""
     await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.model_type)
 
 
-async def test_the_maps_of_the_default_model_are_those_of_transformers(default: Known) -> None:
+async def test_maps_of_the_default_model_equal_transformers(default: Known) -> None:
     """Every layer and head, over real sentences and a pair."""
     sources = *map(Source, SENTENCES), Source(SENTENCES[0], SENTENCES[4])
     await compare_maps(default, sources, "default")
 
 
-async def test_the_layers_of_a_family_are_those_of_transformers(family: Known) -> None:
+async def test_layers_of_a_family_equal_transformers(family: Known) -> None:
     """What maps are recomputed from, within 5e-5."""
     layers = tuple(range(family.model.artifact.manifest.num_hidden_layers + 1))
     async with open_house(family.model) as house:
@@ -145,7 +147,7 @@ async def test_the_layers_of_a_family_are_those_of_transformers(family: Known) -
         np.testing.assert_allclose(values(result.token_vectors), family.expected(source)[1], atol=5e-5, rtol=0)
 
 
-async def test_the_shares_of_a_family_add_up(family: Known) -> None:
+async def test_shares_of_a_family_sum_to_1(family: Known) -> None:
     """Of every text alone: projection and bias share to 1; words, dropped and rolled out, to 1 with what is excluded.
 
     A wrong weight or epsilon in the artifact would break the first, and tokens that belong to no word the second.
@@ -161,7 +163,7 @@ async def test_the_shares_of_a_family_add_up(family: Known) -> None:
             assert np.abs(values(rolled.matrix).sum(axis=1) + values(rolled.excluded_mass) - 1).max() <= BAR
 
 
-async def test_a_text_has_the_same_maps_in_any_company(default: Known) -> None:
+async def test_maps_do_not_depend_on_batch_composition(default: Known) -> None:
     """Alone, or with nine others in one request: within 1e-5, and no row or column is of another text."""
     together = await attend(default.model, *map(Source, SENTENCES))
     for index in (0, 3, 9):

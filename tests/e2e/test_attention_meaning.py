@@ -67,6 +67,7 @@ async def occlusion(engine: Engine, ids: list[int]) -> Floats:
     return moved[1:-1]
 
 
+@pytest.mark.slow
 async def test_projection_rolled_out_ranks_what_masking_a_word_does(model: LoadedModel) -> None:
     """Over a hundred sentences: mean Spearman at least 0.65, and above the plain mean of the layers beyond doubt."""
     agreement: dict[str, list[float]] = {name: [] for name in VIEWS}
@@ -161,7 +162,7 @@ async def drawn(engine: Engine, text: str, word: str) -> tuple[Drawn, ...]:
     return tuple((await engine.compare(CompareRequest(occurrences))).occurrences[0].draws_on)
 
 
-async def test_what_the_words_of_the_documents_draw_on(model: LoadedModel) -> None:
+async def test_contributors_of_documented_words(model: LoadedModel) -> None:
     """The bank that cashes draws on the check, the other one on the river, the station on the train."""
     async with open_house(model) as house:
         cheque = await drawn(house.engine, CHEQUE, "bank")

@@ -34,7 +34,7 @@ def encode(rest: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layer", range(7))
-def test_a_layer_is_that_of_transformers(rest: httpx.Client, expected: Layers, layer: int) -> None:
+def test_layer_equals_transformers(rest: httpx.Client, expected: Layers, layer: int) -> None:
     """Within 5e-5, from the embeddings to the last block (which runs on the fast lane, in its own precision)."""
     ours = np.array(encode(rest, layers=[layer], outputs=["tokens"])["token_vectors"])
     fast_in_bf16 = layer == 6 and rest.get("/v1/model").json()["precision"] == "bfloat16"

@@ -1,47 +1,44 @@
-"""The README's examples, run as written against a server on its usual ports."""
+"""The README's examples, run as written but for the ports."""
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import ROOT, RunningServer, start_server, stop_server
+from tests.conftest import ROOT, RunningServer
 
 README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def usual_server() -> Iterator[RunningServer]:
-    """A server on the ports that the README names."""
-    running = start_server(rest_port=8080, grpc_port=8081, admin_port=8082)
-    yield running
-    assert stop_server(running) == 0
+def examples(server: RunningServer) -> str:
+    """The README, with the addresses of the session's server: the usual ports may be in use."""
+    text = README.replace("http://127.0.0.1:8080", server.rest).replace("127.0.0.1:8081", server.grpc)
+    assert "127.0.0.1:8081" not in text
+    return text
 
 
-def blocks(language: str) -> list[str]:
-    """The README's code blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def block(text: str, language: str, part: str) -> str:
+    """The only code block of a language that contains `part`."""
+    (found,) = [code for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) if part in code]
+    return str(found)
 
 
 def run(command: list[str]) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_curl(usual_server: RunningServer) -> None:
-    """It prints two results with a vector for each of three words, and `bank` has two different ones."""
-    (command,) = [block for block in blocks("sh") if "/v1/encode" in block]
-    first, second = json.loads(run(["bash", "-c", command]))["results"]
+def test_encode_example_prints_two_vectors_for_bank(examples: str) -> None:
+    first, second = json.loads(run(["bash", "-c", block(examples, "sh", "/v1/encode")]))["results"]
     assert [word["text"] for word in first["words"]] == ["money", "bank", "grows"]
     assert first["word_vectors"][1] != second["word_vectors"][1]
 
 
-def test_curls_that_explain(usual_server: RunningServer) -> None:
+def test_explain_examples_print_what_the_readme_says(examples: str) -> None:
     """The row of `bank` is largest, after itself, at the words the README names; its two uses are not alike."""
-    (commands,) = [block for block in blocks("sh") if "/v1/attend" in block]
-    ask, compare = re.findall(r"curl .*?'\n(?=curl|$)", commands, re.DOTALL)
+    ask, compare = re.findall(r"curl .*?'\n(?=curl|$)", block(examples, "sh", "/v1/attend"), re.DOTALL)
     (result,) = json.loads(run(["bash", "-c", ask]))["results"]
     names = [unit["text"] for unit in result["units"]]
     row = dict(zip(names, result["maps"][0]["matrix"][names.index("bank")], strict=True))
@@ -50,25 +47,24 @@ def test_curls_that_explain(usual_server: RunningServer) -> None:
     assert compared["static"][0][1] == 1 > compared["layers"][-1]["cosine"][0][1]
 
 
-def test_openai_client(usual_server: RunningServer) -> None:
-    """It prints how many vectors, their width and the tokens used."""
-    (program,) = [block for block in blocks("python") if "openai" in block]
-    assert run([sys.executable, "-c", program]).split() == ["2", "384", "10"]
+def test_openai_example_prints_counts(examples: str) -> None:
+    """The number of vectors, their width and the tokens used."""
+    assert run([sys.executable, "-c", block(examples, "python", "openai")]).split() == ["2", "384", "10"]
 
 
-def test_grpc(usual_server: RunningServer) -> None:
-    """It prints the words and the shape of their vectors."""
-    (program,) = [block for block in blocks("python") if "grpc" in block]
-    assert run([sys.executable, "-c", program]).strip() == "['money', 'bank', 'grows'] (3, 384)"
+def test_grpc_example_prints_words_and_shape(examples: str) -> None:
+    assert (
+        run([sys.executable, "-c", block(examples, "python", "grpc")]).strip() == "['money', 'bank', 'grows'] (3, 384)"
+    )
 
 
-def test_the_ready_line_offers_a_curl_that_works(usual_server: RunningServer) -> None:
+def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
     """What `make run` prints can be pasted."""
-    command = usual_server.ready_line.partition("Try: ")[2]
+    command = server.ready_line.partition("Try: ")[2]
     assert len(json.loads(run(["bash", "-c", command]))["results"][0]["pooled"]) == 384
 
 
-def test_the_readme_stays_short_and_names_the_two_commands_first() -> None:
+def test_readme_is_short_and_names_two_commands_first() -> None:
     """Under 150 lines, the commands on the first screen."""
     lines = README.splitlines()
     assert len(lines) < 150

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT, server_environment
 
+pytestmark = pytest.mark.slow
+
 ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "safetensors")
 
 
@@ -51,13 +53,13 @@ def address(python: Path, default_artifact: Path, tmp_path: Path) -> Iterator[st
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_the_environment_lacks(python: Path, name: str) -> None:
+def test_environment_lacks(python: Path, name: str) -> None:
     """What the server must do without is really not there."""
     found = subprocess.run([str(python), "-c", f"import {name}"], capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError" in found.stderr
 
 
-def test_the_server_answers(address: str) -> None:
+def test_server_answers_without_torch(address: str) -> None:
     """A vector comes back."""
     request = urllib.request.Request(
         f"{address}/v1/encode", b'{"inputs": "money bank grows"}', {"content-type": "application/json"}

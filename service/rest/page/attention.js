@@ -16,7 +16,7 @@ const RANKED = 5;
 export class AttentionMap {
   /**
    * @param {{units: Unit[], rows: number[], columns: number[], maps: any[]}} result
-   * @param {any} asked the request that it answers
+   * @param {any} asked the request for this sentence alone
    * @param {boolean} self whether what a unit takes from itself counts
    */
   constructor(result, asked, self) {
@@ -39,6 +39,11 @@ export class AttentionMap {
     const counted = this.rows.flatMap((_, row) => matrix[row].filter((_, column) => this.counts(row, column)));
     this.isSigned = counted.some((value) => value < 0);
     this.largest = counted.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  }
+
+  /** Return whether it is the map that a request for one sentence asks for. */
+  answers(/** @type {object} */ request) {
+    return JSON.stringify(request) === JSON.stringify(this.asked);
   }
 
   /** Whether a cell is part of the ranking and of the scale of the tints. */
@@ -79,18 +84,17 @@ export class AttentionMap {
     return draws.map(({ index: place, unit, value }) => ({ index: place, unit, value: value / whole }));
   }
 
-  /** The same as a sentence, the largest first: "bank draws 0.27 from check, 0.24 from cashed". */
+  /** The same as a sentence, the largest first: "bank draws 0.271 from check, 0.243 from cashed". */
   described(/** @type {number} */ index) {
     const [verb, preposition] = KINDS[this.kind].says;
     const draws = this.drawsOf(index);
-    const digits = digitsFor(draws);
     const ranked = draws.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, RANKED);
     const line = element("span", {}, element("strong", {}, bdi(this.units[index].text)),
       `${which(this.units, index)} ${verb} `);
     if (!ranked.length) line.append("on nothing else: there is no other word");
     ranked.forEach(({ index: place, unit, value }, rank) => {
       const name = place === index ? "itself" : bdi(/[\p{L}\p{N}]/u.test(unit.text) ? unit.text : `“${unit.text}”`);
-      line.append(rank ? ", " : "", element("span", { className: "number" }, written(value, digits)), ` ${preposition} `);
+      line.append(rank ? ", " : "", element("span", { className: "number" }, written(value)), ` ${preposition} `);
       line.append(element("em", {}, name), place === index ? "" : which(this.units, place));
     });
     line.append(".");
@@ -111,11 +115,6 @@ export class AttentionMap {
     const width = heads === undefined ? "" : heads === "all" ? `, ${together} of all heads` : `, head ${heads[0]}`;
     return `${kind}, ${depth}${width}`;
   }
-}
-
-/** As many digits as it takes to tell the values of a row apart. */
-export function digitsFor(/** @type {Draw[]} */ draws) {
-  return draws.some(({ value }) => Math.abs(value) >= 0.1) || draws.every(({ value }) => value === 0) ? 2 : 3;
 }
 
 /**

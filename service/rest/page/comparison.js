@@ -143,7 +143,7 @@ function numbers(layers, curves, mean, flat, many) {
     const all = curves.map((values) => values[place]);
     const shown = many ? [mean[place], Math.min(...all), Math.max(...all), flat] : [mean[place], flat];
     return element("tr", {}, element("th", { scope: "row" }, String(layer)),
-      ...shown.map((value) => element("td", {}, written(value, 3))));
+      ...shown.map((value) => element("td", {}, written(value))));
   });
   const table = element("table", { className: "numbers", id: "layers" },
     element("caption", {}, "The same in numbers"),

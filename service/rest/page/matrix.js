@@ -27,7 +27,7 @@ export class Matrix {
     if (this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
     const held = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
     this.shown = { map, chosen, title };
-    this.readout.textContent = "Point at a cell, or move to it with the arrow keys, to read it to four digits.";
+    this.readout.textContent = "Point at a cell, or move to it with the arrow keys, to read it as a sentence.";
     if (map.units.length > TABLE_UNITS) this.root.replaceChildren(...this.#picture(map, Math.max(0, chosen), title));
     else this.root.replaceChildren(this.#table(map, chosen, title), this.readout);
     if (held) /** @type {HTMLElement | null} */ (this.root.querySelector(`[data-place="${held}"]`))?.focus();
@@ -104,7 +104,7 @@ function sentence(map, row, column) {
   const [verb, preposition] = KINDS[map.kind].says;
   const own = map.rows[row] === map.columns[column];
   const [from, to] = [map.nameOf(map.rows[row]), map.nameOf(map.columns[column])];
-  return `${from} ${verb} ${written(map.matrix[row][column], 4)} ${preposition} ${own ? "itself" : to}`;
+  return `${from} ${verb} ${written(map.matrix[row][column])} ${preposition} ${own ? "itself" : to}`;
 }
 
 /** A caption that is read in full: it stays in sight and wraps while a wide table scrolls below it. */
@@ -121,7 +121,7 @@ function extraColumns(map) {
 }
 
 function extraCell(unit, name, value, place) {
-  const said = `${unit}, ${name}: ${written(value, 4)}`;
+  const said = `${unit}, ${name}: ${written(value)}`;
   return element("td", { className: "extra", title: said, "aria-label": said, data: { place } }, written(value));
 }
 
@@ -131,12 +131,12 @@ function rowTable(map, row) {
   const one = which(map.units, map.rows[row]);
   const [verb, preposition] = KINDS[map.kind].says;
   const rows = map.columns.map((place, column) => {
-    const cell = element("td", {}, written(map.matrix[row][column], 4));
+    const cell = element("td", {}, written(map.matrix[row][column]));
     if (map.counts(row, column)) tinted(cell, map.matrix[row][column], map.largest);
     return element("tr", {}, element("th", { scope: "row" }, map.units[place].text), cell);
   });
   const extras = extraColumns(map).map(({ name, values }) =>
-    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, written(values[row], 4))));
+    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, written(values[row]))));
   const table = element("table", { className: "matrix row" },
     caption("What ", bdi(from), `${one} ${verb} ${preposition} each word`),
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "word"), element("th", { scope: "col" }, "value"))),

@@ -54,12 +54,18 @@ export class Multiples {
     }
   }
 
+  /** Remove the pictures: there is no sentence for them. */
+  clear() {
+    this.entries = [];
+    this.root.replaceChildren();
+  }
+
   /** Instead of pictures of a long sentence, the offer to draw them. */
   offer(/** @type {() => void} */ onDraw) {
     this.entries = [];
     this.root.replaceChildren(
       element("p", { className: "quiet" }, "This sentence is long, and its maps are large."),
-      element("button", { type: "button", on: { click: onDraw } }, "Draw them all the same"),
+      element("button", { type: "button", on: { click: onDraw } }, "Draw anyway"),
     );
   }
 }

@@ -54,7 +54,7 @@ export class Notices {
   }
 
   #askForKey() {
-    const said = hasKey() ? "The server does not know this key." : "This server asks for a key.";
+    const said = hasKey() ? "Invalid API key." : "This server requires an API key.";
     const input = element("input", { id: "key", type: "password", autocomplete: "off", required: true, "aria-describedby": "key-use" });
     const submit = (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();

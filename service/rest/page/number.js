@@ -1,5 +1,7 @@
-/** A number as people read it: a true minus sign, no minus zero. */
-export function written(/** @type {number} */ value, digits = 2) {
+const DIGITS = 3;
+
+/** Write a number the same way everywhere on the page: a true minus sign, no minus zero. */
+export function written(/** @type {number} */ value, digits = DIGITS) {
   const text = value.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "\u2212");
 }

@@ -21,6 +21,7 @@ const LONG_WORDS = 64;
 const DRAWS_ON = 5;
 const TYPING_MS = 350;
 const CHOOSING_MS = 80;
+const NOT_COMPUTED = "Not computed: the message at the top says why.";
 
 /** What is chosen, what is asked for it, and where the answers go. */
 class Page {
@@ -36,7 +37,6 @@ class Page {
     this.answered = null;
     /** @type {Map<number, AttentionMap>} the newest map of each sentence */
     this.maps = new Map();
-    this.waiting = false;
     this.failed = false;
     this.drawn = ""; // the long sentence whose maps were asked for
 
@@ -59,8 +59,9 @@ class Page {
     this.headsQuery = this.#query("v1/attend", ["#heads"], (answer, asked) => {
       this.multiples.show(answer, asked.kind);
       this.#render();
-    });
-    this.compareQuery = this.#query("v1/compare", ["#comparison"], (answer, asked) => this.comparison.show(answer, asked));
+    }, () => this.multiples.clear());
+    this.compareQuery = this.#query("v1/compare", ["#comparison"], (answer, asked) => this.comparison.show(answer, asked),
+      () => this.comparison.say(NOT_COMPUTED));
 
     at("#add").addEventListener("click", () => this.#add());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#repaint());
@@ -90,19 +91,20 @@ class Page {
     }
   }
 
-  #query(route, /** @type {string[]} */ places, onAnswer) {
+  #query(route, /** @type {string[]} */ places, onAnswer, onFailure = () => {}) {
     const name = places[0];
     return new Query(route, {
       onBusy: (busy) => {
         for (const place of places) at(place).setAttribute("aria-busy", String(busy));
-        if (name === "#map") this.waiting = busy;
         if (name === "#map" && busy) this.#render();
       },
       onAnswer,
       onError: (error, asked) => {
         if (name === "#map") this.failed = error !== null;
         this.notices.set(name, error && ofSentences(error, asked, this.sentences.map(({ text }) => text)));
-        if (error) this.#render();
+        if (!error) return;
+        onFailure();
+        this.#render();
       },
     });
   }
@@ -115,6 +117,7 @@ class Page {
     const opened = filled.find(({ id }) => id === this.open);
     const long = opened && opened.words.length > LONG_WORDS && opened.text !== this.drawn;
     this.headsQuery.ask(opened && !long ? everyHeadRequest(this.settings, opened.text) : null, delay);
+    if (!opened) this.multiples.clear();
     if (long) this.multiples.offer(() => { this.drawn = opened.text; this.#ask(0); });
 
     this.#compare(filled, delay);
@@ -162,7 +165,7 @@ class Page {
     const { answer, asked } = this.answered;
     for (const { id, text } of this.sentences) {
       const place = asked.inputs.indexOf(text);
-      if (place >= 0) this.maps.set(id, new AttentionMap(answer.results[place], asked, this.settings.self));
+      if (place >= 0) this.maps.set(id, new AttentionMap(answer.results[place], { ...asked, inputs: [text] }, this.settings.self));
       else if (!text.trim()) this.maps.delete(id);
     }
   }
@@ -171,19 +174,23 @@ class Page {
     const sentences = new Map(this.sentences.map((sentence) => [sentence.id, sentence]));
     const readingOf = (/** @type {number} */ id) => {
       const sentence = /** @type {import("./choice.js").Sentence} */ (sentences.get(id));
-      const map = hasWords(sentence) ? this.maps.get(id) ?? null : null;
+      const newest = hasWords(sentence) ? this.maps.get(id) ?? null : null;
+      const stale = newest !== null && !newest.answers(mapRequest(this.settings, [sentence.text]));
+      // Older numbers stand, dimmed, only while newer ones are on their way.
+      const map = stale && this.failed ? null : newest;
       const chosen = map && sentence.word ? map.unitOf(sentence.word) : -1;
-      return { map, chosen, stale: this.waiting || this.failed, note: this.#note(sentence) };
+      const note = !map && this.failed && hasWords(sentence) ? [NOT_COMPUTED] : this.#note(sentence);
+      return { map, chosen, stale, note };
     };
     this.list.show(this.sentences, readingOf, this.open);
     at("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
     if (this.model) this.pickers.show(this.settings, this.model);
 
     const place = this.sentences.findIndex(({ id }) => id === this.open);
-    const { map, chosen } = readingOf(this.open);
+    const { map, chosen, stale } = readingOf(this.open);
     this.#renderOpener(place);
-    at("#map").classList.toggle("stale", this.waiting || this.failed);
-    this.matrixBox.hidden = map === null;
+    at("#map").classList.toggle("stale", stale);
+    this.matrixBox.hidden = this.curl.root.hidden = map === null;
     at("#scale").textContent = map?.scale ?? "";
     if (map) this.matrix.show(map, chosen, `Sentence ${place + 1}, ${map.view}`);
     this.multiples.mark(this.settings, headReason(this.settings) === "" && hasHeads(this.settings.kind));

@@ -31,7 +31,7 @@ export const KINDS = {
   },
   norm: {
     name: "norm: weights times what they carry",
-    meaning: "The length of what each word sends: a glance at something empty counts for nothing.",
+    meaning: "The length of what each word sends: attention to a near-zero value counts little.",
     rolled: "The lengths of what each word sends, as shares. What a word keeps of itself beside the attention is not in it.",
     says: ["takes", "from"],
   },
@@ -125,7 +125,7 @@ export function mapRequest(settings, texts) {
   const layers = layer === "mean" || layer === "rollout"
     ? { layers: "all", layer_reduce: layer }
     : { layers: [Number(layer)], layer_reduce: "none" };
-  return { inputs: texts, kind, ...layers, ...heads, unit, special, decimals: 4 };
+  return { inputs: texts, kind, ...layers, ...heads, unit, special, decimals: 6 };
 }
 
 /**

@@ -1,4 +1,4 @@
-import { digitsFor, tinted } from "./attention.js";
+import { tinted } from "./attention.js";
 import { element } from "./element.js";
 import { written } from "./number.js";
 import { rove } from "./roving.js";
@@ -75,14 +75,13 @@ export class Strip {
   #look(/** @type {number} */ index) {
     if (!this.map) return;
     const draws = index < 0 ? [] : this.map.drawsOf(index);
-    const digits = digitsFor(draws);
     const largest = Math.max(0, ...draws.map(({ value }) => Math.abs(value)));
     const values = new Map(draws.map((draw) => [draw.index, draw.value]));
     this.buttons.forEach((button, place) => {
       const value = values.get(place);
       button.classList.toggle("subject", place === index);
       tinted(button, value ?? 0, largest);
-      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : written(value, digits);
+      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : written(value);
     });
     this.onLook(index);
   }

@@ -1,5 +1,5 @@
 /**
- * The words of a sentence by the server's rule, and which of them to start with. Offsets count characters (code
+ * The words of a sentence by the server's rule, and which of them to look at unless the user chooses. Offsets count characters (code
  * points), as the API's do.
  *
  * @typedef {{text: string, start: number, end: number}} Word
@@ -8,6 +8,7 @@
 const RUN = String.raw`[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+`;
 const WORD = new RegExp(String.raw`${RUN}(?:['’‐‑\-]${RUN})*|\S`, "gv");
 const SAID = /[\p{L}\p{N}]/u;
+const CONTENT_LENGTH = 4; // few function words of a language with spaces are as long
 
 /** @returns {Word[]} */
 export function wordsOf(/** @type {string} */ text) {
@@ -22,33 +23,61 @@ export function wordsOf(/** @type {string} */ text) {
   });
 }
 
-/** Whether it is a word that says something, not a full stop. */
+/** Return whether it is a word, not punctuation. */
 export function isSaid(/** @type {Word} */ word) {
   return SAID.test(word.text);
 }
 
 /**
- * For each sentence the word to look at first: the longest that all of them share, else each one's own longest.
+ * Find the word that most tells the sentences which share it apart from others, or null when no two share one. Without
+ * a list of function words the length decides, and for short words how rarely they occur and where they stand: an
+ * article comes before its noun and often begins a sentence.
  *
  * @param {Word[][]} sentences
- * @returns {(Word | null)[]}
+ * @param {Word[]} current words chosen so far, kept while as many sentences have them as have any other
+ * @returns {Word | null}
  */
-export function startingWords(sentences) {
-  const filled = sentences.filter((words) => words.some(isSaid));
-  const [first = [], ...others] = filled;
-  const shared = first
-    .filter((word) => isSaid(word) && others.every((words) => words.some((other) => same(word, other))))
-    .toSorted((a, b) => length(b.text) - length(a.text))[0];
-  return sentences.map((words) => {
-    const said = words.filter(isSaid).toSorted((a, b) => length(b.text) - length(a.text));
-    const common = filled.length > 1 && shared && words.find((word) => same(word, shared));
-    return common || (said[0] ?? null);
-  });
+export function sharedWord(sentences, current) {
+  /** @type {Map<string, {word: Word, places: Map<number, number[]>}>} */
+  const groups = new Map();
+  sentences.forEach((words, number) => words.forEach((word, place) => {
+    if (!isSaid(word)) return;
+    const group = groups.get(key(word)) ?? { word, places: new Map() };
+    group.places.set(number, [...(group.places.get(number) ?? []), place]);
+    groups.set(key(word), group);
+  }));
+  const kept = new Set(current.map(key));
+  const orderOf = (/** @type {{word: Word, places: Map<number, number[]>}} */ { word, places }) => {
+    const isLong = length(word.text) >= CONTENT_LENGTH;
+    const having = [...places.values()];
+    const starts = having.map(([first]) => first);
+    return [
+      Number(isLong), having.length, Number(isLong && kept.has(key(word))), length(word.text),
+      -having.flat().length, -starts.filter((start) => start === 0).length, Math.max(...starts),
+    ];
+  };
+  const shared = [...groups.values()].filter(({ places }) => places.size > 1);
+  const ranked = shared.map((group) => ({ word: group.word, order: orderOf(group) }));
+  return ranked.toSorted((a, b) => compare(b.order, a.order))[0]?.word ?? null;
 }
 
-/** Whether two words are the same but for upper and lower case. */
+/** Find the longest word, of equals the last. */
+export function longestWord(/** @type {Word[]} */ words) {
+  return words.filter(isSaid).toSorted((a, b) => length(b.text) - length(a.text) || b.start - a.start)[0] ?? null;
+}
+
+/** Compare by the first numbers that differ. */
+function compare(/** @type {number[]} */ one, /** @type {number[]} */ other) {
+  return one.map((value, place) => value - other[place]).find((difference) => difference !== 0) ?? 0;
+}
+
+/** Return whether two words are the same, upper and lower case alike. */
 export function same(/** @type {{text: string}} */ one, /** @type {{text: string}} */ other) {
-  return one.text.toLowerCase() === other.text.toLowerCase();
+  return key(one) === key(other);
+}
+
+function key(/** @type {{text: string}} */ { text }) {
+  return text.toLowerCase();
 }
 
 function length(/** @type {string} */ text) {

@@ -1,4 +1,4 @@
-"""What the GPU's bench stands on: the packages it needs, and models of the two shapes, random where none is at hand."""
+"""Packages and artifacts for the GPU bench: models of two shapes, random where no published one is installed."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ PACKAGES = {
         "uvloop",
     ),
 }
-"""Modules, by what cannot be done without them."""
+"""Modules by the step that needs them."""
 
 NAMES = {
     "dotenv": "python-dotenv",
@@ -33,7 +33,7 @@ NAMES = {
     "grpc_reflection": "grpcio-reflection",
     "onnxruntime": "onnxruntime-gpu[cuda,cudnn]",
 }
-"""What pip calls them, where that is another name."""
+"""Names of packages that differ from the name of their module."""
 
 MEASURED_TEXTS = 200
 
@@ -56,7 +56,7 @@ MINILM = Size("minilm-l6", layers=6, width=384, inner=1536)
 
 
 def missing_packages(kinds: Iterable[str] = PACKAGES) -> list[str]:
-    """What pip must install for these, by pip's names."""
+    """Return the packages to install for these steps, by pip's names."""
     modules = [module for kind in kinds for module in PACKAGES[kind]]
     return sorted(NAMES.get(module, module).replace("_", "-") for module in modules if not _is_there(module))
 
@@ -69,7 +69,7 @@ def _is_there(module: str) -> bool:
 
 
 def make_artifact(size: Size, out: Path) -> Path:
-    """The artifact of a random encoder of that size, as BERT begins before training, with its graph for CUDA."""
+    """Export a random encoder of that size, initialized as BERT is before training, with its graph for CUDA."""
     published = out.parent / f"{size.name}-published"
     published.mkdir(parents=True)
     _publish(size, published)
@@ -77,7 +77,7 @@ def make_artifact(size: Size, out: Path) -> Path:
 
 
 def export_artifact(source: str, out: Path) -> Path:
-    """The artifact of a published model with its graph for CUDA."""
+    """Export a published model with its graph for CUDA."""
     from model.corpus import sample_sentences
     from model.export import Variants, export
 
@@ -127,7 +127,7 @@ def _publish(size: Size, directory: Path) -> None:
 
 
 def _train_tokenizer(vocabulary: int) -> str:
-    """As BERT's own, of the words of our sentences."""
+    """Train a tokenizer of BERT's kind on the sample sentences."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     from model.corpus import find_sentences

@@ -1,4 +1,4 @@
-"""One visit of the page in a real browser, and everything that the page asked for and complained about."""
+"""A driver of the page in a real browser, which records the page's requests and errors."""
 
 import json
 from decimal import ROUND_HALF_UP, Decimal
@@ -13,14 +13,14 @@ CELLS = """(selector) => [...document.querySelectorAll(selector)].map(
     (row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent))"""
 
 
-def written(value: float, digits: int = 2) -> str:
-    """A number as the page writes it."""
+def written(value: float, digits: int = 3) -> str:
+    """Format a number as the page does."""
     text = str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
     return text.replace("-", "" if Decimal(text) == 0 else "\u2212")
 
 
-class Visit:
-    """The page, opened."""
+class PageDriver:
+    """The page in a window."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
@@ -35,57 +35,57 @@ class Visit:
     def note(self, request: Request) -> None:
         self.requests.append(request)
 
-    def forget(self) -> "Visit":
-        """As if nothing had happened in this window."""
+    def forget(self) -> "PageDriver":
+        """Forget the requests and routes of this window."""
         self.page.unroute_all()
         self.page.mouse.move(0, 0)
         self.requests.clear()
         self.complaints.clear()
         return self
 
-    def open(self) -> "Visit":
-        """Go there, and wait until everything is computed."""
+    def open(self) -> "PageDriver":
+        """Open the page and wait until everything is computed."""
         self.page.goto(self.base)
         return self.settle()
 
-    def settle(self) -> "Visit":
+    def settle(self) -> "PageDriver":
         """Wait until nothing is being computed."""
         self.page.wait_for_function(SETTLED)
         return self
 
-    def choose(self, **choices: str) -> "Visit":
+    def choose(self, **choices: str) -> "PageDriver":
         """Set pickers by their id."""
         for name, value in choices.items():
             self.page.select_option(f"#{name}", value)
         return self.settle()
 
-    def type(self, number: int, text: str) -> "Visit":
+    def type(self, number: int, text: str) -> "PageDriver":
         """Replace the text of sentence 1, 2, ..."""
         self.page.get_by_label(f"Sentence {number}", exact=True).fill(text)
         return self.settle()
 
-    def add(self, text: str) -> "Visit":
-        """One more sentence; the focus is in it."""
+    def add(self, text: str) -> "PageDriver":
+        """Add a sentence, with the focus in it."""
         self.page.get_by_role("button", name="Add a sentence").click()
         self.page.keyboard.insert_text(text)
         return self.settle()
 
     def asked(self, route: str = "/v1/attend") -> list[dict[str, Any]]:
-        """The bodies that the page sent to a route, oldest first; those for the small pictures left out."""
+        """Return the bodies that the page sent to a route, oldest first, without those for the thumbnails."""
         bodies = [json.loads(sent.post_data or "") for sent in self.requests if sent.url == self.base + route]
         return [body for body in bodies if "encoding" not in body]
 
     def cells(self, selector: str = "#map tbody tr") -> list[list[str]]:
-        """The texts of a table's cells, row headers left out."""
+        """Return the texts of a table's cells, without row headers."""
         found: list[list[str]] = self.page.evaluate(CELLS, selector)
         return found
 
     def line(self, number: int = 1) -> str:
-        """What a sentence's word draws on, as written below it."""
+        """Return the line below a sentence, which lists what its word draws on."""
         return self.page.locator(".sentence .line").nth(number - 1).inner_text()
 
     def focused(self) -> str:
-        """The accessible name or text of what has the focus."""
+        """Return the accessible name or text of the focused element."""
         found: str = self.page.evaluate(
             "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
         )

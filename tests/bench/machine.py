@@ -1,0 +1,79 @@
+"""The machine that a result was measured on: without it, a figure means nothing."""
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tests.bench.load import ROOT
+
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+BFLOAT16 = ("avx512_bf16", "amx_bf16")
+VNNI = ("avx512_vnni", "avx_vnni")
+PACKAGES = ("attendant", "onnxruntime", "openvino", "torch", "numpy", "tokenizers", "uvicorn", "grpcio")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processor, features that decide between backends, cores of this process, versions and commit."""
+
+    name: str
+    cpu: str
+    features: tuple[str, ...]
+    cores: int
+    python: str
+    versions: dict[str, str]
+    commit: str
+
+    @classmethod
+    def read(cls) -> "Machine":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        pairs = [line.partition(":") for line in lines]
+        fields = {name.strip(): value.strip() for name, _, value in reversed(pairs)}
+        flags = fields.get("flags", "").split()
+        return cls(
+            name=platform.node(),
+            cpu=fields.get("model name", "unknown processor"),
+            features=tuple(feature for feature in FEATURES if feature in flags),
+            cores=len(os.sched_getaffinity(0)),
+            python=platform.python_version(),
+            versions={name: found for name in PACKAGES if (found := _version(name))},
+            commit=_commit(),
+        )
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return any(feature in self.features for feature in BFLOAT16)
+
+    @property
+    def has_vnni(self) -> bool:
+        return any(feature in self.features for feature in VNNI)
+
+    def describe(self) -> str:
+        versions = ", ".join(f"{name} {found}" for name, found in self.versions.items())
+        return (
+            f"{self.name}: {self.cores} cores of {self.cpu} ({', '.join(self.features) or 'no AVX'})\n"
+            f"Python {self.python}, {versions}, commit {self.commit}"
+        )
+
+
+def load_average() -> str:
+    """Return how busy the machine is: figures of a busy one mean less."""
+    return f"load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

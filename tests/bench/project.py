@@ -1,0 +1,129 @@
+"""Everything that the bench takes from the project's own modules, apart from starting a server.
+
+All else is measured through the public API, so that a change of the engine is followed here and nowhere else.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from model.corpus import find_sentences
+from model.source import locate
+from service.config import Settings
+from service.pb import encoder_pb2 as pb
+from tests.bench.load import ROOT
+
+BASE64 = {"encoding": "base64"}
+INT8_VARIANT = ("--with", "int8")
+MAX_QUEUE_MS = 2000
+EXPORT_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Model:
+    """The artifact that is served, read as the files that it is."""
+
+    directory: Path
+
+    @classmethod
+    def default(cls) -> "Model":
+        return cls(ROOT / Settings.model_fields["model_dir"].default)
+
+    @property
+    def graph(self) -> Path:
+        """The ONNX file of the last layer; its weights lie beside it."""
+        return self.directory / str(self._manifest["graphs"]["fast"]["file"])
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.tokenizer().vocabulary_size
+
+    @property
+    def _manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.directory / "manifest.json").read_bytes())
+        return manifest
+
+    def tokenizer(self) -> "Tokenizer":
+        return Tokenizer(self.directory / "tokenizer.json")
+
+
+class Tokenizer:
+    """The model's tokenizer without any of the server's code, so that lengths are those of the model."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.ids(texts)]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The characters of each token, special tokens left out."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [(int(start), int(end)) for start, end in encoding.offsets]
+
+
+def read_sentences() -> Iterable[str]:
+    """Yield real English sentences from the documentation of installed packages."""
+    return find_sentences()
+
+
+def checkpoint_directory() -> Path:
+    """Return the published weights of the default model, for peers and oracles. Raises `SourceError`."""
+    return Path(locate("default").directory)
+
+
+def max_queue_ms() -> int:
+    """Return the longest wait that the server accepts by default, in milliseconds."""
+    field = Settings.model_fields.get("max_queue_ms")
+    return int(field.default) if field else MAX_QUEUE_MS
+
+
+def served_precision(rest: str) -> str:
+    """Return the precision that a server reports."""
+    import httpx  # not installed where the GPU is measured
+
+    model: dict[str, Any] = httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()
+    return str(model["precision"])
+
+
+def encode_body(texts: Sequence[str], encoding: str = "float", outputs: Sequence[str] = ()) -> dict[str, object]:
+    """Return the body of POST /v1/encode."""
+    body: dict[str, object] = {"inputs": list(texts), **(BASE64 if encoding == "base64" else {})}
+    return body | ({"outputs": list(outputs)} if outputs else {})
+
+
+def attend_body(text: str, **fields: object) -> dict[str, object]:
+    """Return the body of POST /v1/attend."""
+    return {"inputs": text, **fields}
+
+
+def encode_message(body: dict[str, Any]) -> bytes:
+    """Return the gRPC message of a body of POST /v1/encode."""
+    outputs = [f"OUTPUT_{name.upper()}" for name in body.get("outputs", ())]
+    message = pb.EncodeRequest(inputs=[pb.Input(text=text) for text in body["inputs"]], outputs=outputs)
+    return message.SerializeToString()
+
+
+def export_int8(out: Path) -> float:
+    """Export the default model with its int8 graph and return the seconds that it took."""
+    command = [sys.executable, "-m", "model", "export", "default", "-o", str(out), *INT8_VARIANT]
+    started = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, env=os.environ, check=True, capture_output=True, timeout=EXPORT_TIMEOUT_S)
+    return time.perf_counter() - started

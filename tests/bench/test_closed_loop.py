@@ -1,0 +1,38 @@
+"""Requests and ratios of the closed-loop workloads."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, median
+from tests.bench.limit import LimitFigure
+from tests.bench.load import CLOSE, GZIP
+
+LIMIT = LimitFigure(tokens_per_second=10_000, float32_tokens_per_second=5_000, backend="OpenVINO bfloat16")
+FIGURE = Figure("W32", ATTENDANT, 900.0, 9000.0, LIMIT, 10.0, 15.0, 0, bare_run_ms=9.5)
+
+
+def test_requests_of_peers_use_their_own_fields() -> None:
+    workload = BY_NAME["W32"]
+    assert System("infinity onnx", "", model="m").body(["a"], workload) == {"model": "m", "input": ["a"]}
+    assert System("st torch", "").body(["a"], workload) == {"inputs": ["a"]}
+    assert System(ATTENDANT, "").body(["a"], workload) == {"inputs": ["a"]}
+
+
+def test_http_workloads_accept_gzip_unless_plain() -> None:
+    for workload in WORKLOADS:
+        if not workload.grpc:
+            assert (GZIP.items() <= dict(workload.headers).items()) != ("plain" in workload.name), workload.name
+    assert CLOSE.items() <= dict(BY_NAME["N1"].headers).items()
+
+
+def test_share_is_of_the_limit_of_the_same_minute() -> None:
+    assert FIGURE.share == pytest.approx(0.9)
+
+
+def test_median_is_chosen_by_share() -> None:
+    figures = [replace(FIGURE, tokens_per_second=rate) for rate in (7000.0, 9000.0, 8000.0)]
+    chosen = median("W32", ATTENDANT, figures)
+    assert chosen is not None
+    assert chosen.tokens_per_second == 8000
+    assert median("P8", ATTENDANT, figures) is None
