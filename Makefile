@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt
 WORKERS := 2
 
-.PHONY: help run test test-slow chromium check format proto docs lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz chromium check format proto docs lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -26,14 +26,14 @@ chromium:
 	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -qq -y chromium fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium is missing and cannot be installed here; the tests of the page will be skipped" >&2
 
-check: $(VENV)/dev  ## style, types, floors, and that generated files are fresh
+check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy service model tests
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.freshness
 
-model: $(VENV)/run  ## export the default model, unless a sound artifact of this format is there
+model: $(VENV)/run  ## export the default model unless a valid artifact of this format exists
 	@$(BIN)/attendant-model verify $(MODEL) >/dev/null 2>&1 || $(BIN)/attendant-model export default -o $(MODEL)
 
 format: $(VENV)/dev  ## put the code into shape
@@ -49,6 +49,9 @@ docs: $(VENV)/dev  ## generate docs/options.md from the settings
 lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproject.toml
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
+
+fuzz: $(VENV)/dev model  ## send 20,000 random requests through both protocols; FUZZ=1000 for as many
+	@ATTENDANT_FUZZ_EXAMPLES=$(or $(FUZZ),20000) $(BIN)/python -m pytest tests/service/test_products.py --hypothesis-show-statistics
 
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
 	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \

@@ -22,7 +22,9 @@ TOLERANCE = 2e-2
 Progress = Callable[[str], None]
 
 
-def write_cuda(root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress) -> tuple[GraphRecord, GraphReport]:
+def write_cuda(
+    root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress
+) -> tuple[GraphRecord, GraphReport]:
     """Write the graph and its weights to `root`; choose its precision over `texts`.
 
     Raises `AccuracyError` when no choice reaches the bar.

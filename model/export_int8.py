@@ -38,9 +38,7 @@ def write_int8(root: Path, checkpoint: Checkpoint, progress: Progress) -> tuple[
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(root / GRAPH, options, providers=["CPUExecutionProvider"])
-    parity = compare(
-        checkpoint.encoder, lambda row: session.run(None, pack(row))[0], checkpoint.max_tokens, TOLERANCE
-    )
+    parity = compare(checkpoint.encoder, lambda row: session.run(None, pack(row))[0], checkpoint.max_tokens, TOLERANCE)
     inputs = tuple(value.name for value in model.graph.input)
     outputs = tuple(value.name for value in model.graph.output)
     record = GraphRecord(file=GRAPH, weights=WEIGHTS, inputs=inputs, outputs=outputs, precision="int8")
