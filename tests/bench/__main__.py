@@ -20,6 +20,7 @@ from tests.bench.open_loop import Offered, allow_connections
 from tests.bench.overload import judge_overload, measure_overload
 from tests.bench.peers import serving_peers
 from tests.bench.project import max_queue_ms, served_precision
+from tests.bench.responsiveness import measure_responsiveness
 from tests.bench.scaling import measure_scaling
 from tests.bench.startup import measure_start, resident_mib
 from tests.bench.targets import Verdict, all_passed, judge, not_measured
@@ -147,6 +148,9 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
     if "FAIR" in sections:
         fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, say)
         context.add("fairness", fairness, fairness.verdicts())
+    if "LIVEZ" in sections:
+        responsiveness = measure_responsiveness(server, say)
+        context.add("responsiveness", responsiveness, responsiveness.verdicts())
     if "SCALING" in sections:
         scaling = measure_scaling(
             server, context.corpus, context.model.tokenizer(), config.scaling_s, config.rounds, say

@@ -75,6 +75,8 @@ TARGETS = {
     "fair_bulk": _at_least("C14", "rate of 256 passages beside W1 c=4", 0.7, "of its rate alone"),
     "fair_progress": _at_least("C14", "rate of 256 passages beside W1 c=64", 0.05, "of its rate alone"),
     "fair_deadlines": _at_most("C14", "failed requests of 256 passages", 0),
+    "livez": _at_most("", "slowest /livez beside the worst requests, above an idle server", 50, "ms"),
+    "preparation": _at_most("", "preparation of 20,000 characters", 300, "ms"),
     "failed": _at_most("", "failed requests", 0),
     "norm": _at_most("", "norm of 128 tokens", 3.0, "x its probs"),
     "gpu_full": _at_least("G1", "full batches of 128 tokens per text", 2e6, "tokens/s"),

@@ -1,0 +1,153 @@
+"""Worst requests that the limits allow, one after another, and how long /livez of another connection takes meanwhile.
+
+Run as a module it is the probe: it asks /livez every two milliseconds and prints the latencies.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.bench.load import ROOT
+from tests.bench.targets import Verdict, judge
+from tests.conftest import RunningServer
+
+INTERVAL_S = 0.002
+IDLE_S = 3.0
+PREPARED_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One request: its status, its time, and the slowest /livez beside it."""
+
+    name: str
+    status: int
+    request_ms: float
+    livez_ms: float
+
+
+@dataclass(frozen=True)
+class Responsiveness:
+    """The slowest /livez of an idle server, and beside each request."""
+
+    idle_ms: float
+    probed: list[Probed]
+    preparation_ms: float
+
+    def verdicts(self) -> list[Verdict]:
+        worst = max(self.probed, key=lambda one: one.livez_ms)
+        return [
+            judge("livez", worst.livez_ms - self.idle_ms, worst.name),
+            judge("preparation", self.preparation_ms),
+        ]
+
+    def describe(self) -> str:
+        lines = [f"/livez of an idle server: {self.idle_ms:.1f} ms at most"]
+        lines += [
+            f"  {one.livez_ms:6.1f} ms beside {one.name} ({one.status}, {one.request_ms:.0f} ms)" for one in self.probed
+        ]
+        return "\n".join([*lines, f"preparation of {PREPARED_CHARACTERS} characters: {self.preparation_ms:.0f} ms"])
+
+
+def worst_requests() -> dict[str, tuple[str, Any]]:
+    """Return requests at the limits, by name: path and body."""
+    cjk = "\u4e00" * 16_000
+    passage = "the river bank " * 84  # 254 tokens
+    return {
+        "2 MiB of CJK, tokens": ("encode", {"inputs": [cjk] * 42, "outputs": ["tokens"], "truncation": "right"}),
+        "2 MiB of CJK, words": ("encode", {"inputs": [cjk] * 42, "outputs": ["words"], "truncation": "left"}),
+        "2 MiB of CJK, static": ("encode", {"inputs": [cjk] * 42, "outputs": ["static"], "truncation": "right"}),
+        "2 MiB of CJK, attend by word": (
+            "attend",
+            {"inputs": [cjk] * 42, "unit": "word", "truncation": "right", "layers": [1], "head_reduce": "mean",
+             "dtype": "float16", "encoding": "base64", "top_k": 1},
+        ),
+        "2 MiB of CJK, tokenize": ("tokenize", {"inputs": [cjk] * 42}),
+        "64 long occurrences": ("compare", {"occurrences": [{"text": cjk[:10_000], "word": 0}] * 64}),
+        "4,096 spans": (
+            "encode",
+            {"inputs": [{"text": passage, "spans": [[n % 900, n % 900 + 9] for n in range(1024)]}] * 4,
+             "outputs": ["spans"]},
+        ),
+        "300,000 spans": ("encode", {"inputs": [{"text": "a", "spans": [[0, 1]] * 300_000}], "outputs": ["spans"]}),
+        "400,000 wrong elements": ("encode", {"inputs": [1] * 400_000}),
+        "400,000 texts": ("embeddings", {"input": ["a"] * 400_000, "model": "all-MiniLM-L6-v2"}),
+        "700,000 ids": ("embeddings", {"input": [7] * 700_000, "model": "all-MiniLM-L6-v2"}),
+        "60 MB of JSON": ("encode", {"inputs": [passage] * 38, "outputs": ["tokens"]}),
+        "50 MB of maps": ("attend", {"inputs": passage, "layers": [1, 2, 3, 4]}),
+        "256 passages": ("encode", {"inputs": [passage] * 256}),
+    }  # fmt: skip
+
+
+def measure_responsiveness(server: RunningServer, say: Callable[[str], None]) -> Responsiveness:
+    """Send each request once beside the probe."""
+    with httpx.Client(base_url=server.rest, timeout=120) as client:
+        with probing(server.rest) as idle:
+            time.sleep(IDLE_S)
+        probed = []
+        for name, (operation, body) in worst_requests().items():
+            content = json.dumps(body, ensure_ascii=False).encode()
+            with probing(server.rest) as beside:
+                started = time.perf_counter()
+                response = client.post(
+                    f"/v1/{operation}", content=content, headers={"content-type": "application/json"}
+                )
+                seconds = time.perf_counter() - started
+            probed.append(Probed(name, response.status_code, seconds * 1e3, max(beside)))
+        text = "\u6cb3 bank " * (PREPARED_CHARACTERS // 8)
+        prepared = []
+        for _ in range(3):
+            body = {"inputs": [text[:10_000], text[10_000:]], "outputs": ["tokens", "words"], "truncation": "right"}
+            timing = client.post("/v1/encode", json=body).headers["server-timing"]
+            stages = dict(stage.strip().split(";dur=") for stage in timing.split(","))
+            prepared.append(float(stages["tokenize"]) + float(stages["postprocess"]))
+    figures = Responsiveness(max(idle), probed, min(prepared))
+    say(figures.describe())
+    return figures
+
+
+@contextmanager
+def probing(url: str) -> Any:
+    """Probe in a process of its own while the block lasts; the list has the latencies in milliseconds afterwards."""
+    latencies: list[float] = []
+    command = [sys.executable, "-m", "tests.bench.responsiveness", url]
+    probe = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert probe.stdout is not None
+    probe.stdout.readline()
+    try:
+        yield latencies
+    finally:
+        out, _ = probe.communicate("stop\n", timeout=60)
+        latencies += json.loads(out)
+
+
+def main(url: str) -> None:
+    """Probe until a line arrives."""
+    stop = threading.Event()
+
+    def wait_for_line() -> None:
+        sys.stdin.readline()
+        stop.set()
+
+    threading.Thread(target=wait_for_line, daemon=True).start()
+    latencies = []
+    with httpx.Client(base_url=url, timeout=60) as client:
+        client.get("/livez")
+        print("probing", flush=True)
+        while not stop.wait(INTERVAL_S):
+            started = time.perf_counter()
+            client.get("/livez").raise_for_status()
+            latencies.append((time.perf_counter() - started) * 1e3)
+    print(json.dumps(latencies))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
