@@ -1,4 +1,4 @@
-"""Limits on the number of items in requests, for all API adapters: they count before they convert items."""
+"""Limits that the API adapters enforce: they count items before they convert any, and bound what they receive."""
 
 from typing import get_args
 
@@ -21,6 +21,21 @@ REMEDIES = {
     "spans_per_request": SPLIT,
     "token_ids": "Shorten the input.",
 }
+
+
+ADAPTER_LIMITS = (
+    "max_spans_per_input",
+    "max_spans_per_request",
+    "max_grpc_message_bytes",
+    "max_pending_request_bytes",
+    "max_connections",
+    "max_grpc_streams",
+)
+
+
+def adapter_limits(settings: Settings) -> dict[str, int]:
+    """Return the limits that `/v1/model` and GetModel list beside those of the engine."""
+    return {name: getattr(settings, name) for name in ADAPTER_LIMITS}
 
 
 def item_limits(info: ModelInfo, settings: Settings) -> dict[str, int]:

@@ -23,7 +23,7 @@ from service.engine.schema.encode import (
 from service.engine.schema.explain import AttendResponse, CompareResponse
 from service.errors import Internal, InvalidArgument, ServiceError
 from service.lifecycle import Lifecycle
-from service.limits import item_limits
+from service.limits import adapter_limits, item_limits
 from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
@@ -137,6 +137,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 max_explain_queue_tokens=limits.max_explain_queue_tokens,
                 header_timeout_ms=limits.header_timeout_ms,
                 body_timeout_ms=limits.body_timeout_ms,
+                **adapter_limits(self._settings),
             ),
             version=info.version,
         )

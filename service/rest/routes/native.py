@@ -20,6 +20,7 @@ from service.engine.schema.encode import (
     Truncation,
 )
 from service.lifecycle import Lifecycle
+from service.limits import adapter_limits
 from service.rest.codec import Encoding, FirstError, Inputs, Layers, StrictModel, at_most, body_schema, to_inputs
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor
@@ -90,7 +91,8 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     @router.get("/v1/model")
     async def model(request: Request) -> Response:
         """Return the served model: its properties, digest, precision and limits."""
-        return await json_response(request, asdict(lifecycle.engine.info))
+        info = asdict(lifecycle.engine.info)
+        return await json_response(request, {**info, "limits": info["limits"] | adapter_limits(reader.settings)})
 
     return router
 
