@@ -171,6 +171,10 @@ class App:
             expected = time.perf_counter() + LOOP_LAG_PERIOD_S
             await asyncio.sleep(LOOP_LAG_PERIOD_S)
             self.metrics.loop_lag_seconds.observe(max(0.0, time.perf_counter() - expected))
+            if self._lifecycle.alive and not self._lifecycle.healthy:
+                log.critical("engine failed")
+                self._lifecycle.fail()
+                await self._rpc.set_serving(False)
 
 
 def format_address(host: str, port: int) -> str:

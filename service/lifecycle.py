@@ -62,8 +62,13 @@ class Lifecycle:
         """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
         self._enter(Status.DRAINING)
 
+    @property
+    def healthy(self) -> bool:
+        """False once the backend or a worker thread of the engine has failed."""
+        return self._engine is None or self._engine.healthy
+
     def fail(self) -> None:
-        """Record that the model could not be loaded."""
+        """Stop being ready and live: the model could not be loaded, or its backend failed."""
         self._enter(Status.FAILED)
 
     def reject_new(self) -> None:

@@ -1,8 +1,7 @@
-"""Limits on the number of items in requests, for all API adapters: they count before they convert items."""
+"""Limits that the API adapters enforce: they count items before they convert any, and bound what they receive."""
 
 from typing import get_args
 
-from service.config import Settings
 from service.engine.schema.encode import ModelInfo, Output
 from service.engine.validation import MAX_OCCURRENCES
 from service.errors import InvalidArgument, RequestTooLarge
@@ -23,13 +22,14 @@ REMEDIES = {
 }
 
 
-def item_limits(info: ModelInfo, settings: Settings) -> dict[str, int]:
+def item_limits(info: ModelInfo) -> dict[str, int]:
     """Return the greatest number of items of each list in a request."""
+    limits = info.limits
     return {
-        "inputs": settings.max_inputs,
-        "spans": settings.max_spans_per_input,
-        "spans_per_request": settings.max_spans_per_request,
-        "token_ids": info.limits.max_input_characters,
+        "inputs": limits.max_inputs,
+        "spans": limits.max_spans_per_input,
+        "spans_per_request": limits.max_spans_per_request,
+        "token_ids": limits.max_input_characters,
         "occurrences": MAX_OCCURRENCES,
         "layers": len(info.layers),
         "heads": info.head_count,

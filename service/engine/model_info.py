@@ -1,4 +1,6 @@
-"""What is served and within which limits, as `/v1/model` and GetModel tell."""
+"""The served model and its limits, as `/v1/model` and GetModel return them."""
+
+from dataclasses import fields
 
 from service import __version__
 from service.config import Settings
@@ -6,27 +8,15 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Limits, ModelInfo
 
 
-def limits_of(settings: Settings, max_tokens: int) -> Limits:
-    """The limits in force for a model of `max_tokens`."""
-    return Limits(
-        max_inputs=settings.max_inputs,
-        max_spans_per_input=settings.max_spans_per_input,
-        max_spans_per_request=settings.max_spans_per_request,
-        max_input_characters=settings.max_characters_per_token * max_tokens,
-        max_request_bytes=settings.max_request_bytes,
-        max_response_bytes=settings.max_response_bytes,
-        max_queue_ms=settings.max_queue_ms,
-        max_explain_queue_ms=settings.max_explain_queue_ms,
-        max_queue_tokens=settings.max_queue_tokens,
-        max_explain_queue_tokens=settings.max_explain_queue_tokens,
-        max_deadline_ms=settings.max_deadline_ms,
-        header_timeout_ms=settings.header_timeout_ms,
-        body_timeout_ms=settings.body_timeout_ms,
-    )
+def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
+    """Return the limits for a model of `max_input_tokens`; all but one are settings of the same name."""
+    names = [field.name for field in fields(Limits) if field.name != "max_input_characters"]
+    characters = settings.max_characters_per_token * max_input_tokens
+    return Limits(max_input_characters=characters, **{name: getattr(settings, name) for name in names})
 
 
 def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> ModelInfo:
-    """All that callers may know of a model as it is served."""
+    """Return the public description of a model."""
     manifest, choice = model.artifact.manifest, model.backend.choice
     return ModelInfo(
         name=manifest.name,

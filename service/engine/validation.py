@@ -29,7 +29,7 @@ def check_inputs(
         raise EmptyInput(f"{field} is empty; send at least one.")
     if len(inputs) > max_inputs:
         raise InvalidArgument(
-            f"{field} has {len(inputs)} elements; the limit is {max_inputs}. Send several requests.",
+            f"{field}: too many items ({len(inputs)}, limit {max_inputs}). Split the request.",
             reason="too_many_inputs",
         )
     spans = sum(len(item.spans) for item in inputs)

@@ -568,7 +568,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., licence: _Optional[str] = ..., family: _Optional[str] = ..., layer_count: _Optional[int] = ..., head_count: _Optional[int] = ..., width: _Optional[int] = ..., output_width: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., row_lengths: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_inputs", "max_input_characters", "max_request_bytes", "max_response_bytes", "max_queue_tokens", "max_deadline_ms", "max_explain_queue_tokens", "header_timeout_ms", "body_timeout_ms")
+    __slots__ = ("max_inputs", "max_input_characters", "max_request_bytes", "max_response_bytes", "max_queue_tokens", "max_deadline_ms", "max_explain_queue_tokens", "header_timeout_ms", "body_timeout_ms", "max_spans_per_input", "max_spans_per_request", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_queue_ms", "max_explain_queue_ms")
     MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
     MAX_INPUT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +578,14 @@ class Limits(_message.Message):
     MAX_EXPLAIN_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HEADER_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     BODY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SPANS_PER_INPUT_FIELD_NUMBER: _ClassVar[int]
+    MAX_SPANS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRPC_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRPC_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPLAIN_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     max_inputs: int
     max_input_characters: int
     max_request_bytes: int
@@ -587,4 +595,12 @@ class Limits(_message.Message):
     max_explain_queue_tokens: int
     header_timeout_ms: int
     body_timeout_ms: int
-    def __init__(self, max_inputs: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_deadline_ms: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ...) -> None: ...
+    max_spans_per_input: int
+    max_spans_per_request: int
+    max_grpc_message_bytes: int
+    max_pending_request_bytes: int
+    max_connections: int
+    max_grpc_streams: int
+    max_queue_ms: int
+    max_explain_queue_ms: int
+    def __init__(self, max_inputs: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_deadline_ms: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ...) -> None: ...

@@ -66,7 +66,7 @@ class RequestReader:
 
     def __init__(self, lifecycle: Lifecycle, settings: Settings) -> None:
         self._lifecycle = lifecycle
-        self._settings = settings
+        self.settings = settings
         self.budget = BodyBudget(settings.max_pending_request_bytes)
 
     async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
@@ -83,7 +83,7 @@ class RequestReader:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise UnsupportedMedia("Content-Encoding: not supported. Send the body without it.")
         body = await self._receive(request)
-        return parse_json(body, model, item_limits(info, self._settings) | limits)
+        return parse_json(body, model, item_limits(info) | limits)
 
     def deadline(self, request: Request) -> float | None:
         """Return the time.monotonic() reading that X-Request-Timeout-Ms stands for; None without that header."""
@@ -95,12 +95,12 @@ class RequestReader:
             raise InvalidArgument(
                 f"{TIMEOUT_HEADER}: not a whole number of milliseconds, 0 or more. Correct it.", reason="bad_header"
             )
-        limit = self._settings.max_deadline_ms
+        limit = self.settings.max_deadline_ms
         milliseconds = limit if len(value) > MAX_TIMEOUT_DIGITS else min(int(value), limit)
         return time.monotonic() + milliseconds / 1000
 
     async def _receive(self, request: Request) -> bytearray:
-        settings = self._settings
+        settings = self.settings
         limit = settings.max_request_bytes
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import get_args
 
 import grpc
@@ -104,7 +105,6 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
         info = self._lifecycle.engine.info
-        limits = info.limits
         return pb.GetModelResponse(
             name=info.name,
             aliases=info.aliases,
@@ -127,22 +127,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             row_lengths=info.row_lengths,
             layers=info.layers,
             attention_kinds=info.attention_kinds,
-            limits=pb.Limits(
-                max_inputs=limits.max_inputs,
-                max_input_characters=limits.max_input_characters,
-                max_request_bytes=limits.max_request_bytes,
-                max_response_bytes=limits.max_response_bytes,
-                max_queue_tokens=limits.max_queue_tokens,
-                max_deadline_ms=limits.max_deadline_ms,
-                max_explain_queue_tokens=limits.max_explain_queue_tokens,
-                header_timeout_ms=limits.header_timeout_ms,
-                body_timeout_ms=limits.body_timeout_ms,
-            ),
+            limits=pb.Limits(**asdict(info.limits)),
             version=info.version,
         )
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:
-        return item_limits(engine.info, self._settings)
+        return item_limits(engine.info)
 
     async def _stream_response(
         self, request: pb.EncodeRequest | Rejected, deadline: float | None, call_id: str

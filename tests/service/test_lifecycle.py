@@ -69,3 +69,16 @@ def test_lifecycle_is_not_alive_when_failed(host: Lifecycle) -> None:
 async def test_closing_without_an_engine_is_nothing(host: Lifecycle) -> None:
     """As when told to stop while loading."""
     await host.close()
+
+
+async def test_lifecycle_is_unhealthy_with_its_engine(
+    host: Lifecycle, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog of the app then fails it: neither ready nor alive."""
+    assert host.healthy
+    host.become_ready(engine)
+    assert host.healthy
+    monkeypatch.setattr(engine._fast, "_failure", RuntimeError("device lost"))
+    assert not host.healthy
+    host.fail()
+    assert (host.ready, host.alive) == (False, False)

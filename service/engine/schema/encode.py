@@ -202,6 +202,10 @@ class Limits:
     max_spans_per_request: int
     max_input_characters: int
     max_request_bytes: int
+    max_grpc_message_bytes: int
+    max_pending_request_bytes: int
+    max_connections: int
+    max_grpc_streams: int
     max_response_bytes: int
     max_queue_ms: int
     max_explain_queue_ms: int

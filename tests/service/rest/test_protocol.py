@@ -12,9 +12,9 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.rest.app import make_admin_app, make_app
 from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_HEADER_BYTES
+from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
 from tests.service.conftest import GOLDEN, fast_lane, open_house
-from tests.service.rest.test_server import echo, serving
+from tests.service.rest.test_server import echo, serving, until
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
@@ -24,6 +24,7 @@ async def response(reader: asyncio.StreamReader, *, has_body: bool = True) -> tu
     """Status, headers and body of the next response."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     status, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    assert status.startswith(b"HTTP/1.1 ")  # else it follows bytes that belong to no response
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     body = await reader.readexactly(int(headers.get(b"content-length", b"0"))) if has_body else b""
     return int(status.split()[1]), headers, body
@@ -131,14 +132,22 @@ class Paused:
 @pytest.mark.parametrize(
     "second", [b"garbage\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", b"GET /x HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 400_000]
 )
-async def test_error_does_not_precede_earlier_response(second: bytes) -> None:
+async def test_error_does_not_precede_earlier_response(monkeypatch: pytest.MonkeyPatch, second: bytes) -> None:
     """The response to the first request is complete; the connection is closed after it, or after the error."""
-    app = Paused()
+    app, first, size = Paused(), POST + b"Content-Length: 1\r\n\r\na", 0
+    data_received = HttpProtocol.data_received
+
+    def count(self: HttpProtocol, data: bytes) -> None:
+        nonlocal size
+        data_received(self, data)
+        size += len(data)
+
+    monkeypatch.setattr(HttpProtocol, "data_received", count)
     async with serving(app) as (reader, writer):
-        writer.write(POST + b"Content-Length: 1\r\n\r\na")
+        writer.write(first)
         await asyncio.wait_for(app.started.wait(), 20)
         writer.write(second)
-        await writer.drain()
+        await until(lambda: size >= len(first) + len(second))
         app.finish.set()
         assert (await response(reader))[::2] == (200, b"late a")
 

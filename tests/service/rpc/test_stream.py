@@ -73,7 +73,8 @@ async def test_failing_iterator_ends_the_window(window: int) -> None:
         return number
 
     responses = respond_in_order(broken(), respond, window)
-    assert [await anext(responses) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="broke"):
-        await anext(responses)
+    async with asyncio.timeout(20):
+        assert [await anext(responses) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(RuntimeError, match="broke"):
+            await anext(responses)
     assert other_tasks() == set()

@@ -105,7 +105,9 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
         "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
         "max_response_bytes": 64 * 2**20, "max_queue_tokens": 65536,
         "max_explain_queue_tokens": 16384, "max_deadline_ms": 60000,
-        "header_timeout_ms": 10000, "body_timeout_ms": 15000,
+        "header_timeout_ms": 10000, "body_timeout_ms": 15000, "max_spans_per_input": 1024,
+        "max_spans_per_request": 4096, "max_grpc_message_bytes": 8 * 2**20,
+        "max_pending_request_bytes": 256 * 2**20, "max_connections": 2048, "max_grpc_streams": 256,
     }  # fmt: skip
     assert found["layers"] == [0, 1, 2, 3, 4, 5, 6]
     assert found["attention_kinds"] == ["probs", "scores", "norm", "block_norm", "projection"]
