@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
+
+# No test may depend on the clock of a busy machine.
+hypothesis.settings.register_profile("attendant", deadline=None)
+hypothesis.settings.load_profile("attendant")
 
 ROOT = Path(__file__).parent.parent
 READY_TIMEOUT_S = 60

@@ -128,7 +128,7 @@ INVALID = {
     "too many tokens": (
         body(inputs=["word " * 300]),
         "input_too_long",
-        'inputs[0] has 302 tokens; the limit is 256. Send truncation: "right" to cut it.',
+        'inputs[0]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".',
     ),
 }
 

@@ -137,7 +137,6 @@ async def test_all_layers_is_a_flag(stub: EncoderServiceStub) -> None:
 
 
 SILENT_PAIRS = [
-    ({"text": "a b", "pair": ""}, "a_to_b"),
     ({"text": "a b", "pair": "\u200d"}, "a_to_b"),
     ({"text": "\u200d", "pair": "b"}, "b_to_a"),
 ]
@@ -204,9 +203,12 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
         "layer_reduce rollout takes the mean of the heads; leave head_reduce out.",
     ),
     ({"segments": "a_to_b"}, "segments a_to_b needs a pair, and inputs[0] has none. Use all."),
-    ({"inputs": "word " * 300}, 'inputs[0] has 302 tokens; the limit is 256. Send truncation: "right" to cut it.'),
+    (
+        {"inputs": "word " * 300},
+        'inputs[0]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".',
+    ),
     ({"inputs": ""}, "inputs[0] is empty or blank; send some text."),
-    ({"model": "another"}, "model: not served here. The model is all-MiniLM-L6-v2."),
+    ({"model": "another"}, 'model: not found. This server serves "all-MiniLM-L6-v2".'),
 ]
 
 COMPARE_FAULTS: list[tuple[dict[str, Any], str]] = [
@@ -238,7 +240,7 @@ COMPARE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"occurrences": [{"text": "a", "word": 0}, {"text": "word " * 300, "word": 0}]},
-        "occurrences[1].text has 302 tokens; the limit is 256. Shorten it.",
+        "occurrences[1].text: too long (302 tokens, limit 256). Shorten it.",
     ),
     ({"occurrences": [{"text": "a", "word": 0}] * 2, "layers": [7]}, "layers[0] must be 0..6, or -7..-1 from the end."),
     (
@@ -301,7 +303,7 @@ async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) ->
 
 async def test_leaving_leaves_nothing_behind(stub: EncoderServiceStub, server: RunningServer) -> None:
     """What has not run is dropped once the server has noticed."""
-    inputs = [pb.Input(text="word " * 254)] * 8
+    inputs = [pb.Input(text="word " * 254)] * 2
     calls = [stub.Attend(pb.AttendRequest(inputs=inputs, head_reduce=pb.HEAD_REDUCE_MEAN)) for _ in range(4)]
     async with httpx.AsyncClient(base_url=server.admin) as admin, asyncio.timeout(30):
         lines: list[str] = []

@@ -174,7 +174,7 @@ async def test_response_is_rejected_before_inference_when_one_byte_too_large(mod
     body = {"inputs": CASHED, "encoding": "base64"}
     async with open_house(model, max_response_bytes=1) as house:
         message = (await house.post("/v1/attend", body)).json()["error"]["message"]
-    size = int(message.split("could take ")[1].split()[0])
+    size = int(message.split("up to ")[1].split()[0])
     async with open_house(model, max_response_bytes=size - 1) as house:
         refused = await house.post("/v1/attend", body)
         assert (refused.status_code, refused.json()["error"]["reason"]) == (422, "response_too_large")

@@ -98,13 +98,14 @@ def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
 def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
     """What a client needs to know before it asks."""
     found = rest.get("/v1/model").json()
-    for name in ("name", "source", "revision", "family", "width", "max_tokens", "pooling", "normalize"):
+    for name in ("name", "source", "revision", "pooling", "normalize"):
         assert found[name] == getattr(manifest, name)
+    assert (found["family"], found["width"], found["max_tokens"]) == ("bert", 384, 256)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", found["digest"])
     assert found["limits"] == {
         "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
-        "max_response_bytes": 64 * 2**20, "max_queue_tokens": 65536,
-        "max_explain_queue_tokens": 16384, "max_deadline_ms": 60000,
+        "max_response_bytes": 64 * 2**20, "max_queue_tokens": 262_144, "max_queue_ms": 2000, "max_explain_queue_ms": 2000,
+        "max_explain_queue_tokens": 65_536, "max_deadline_ms": 60000,
         "header_timeout_ms": 10000, "body_timeout_ms": 15000, "max_spans_per_input": 1024,
         "max_spans_per_request": 4096, "max_grpc_message_bytes": 8 * 2**20,
         "max_pending_request_bytes": 256 * 2**20, "max_connections": 2048, "max_grpc_streams": 256,

@@ -119,7 +119,9 @@ def test_input_limit_is_2048(client: openai.OpenAI) -> None:
 
 def test_too_long_input_error_names_the_remedy_of_this_api(client: openai.OpenAI) -> None:
     """Truncation is not among it."""
-    with pytest.raises(openai.BadRequestError, match=r"has 302 tokens; the limit is 256\. Split it, or use /v1/encode"):
+    with pytest.raises(
+        openai.BadRequestError, match=r"too long \(302 tokens, limit 256\)\. Split it, or use /v1/encode"
+    ):
         client.embeddings.create(model="all-MiniLM-L6-v2", input="word " * 300)
 
 
