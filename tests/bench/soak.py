@@ -21,7 +21,7 @@ from tests.conftest import start_server, stop_server
 HOUR_S, MAX_S = 3600, 24 * 3600
 SETTLED_S = 300
 SAMPLES = 360
-REQUESTS = 3000
+REQUESTS = 2000
 CONNECTIONS = 16
 
 
@@ -55,12 +55,13 @@ class Soak:
 def soak(seconds: float) -> Soak:
     """Serve, send requests, and sample the server's resident memory."""
     model = Model.default()
-    drawn = list(draw_requests(read_corpus(model.tokenizer()), REQUESTS))
+    corpus = read_corpus(model.tokenizer())
     interval = max(0.5, seconds / SAMPLES)
     times: list[float] = []
     mib: list[float] = []
     server = start_server(model_dir=model.directory)
     try:
+        drawn = draw_requests(server.rest, corpus, REQUESTS)
         with bodies_file([body for _, body in drawn], [path for path, _ in drawn]) as bodies:
             started = reported = time.monotonic()
             with started_wrk(Load(server.rest, CONNECTIONS, bodies, GZIP), seconds) as wrk:

@@ -1,39 +1,68 @@
-"""The requests of `make soak`: every combination of options, on texts of the corpus."""
+"""The requests of `make soak`: real texts, and requests over the product of all options that the server accepts."""
 
+import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from tests.bench.project import BASE64, attend_body, encode_body
+import httpx
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.bench.project import attend_body, encode_body
 from tests.bench.workloads import Corpus
+from tests.request_strategies import Body, ModelFacts, requests
 
 SEED = 20_264
 OUTPUTS = (("pooled",), ("words",), ("tokens",), ("pooled", "words", "static"))
 COUNTS = (1, 1, 1, 4, 32)
-KINDS = ("projection", "probs", "scores", "norm", "block_norm")
-UNITS = ("word", "token")
-DEPTHS: tuple[Mapping[str, object], ...] = ({"layers": [3]}, {"layers": "all", "layer_reduce": "mean"})
+ENCODINGS = ("float", "base64")
 ATTEND_SHARE = 0.05
-"""Maps cost more than vectors: this is the share that users' traffic is taken to have."""
+"""Maps cost more than vectors: this is the share of users' requests that are taken to ask for them."""
 
 
-def draw_requests(corpus: Corpus, count: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield `count` valid requests, each a path and a body.
+def draw_requests(rest: str, corpus: Corpus, count: int) -> list[tuple[str, Body]]:
+    """Return about `count` requests that the server at `rest` accepts, each a path and a body.
 
-    The one place to plug in another generator: it must yield requests that the server accepts.
+    One half is of the generator that the tests use, the other of real texts. Raises if the server fails on one.
     """
+    drawn = [*_draw_products(rest, count // 2), *_draw_texts(corpus, count // 2)]
+    with httpx.Client(base_url=rest, timeout=60) as client:
+        accepted = [(path, body) for path, body in drawn if _is_accepted(client, path, body)]
+    random.Random(SEED).shuffle(accepted)
+    return accepted
+
+
+def _is_accepted(client: httpx.Client, path: str, body: Body) -> bool:
+    response = client.post(path, json=body)
+    if response.status_code >= 500:
+        raise RuntimeError(f"{path} answered {response.status_code} to {body}")
+    return response.is_success
+
+
+def _draw_products(rest: str, count: int) -> list[tuple[str, Body]]:
+    model = httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()
+    facts = ModelFacts(**{field.name: model[field.name] for field in dataclasses.fields(ModelFacts)})
+    drawn: list[tuple[str, Body]] = []
+
+    @settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(requests(facts))
+    def collect(request: tuple[str, Body]) -> None:
+        drawn.append((f"/v1/{request[0]}", request[1]))
+
+    collect()
+    return drawn
+
+
+def _draw_texts(corpus: Corpus, count: int) -> Iterator[tuple[str, Body]]:
     rng = random.Random(SEED)
     texts = [text for text, _ in (*corpus.sentences, *corpus.passages)]
-    encodings = list(itertools.product(OUTPUTS, COUNTS, ("float", "base64")))
-    maps = list(itertools.product(KINDS, UNITS, DEPTHS, ({}, BASE64)))
+    options = list(itertools.product(OUTPUTS, COUNTS, ENCODINGS))
     for _ in range(count):
         if rng.random() < ATTEND_SHARE:
-            kind, unit, depth, encoding = rng.choice(maps)
-            yield "/v1/attend", attend_body(rng.choice(corpus.sentences)[0], kind=kind, unit=unit, **depth, **encoding)
+            yield "/v1/attend", attend_body(rng.choice(corpus.sentences)[0], unit="word")
         else:
-            outputs, size, spelled = rng.choice(encodings)
-            yield "/v1/encode", encode_body(_sample(rng, texts, size), spelled, outputs)
-
-
-def _sample(rng: random.Random, texts: Sequence[str], size: int) -> list[str]:
-    return [rng.choice(texts) for _ in range(size)]
+            outputs, size, encoding = rng.choice(options)
+            yield "/v1/encode", encode_body([rng.choice(texts) for _ in range(size)], encoding, outputs)

@@ -32,8 +32,9 @@ def test_growth_is_not_measured_when_the_soak_is_short() -> None:
     assert Soak([10.0, 20.0], [200.0, 300.0], 300, ANSWERED).verdicts()[0].passed is None
 
 
-def test_drawn_requests_are_valid(rest: httpx.Client, corpus: Corpus) -> None:
-    drawn = list(draw_requests(corpus, 60))
-    assert {path for path, _ in drawn} == {"/v1/encode", "/v1/attend"}
-    for path, body in drawn:
+def test_drawn_requests_are_accepted(rest: httpx.Client, corpus: Corpus) -> None:
+    drawn = draw_requests(str(rest.base_url).rstrip("/"), corpus, 60)
+    assert len(drawn) > 30
+    assert {"/v1/encode", "/v1/attend", "/v1/compare"} <= {path for path, _ in drawn}
+    for path, body in drawn[:20]:
         assert rest.post(path, json=body).status_code == 200, body

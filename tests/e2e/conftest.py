@@ -1,5 +1,6 @@
-"""The tiny published models of every family, here too."""
+"""The tiny published models of every family and the default model, here too."""
 
 from tests.model.conftest import definitions, publish
+from tests.service.conftest import model
 
-__all__ = ["definitions", "publish"]
+__all__ = ["definitions", "model", "publish"]

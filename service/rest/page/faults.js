@@ -1,7 +1,8 @@
 import { ApiError } from "./api.js";
 
-const NAMED = /^(inputs|occurrences)\[(\d+)\]\S*/;
-const LONG = /has (\d+) (tokens|characters); the limit is (\d+)/;
+const NAMED = /^(inputs|occurrences)\[(\d+)\][^:\s]*:?/;
+// "too long (302 tokens, limit 256)", or of characters "has 17005 characters; the limit is 16384"
+const LONG = /(\d+) (tokens|characters)[,;] (?:the limit is|limit) (\d+)/;
 
 /**
  * What is wrong with a part of a request, said of the sentence that this part is.
@@ -18,6 +19,6 @@ export function ofSentences(error, asked, texts) {
   const [, count, what, limit] = LONG.exec(error.message) ?? [];
   const said = count
     ? `Sentence ${number} is too long: ${count} ${what}, the limit is ${limit}. Shorten it.`
-    : error.message.replace(NAMED, `Sentence ${number}`);
+    : error.message.replace(NAMED, (name) => `Sentence ${number}${name.endsWith(":") ? ":" : ""}`);
   return new ApiError(error.status, said);
 }
