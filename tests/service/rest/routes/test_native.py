@@ -104,7 +104,8 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", found["digest"])
     assert found["limits"] == {
         "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
-        "max_response_bytes": 64 * 2**20, "max_queue_tokens": 262_144, "max_queue_ms": 2000, "max_explain_queue_ms": 2000,
+        "max_response_bytes": 64 * 2**20, "max_queue_tokens": 262_144,
+        "max_queue_ms": 2000, "max_explain_queue_ms": 2000,
         "max_explain_queue_tokens": 65_536, "max_deadline_ms": 60000,
         "header_timeout_ms": 10000, "body_timeout_ms": 15000, "max_spans_per_input": 1024,
         "max_spans_per_request": 4096, "max_grpc_message_bytes": 8 * 2**20,
