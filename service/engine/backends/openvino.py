@@ -1,5 +1,6 @@
 """OpenVINO on x86 CPUs of any vendor: bfloat16 with AMX or AVX512-BF16, int8 with VNNI, and float32."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,9 +33,7 @@ class OpenVinoBackend(PackedBackend):
     _requests: "SimpleQueue[Any]"
 
     def reopen(self) -> None:
-        import openvino
-
-        core = openvino.Core()
+        core = import_openvino().Core()
         model = core.read_model(inline_weights(self._artifact, self.choice.graph))
         model.reshape({port: [1, -1] for port in model.inputs})
         properties: dict[str, Any] = {
@@ -74,6 +73,17 @@ class OpenVinoBackend(PackedBackend):
             yield request
         finally:
             requests.put(request)
+
+
+def import_openvino() -> Any:
+    """Import the package without its telemetry, which would send usage data to a third party.
+
+    It does so from a forked child, and a fork of a process with running threads can also hang the server.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes its import fail
+    import openvino
+
+    return openvino
 
 
 def inline_weights(artifact: Artifact, graph: str) -> bytes:

@@ -1,6 +1,8 @@
 """The CPU backends with the real model: an embedding is its text's own, and no NaN leaves."""
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +163,16 @@ def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
         assert (ours.name, ours.raw_data) == (theirs.name, theirs.raw_data)
         assert not ours.external_data
     assert onnx_weights_pb2.ModelProto.FromString(artifact.read("fast.onnx")).graph.initializer[0].external_data
+
+
+def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
+    program = (
+        "import os; from service.engine.backends.openvino import import_openvino\n"
+        "os.register_at_fork(before=lambda: os._exit(3))\n"
+        "import_openvino().Core(); import sys; assert not sys.modules.get('openvino_telemetry')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_short_texts_take_few_runs(house: House, model: LoadedModel) -> None:
