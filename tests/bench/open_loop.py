@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from tests.bench.load import Load, await_start, receive_job, run_senders
 
 SEED = 20_262
-LEFT_S = 0.5
+LEFT_S = 3.0
+"""Time for accepted requests to be answered after the last one was sent."""
 MIN_SLEEP_MS = 2.0
 """The shortest sleep between sends; requests due together leave together."""
 MAX_CONNECTIONS = 15_000
@@ -44,6 +45,7 @@ class Offered:
     goodput: float
     rejected: float
     failed: int
+    unanswered: int
     p50_ms: float
     p99_ms: float
     rejection_p50_ms: float
@@ -56,7 +58,8 @@ class Offered:
             f"offered {self.offered:6.0f}/s  sent {self.sent:6.0f}/s  good {self.goodput:6.0f}/s  "
             f"rejected {self.rejected:6.0f}/s in p99 {self.rejection_p99_ms:6.1f} ms  "
             f"p50 {self.p50_ms:7.1f} ms  p99 {self.p99_ms:7.1f} ms  sender late p99 {self.late_p99_ms:.1f} ms  "
-            f"event loop {self.loop_ms_per_request:.3f} ms/request" + (f"  {self.failed} FAILED" if self.failed else "")
+            f"event loop {self.loop_ms_per_request:.3f} ms/request"
+            + (f"  {self.unanswered} unanswered, {self.failed} FAILED" if self.unanswered or self.failed else "")
         )
 
 
@@ -93,7 +96,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, sender: "Sender") -> None:
         self._sender = sender
-        self._due = self._written = 0.0
+        self._due = self.written = 0.0
         self._status, self._missing, self._head = 0, 0, b""
         self.transport: asyncio.Transport | None = None
 
@@ -102,7 +105,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes, due: float) -> None:
         assert self.transport is not None
-        self._due, self._written = due, time.perf_counter()
+        self._due, self.written = due, time.perf_counter()
         self._head, self._status, self._missing = b"", 0, 0
         self.transport.write(request)
 
@@ -119,7 +122,7 @@ class Connection(asyncio.Protocol):
             data = self._head[end + 4 :]
         self._missing -= len(data)
         if self._missing <= 0:
-            self._sender.answered(self, self._status, self._due, self._written)
+            self._sender.answered(self, self._status, self._due, self.written)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._sender.lost(self)
@@ -165,6 +168,11 @@ class Sender:
                 await asyncio.sleep(max(due[at] - (time.perf_counter() - started), MIN_SLEEP_MS / 1000))
         await asyncio.sleep(LEFT_S)
         return late
+
+    def unanswered(self) -> list[float]:
+        """Return how long each request without a response has waited, in seconds."""
+        now = time.perf_counter()
+        return [now - connection.written for connection in self._all.difference(self._free)]
 
     def close(self) -> None:
         """Close all connections; the server drops the inputs that it has not run."""
@@ -213,20 +221,25 @@ async def offer(
     await asyncio.to_thread(await_start)
     started = time.perf_counter()
     late = await sender.send_all(due)
+    unanswered = sender.unanswered()
     sender.close()
     answers = [(at - started, status, at - due_at, at - written) for at, status, due_at, written in sender.answers]
-    accepted = [waited * 1000 for at, status, waited, _ in answers if status == 200 and fill_s <= at <= end_s]
+    accepted = [waited * 1000 for at, status, waited, _ in answers if status == 200 and at >= fill_s]
+    good = sum(status == 200 and fill_s <= at <= end_s for at, status, _, _ in answers)
     rejected = [waited * 1000 for at, status, _, waited in answers if status == 429 and at >= REJECTIONS_FROM_S]
+    # A server that does not answer has not rejected in time.
+    rejections = [*rejected, *(waited * 1000 for waited in unanswered)]
     return {
         "sent": len(late) / max(end_s, due[-1] + late[-1]),
         "answered": len(answers),
-        "goodput": len(accepted) / seconds,
+        "unanswered": len(unanswered),
+        "goodput": good / seconds,
         "rejected": len(rejected) / (end_s - REJECTIONS_FROM_S),
         "failed": sender.failed + sum(status not in (200, 429) for _, status, _, _ in answers),
         "p50_ms": quantile(accepted, 0.5),
         "p99_ms": quantile(accepted, 0.99),
-        "rejection_p50_ms": quantile(rejected, 0.5),
-        "rejection_p99_ms": quantile(rejected, 0.99),
+        "rejection_p50_ms": quantile(rejections, 0.5),
+        "rejection_p99_ms": quantile(rejections, 0.99),
         "late_p99_ms": quantile(late, 0.99) * 1000,
     }
 

@@ -45,6 +45,7 @@ async def test_requests_leave_on_time_when_responses_are_missing_or_rejections(r
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
         sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
         late = await sender.send_all(np.arange(1, 6) / 100)
+        assert len(sender.unanswered()) == (0 if reply else 5)
         sender.close()
         async with asyncio.timeout(20):
             await all_closed.wait()

@@ -9,7 +9,7 @@ from tests.bench.overload import SHARES, judge_overload, rejection_cpu_ms, secon
 
 
 def offered(goodput: float, rejected: float = 0.0, rejection_ms: float = 5.0, loop_ms: float = 0.5) -> Offered:
-    return Offered(100, 100, goodput, rejected, 0, 1, 2, rejection_ms, rejection_ms, 0, loop_ms)
+    return Offered(100, 100, goodput, rejected, 0, 0, 1, 2, rejection_ms, rejection_ms, 0, loop_ms)
 
 
 def test_queue_fills_sooner_when_more_is_offered() -> None:
