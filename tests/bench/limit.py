@@ -4,7 +4,6 @@ Candidates are ONNX Runtime in float32 and OpenVINO in bfloat16, each as one str
 cores. A candidate is correct if its vectors have a cosine of at least 0.9999 to float32.
 """
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from service.engine.backends.openvino import import_openvino
 from tests.bench.project import Model
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
@@ -182,7 +182,7 @@ def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
 
 
 def _openvino(model: Model, cores: int, streams: int) -> Backend:
-    core: Any = importlib.import_module("openvino").Core()
+    core: Any = import_openvino().Core()
     settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
     # The model is read from its path: external weights are found from nowhere else.
     compiled: Any = core.compile_model(core.read_model(model.graph), "CPU", settings)

@@ -16,7 +16,7 @@ from service.engine.backends.base import Floats, PackedBackend, Precision
 
 HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 """INFERENCE_PRECISION_HINT. int8: the linear layers are quantized at run time, everything else stays in float32."""
-INT8_GROUP_SIZE = 64
+INT8_GROUP_SIZE = 32
 """Activations are quantized per token and group of this many channels: an embedding never depends on its batch."""
 MAX_PROTOBUF_BYTES = 2**31 - 1
 
