@@ -1,60 +1,75 @@
-"""Packed batches: sequences end to end, in a length from the list of buckets."""
+"""Packed batches: every sequence in one place, in the cheapest shape that holds them."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import LengthBuckets, pack_batch
+from model.packing import BatchShape, BatchShapes, pack_batch
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 
-TEXTS = st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=12)
-SHORT = (OpenVinoBackend.bucket_lengths, OnnxRuntimeCpuBackend.bucket_lengths)
+SHAPES = (OpenVinoBackend.batch_shapes, OnnxRuntimeCpuBackend.batch_shapes)
+LIMITS = st.sampled_from([(16, 1), (41, 128), (256, 512), (512, 512), (512, 64), (8192, 512)])
 
 
-@pytest.mark.parametrize("short", SHORT, ids=["openvino", "onnxruntime"])
-@pytest.mark.parametrize("max_batch_tokens", [1, 128, 256, 1000])
-@pytest.mark.parametrize("max_input_tokens", [16, 100, 256, 512, 8192])
-def test_buckets_hold_every_input_and_every_batch(
-    max_input_tokens: int, max_batch_tokens: int, short: tuple[int, ...]
+@given(st.sampled_from(SHAPES), LIMITS, st.data())
+def test_any_batch_within_the_limits_fits(
+    pairs: tuple[tuple[int, int], ...], limits: tuple[int, int], data: st.DataObject
 ) -> None:
-    buckets = LengthBuckets.up_to(max_input_tokens, max_batch_tokens, short)
-    assert list(buckets.lengths) == sorted(set(buckets.lengths))
-    assert buckets.lengths[-1] == max(max_input_tokens, max_batch_tokens)
-    for shorter, length in zip((0, *buckets.lengths), buckets.lengths, strict=False):
-        assert [buckets.fit(tokens) for tokens in (shorter + 1, length)] == [length, length]
+    max_input_tokens, max_batch_tokens = limits
+    shapes = BatchShapes(max_input_tokens, max_batch_tokens, pairs)
+    sizes = data.draw(st.lists(st.integers(1, max_input_tokens), min_size=1, max_size=40))
+    while len(sizes) > 1 and sum(sizes) > max_batch_tokens:
+        sizes.pop()
+    shape, starts = shapes.fit(sizes)
+    taken = np.zeros(shape.tokens, dtype=bool)
+    for start, size in zip(starts, sizes, strict=True):
+        assert start // shape.length == (start + size - 1) // shape.length  # within one row
+        assert not taken[start : start + size].any()
+        taken[start : start + size] = True
 
 
-def test_default_buckets_are_few() -> None:
+def test_shapes_are_few_and_the_cheapest_is_chosen() -> None:
     """Each compiles on each stream before the server is ready."""
-    lengths = LengthBuckets.up_to(512, 256, OpenVinoBackend.bucket_lengths).lengths
-    assert len(lengths) == 18
-    assert lengths[-3:] == (256, 384, 512)
+    shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
+    assert len(shapes.shapes) <= 30
+    assert shapes.fit([20])[0] == BatchShape(1, 24)
+    assert shapes.fit([128] * 4)[0] == BatchShape(4, 128)
+    assert shapes.fit([120, 8] * 4)[0] == BatchShape(4, 128)
+    assert shapes.fit([200, 200])[0] == BatchShape(2, 224)
+    assert shapes.fit([512])[0] == BatchShape(1, 512)
 
 
-@given(TEXTS, st.integers(0, 50))
-def test_sequences_lie_end_to_end(texts: list[list[int]], padding: int) -> None:
-    length = sum(map(len, texts)) + padding
-    batch = pack_batch([(text, None) for text in texts], length)
+def test_sequences_over_every_shape_are_an_error() -> None:
+    with pytest.raises(ValueError, match="800 tokens, the longest sequence 800"):
+        BatchShapes(256, 512, OpenVinoBackend.batch_shapes).fit([800])
+
+
+@given(st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=12))
+def test_sequences_lie_where_the_shape_places_them(texts: list[list[int]]) -> None:
+    shape, starts = BatchShapes(512, 512, OpenVinoBackend.batch_shapes).fit([len(text) for text in texts])
+    batch = pack_batch([(text, None) for text in texts], shape, starts)
     ids, positions, types, sequence_ids = (
-        batch.inputs[name][0] for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+        batch.inputs[name] for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
     )
-    assert (batch.length, batch.tokens, batch.sizes) == (length, length - padding, [len(text) for text in texts])
-    for number, (start, text) in enumerate(zip(batch.starts, texts, strict=True), start=1):
+    assert ids.shape == (shape.rows, shape.length)
+    for number, (start, text) in enumerate(zip(starts, texts, strict=True), start=1):
         here = slice(start, start + len(text))
-        assert ids[here].tolist() == text
-        assert positions[here].tolist() == list(range(len(text)))
-        assert np.flatnonzero(sequence_ids == number).tolist() == list(range(start, start + len(text)))
-    assert not sequence_ids[batch.tokens :].any()
+        assert ids.ravel()[here].tolist() == text
+        assert positions.ravel()[here].tolist() == list(range(len(text)))
+        assert np.flatnonzero(sequence_ids.ravel() == number).tolist() == list(range(start, start + len(text)))
+    assert np.count_nonzero(sequence_ids) == sum(map(len, texts))
     assert not types.any()
 
 
-def test_token_type_ids_of_a_pair_are_kept() -> None:
-    batch = pack_batch([([5], None), ([6, 7], [0, 1])], 4)
+def test_sequences_lie_end_to_end_without_places() -> None:
+    batch = pack_batch([([5], None), ([6, 7], [0, 1])], BatchShape(1, 4))
+    assert batch.starts == [0, 1]
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 0]]
     assert batch.inputs["token_type_ids"].tolist() == [[0, 0, 1, 0]]
 
 
 def test_positions_of_a_very_long_sequence_ascend() -> None:
-    batch = pack_batch([([1] * 8192, None)], 8192)
+    batch = pack_batch([([1] * 8192, None)], BatchShape(1, 8192))
     assert batch.inputs["position_ids"][0].tolist() == list(range(8192))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
-from model.packing import Ints, LengthBuckets, PackedBatch, pack_batch
+from model.packing import BatchShape, BatchShapes, Ints, PackedBatch, pack_batch
 from model.tokenizer import Tokens
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, TextVectors
@@ -99,9 +99,10 @@ class Backend(Protocol[Task_contra, Result]):
 
 
 class PackedBackend(ABC):
-    """Base of the CPU backends: packed batches through a graph that gives `last_hidden_state`, float32, (1, T, D)."""
+    """Base of the CPU backends: packed batches through a graph that gives `last_hidden_state`, float32, (R, T, D)."""
 
-    bucket_lengths: tuple[int, ...]
+    batch_shapes: tuple[tuple[int, int], ...]
+    """Rows and length of the shapes that batches may have."""
 
     def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
         manifest = artifact.manifest
@@ -109,8 +110,8 @@ class PackedBackend(ABC):
         self.workers = choice.streams + 1
         self.max_batch_tokens = choice.max_batch_tokens
         self.max_batch_size = choice.max_batch_tokens
-        self.buckets = LengthBuckets.up_to(manifest.max_input_tokens, choice.max_batch_tokens, self.bucket_lengths)
-        self.length_buckets = self.buckets.lengths
+        self.shapes = BatchShapes(manifest.max_input_tokens, choice.max_batch_tokens, self.batch_shapes)
+        self.length_buckets = self.shapes.lengths
         self._artifact = artifact
         self._segment_types = manifest.type_vocab_size
         self.reopen()
@@ -121,17 +122,18 @@ class PackedBackend(ABC):
 
     @abstractmethod
     def infer(self, inputs: dict[str, Ints]) -> Floats:
-        """Return `last_hidden_state` (1, T, D), an array that the caller may keep."""
+        """Return `last_hidden_state` (R, T, D), an array that the caller may keep."""
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
-        return self.buckets.fit(sum(sizes))
+        return self.shapes.fit(sizes)[0].tokens
 
     def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
         batch = self._pack([task.tokens for task in tasks])
-        hidden = self.infer(batch.inputs)[0]
-        # A NaN or an infinity anywhere stays in the sum.
-        if not np.isfinite(hidden[: batch.tokens].sum()):
+        last_hidden_state = self.infer(batch.inputs)
+        # A NaN or an infinity anywhere stays in the sum. Padding is computed like any sequence, so it is finite too.
+        if not np.isfinite(last_hidden_state.sum()):
             raise NonFiniteOutput
+        hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
         wanted: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
         pooled = {pooling: pool_batch(hidden, batch.starts, batch.sizes, pooling) for pooling in wanted}
         return [
@@ -143,19 +145,23 @@ class PackedBackend(ABC):
         ]
 
     def probe(self) -> None:
-        self.infer(pack_batch([([0], None)], self.buckets.lengths[0]).inputs)
+        self.infer(self.full_batch(self.shapes.shapes[0]))
+
+    def full_batch(self, shape: BatchShape) -> dict[str, Ints]:
+        """Return the inputs of a batch without padding."""
+        return pack_batch([([0] * shape.length, None)] * shape.rows, shape).inputs
 
     def measure_rate(self, runs: int = 3) -> float:
         """Return the tokens per second of full batches on all streams, from the fastest of a few runs on one."""
-        batch = pack_batch([([0] * self.max_batch_tokens, None)], self.buckets.fit(self.max_batch_tokens))
-        seconds = min(_timed(self.infer, batch.inputs) for _ in range(runs))
-        return self.max_batch_tokens * self.choice.streams / seconds
+        fitting = [shape for shape in self.shapes.shapes if shape.tokens <= self.max_batch_tokens]
+        shape = max(fitting or self.shapes.shapes[:1], key=lambda shape: shape.tokens / shape.cost)
+        seconds = min(_timed(self.infer, self.full_batch(shape)) for _ in range(runs))
+        return shape.tokens * self.choice.streams / seconds
 
     def _pack(self, sequences: Sequence[Tokens]) -> PackedBatch:
-        return pack_batch(
-            [(tokens.ids, segment_types(tokens, self._segment_types)) for tokens in sequences],
-            self.padded_tokens([len(tokens) for tokens in sequences]),
-        )
+        shape, starts = self.shapes.fit([len(tokens) for tokens in sequences])
+        pairs = [(tokens.ids, segment_types(tokens, self._segment_types)) for tokens in sequences]
+        return pack_batch(pairs, shape, starts)
 
 
 def segment_types(tokens: Tokens, type_vocab_size: int) -> list[int] | None:

@@ -15,17 +15,22 @@ Floats = NDArray[Any]
 
 
 def pool_batch(hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling) -> Floats:
-    """Pool each of N texts that lie end to end in `hidden` `(T, D)`, padding after them; `(N, D)`.
+    """Pool each of N sequences that lie in `hidden` (T, D), padding between them; float32, (N, D).
 
-    The sum of a segment is taken over that segment alone, so that a text's vector is the same in any company.
+    Each sum is over one sequence alone, so that an embedding does not depend on the batch composition.
     """
     if pooling == "cls":
         return hidden.take(starts, axis=0)
-    used = hidden[: starts[-1] + lengths[-1]]
-    if pooling == "max":
-        largest: Floats = np.maximum.reduceat(used, starts, axis=0)
-        return largest
-    pooled: Floats = np.add.reduceat(used, starts, axis=0) / np.asarray(lengths, dtype=np.float32)[:, None]
+    first = np.asarray(starts)
+    order = np.argsort(first)
+    bounds = np.stack([first[order], first[order] + np.asarray(lengths)[order]], axis=1).ravel()
+    if bounds[-1] == len(hidden):
+        bounds = bounds[:-1]
+    reduce = np.maximum.reduceat if pooling == "max" else np.add.reduceat
+    pooled = np.empty((len(first), hidden.shape[1]), dtype=hidden.dtype)
+    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # every other range is what lies between two sequences
+    if pooling == "mean":
+        pooled /= np.asarray(lengths, dtype=np.float32)[:, None]
     return pooled
 
 

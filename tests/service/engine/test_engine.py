@@ -174,7 +174,7 @@ async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monke
     async with open_house(model) as house:
         held = Held(monkeypatch, model.backend)
         before = asyncio.ensure_future(encode(house.engine, *[LONG] * 5, truncation="right"))
-        await held.wait_for_batches(model.backend.workers)
+        await held.wait_for_batches(model.backend.choice.streams)
         with pytest.raises(DeadlineExceeded, match="before the response was ready"):
             await encode(house.engine, GOLDEN, deadline=time.monotonic() + 0.5)
         held.gate.set()

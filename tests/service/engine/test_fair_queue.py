@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.corpus import sample_sentences
-from model.packing import LengthBuckets
+from model.packing import BatchShapes
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.fair_queue import Backlog, FairQueue
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)
-BATCH_TOKENS = 256
+BATCH_TOKENS = 512
 TOKENS_PER_SECOND = 10_000.0
 
 
@@ -132,7 +132,7 @@ def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed
         simulation.run_batch()
         done = {number for number in waiting if number in simulation.finished}
         waiting = (waiting - done) | {simulation.submit([chance.randint(3, 60)]) for _ in done}
-    # Per round the bulk request gets 256 tokens and each client at most 60.
+    # Per round the bulk request gets a batch and each client at most 60 tokens.
     assert simulation.now <= tokens / TOKENS_PER_SECOND * (1 + clients * 60 / BATCH_TOKENS) + 1
 
 
@@ -159,11 +159,11 @@ def test_padding_is_small_under_load(per_request: int) -> None:
     for start in range(0, len(sizes), per_request):
         part = sizes[start : start + per_request]
         queue.add(part, part)
-    buckets = LengthBuckets.up_to(256, BATCH_TOKENS, OpenVinoBackend.bucket_lengths)
+    shapes = BatchShapes(256, BATCH_TOKENS, OpenVinoBackend.batch_shapes)
     padded = batches = 0
     while len(queue):
         batch, _ = queue.select_batch(BATCH_TOKENS, BATCH_TOKENS)
-        padded += buckets.fit(sum(batch))
+        padded += shapes.fit(batch)[0].tokens
         batches += 1
     print(f"{1 - sum(sizes) / padded:.1%} padding, {sum(sizes) / batches:.0f} tokens per batch")
     assert 1 - sum(sizes) / padded < 0.05

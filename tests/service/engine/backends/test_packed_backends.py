@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact
 from model.corpus import sample_sentences
-from model.packing import pack_batch
+from model.packing import BatchShape, pack_batch
 from model.tokenizer import Source, Tokenizer
 from service.config import Settings
 from service.engine.backends import onnx_weights_pb2
@@ -81,12 +82,12 @@ def test_context_changes_the_vector_of_a_word(opened: LoadedModel) -> None:
 
 def test_padding_content_is_ignored(opened: LoadedModel) -> None:
     (task,) = tasks_of(opened.tokenizer, SENTENCES[2])
-    batch = pack_batch([(task.tokens.ids, None)], 64)
+    batch, size = pack_batch([(task.tokens.ids, None)], BatchShape(2, 64)), len(task.tokens)
     clean = backend_of(opened).infer(batch.inputs)
-    batch.inputs["input_ids"][0, batch.tokens :] = 2769
-    batch.inputs["position_ids"][0, batch.tokens :] = 17
+    batch.inputs["input_ids"].ravel()[size:] = 2769
+    batch.inputs["position_ids"].ravel()[size:] = 17
     other = backend_of(opened).infer(batch.inputs)
-    assert cosine(other[0, : batch.tokens], clean[0, : batch.tokens]) >= least_cosine(opened)
+    assert cosine(other[0, :size], clean[0, :size]) >= least_cosine(opened)
 
 
 def test_only_wanted_vectors_are_returned(opened: LoadedModel) -> None:
@@ -106,6 +107,14 @@ def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> N
     copy = first.copy()
     hidden_of(opened, [SENTENCES[1]])
     assert np.array_equal(first, copy)
+
+
+def test_lone_and_concurrent_runs_agree(opened: LoadedModel) -> None:
+    """A lone batch may run on other threads than one among others."""
+    lone = hidden_of(opened, [SENTENCES[2]])[0]
+    with ThreadPoolExecutor(4) as executor:
+        together = list(executor.map(lambda _: hidden_of(opened, [SENTENCES[2]])[0], range(12)))
+    assert all(cosine(vectors, lone) >= least_cosine(opened) for vectors in together)
 
 
 def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
