@@ -97,9 +97,9 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         engine = lifecycle.engine
         work = engine.attend(_attend_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
-        return await json_response(
-            request, _document(response, body.encoding), metadata_headers(response, engine.info.digest)
-        )
+        headers = metadata_headers(response, engine.info.digest)
+        document = _document(response, body.encoding)
+        return await json_response(request, document, headers, compress=body.encoding == "float")
 
     @router.post("/v1/compare", openapi_extra=body_schema(CompareBody))
     async def compare(request: Request) -> Response:

@@ -70,9 +70,9 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         engine = lifecycle.engine
         work = engine.encode(_encode_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
-        return await json_response(
-            request, _document(response, body.encoding), metadata_headers(response, engine.info.digest)
-        )
+        headers = metadata_headers(response, engine.info.digest)
+        document = _document(response, body.encoding)
+        return await json_response(request, document, headers, compress=body.encoding == "float")
 
     @router.post("/v1/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:

@@ -91,7 +91,8 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         )
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
-        return await json_response(request, _document(response, body.encoding_format), headers)
+        document = _document(response, body.encoding_format)
+        return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
     @router.get("/v1/models")
     async def models(request: Request) -> Response:

@@ -291,10 +291,12 @@ def test_odd_texts_are_only_texts(line: httpx.Client, text: str) -> None:
     [("gzip", "gzip"), ("br, GZIP;q=0.5", "gzip"), ("gzip;q=0", None), ("identity", None), ("", None)],
 )
 def test_gzip_on_request(line: httpx.Client, accepted: str, coding: str | None) -> None:
-    """Only where the caller takes it and the answer is over 1 KiB; caches are told."""
-    answer = line.post("/v1/encode", json={"inputs": GOLDEN}, headers={"accept-encoding": accepted})
-    assert answer.headers.get("content-encoding") == coding
-    assert answer.headers["vary"] == "accept-encoding"
-    assert len(answer.json()["results"][0]["pooled"]) == 384
-    small = line.get("/v1/models", headers={"accept-encoding": "gzip"})
-    assert "content-encoding" not in small.headers
+    """Large responses only, and no vectors in base64; caches are told."""
+    body = {"inputs": [GOLDEN] * 8}
+    response = line.post("/v1/encode", json=body, headers={"accept-encoding": accepted})
+    assert response.headers.get("content-encoding") == coding
+    assert response.headers["vary"] == "accept-encoding"
+    assert len(response.json()["results"][0]["pooled"]) == 384
+    for other in ({"inputs": GOLDEN}, {"inputs": [GOLDEN] * 64, "encoding": "base64"}):
+        response = line.post("/v1/encode", json=other, headers={"accept-encoding": "gzip"})
+        assert "content-encoding" not in response.headers
