@@ -26,6 +26,7 @@ from model.artifact import ArtifactError
 from service import __version__
 from service.auth import ApiKeys
 from service.config import ConfigError, Settings
+from service.engine.backends.cpu import lower_thread_priority
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
@@ -96,7 +97,7 @@ class App:
 
     async def _load(self) -> int:
         """Load the model while the probes already respond; return at once when a signal arrives."""
-        loading = run_in_thread(lambda: LoadedModel.load(self._settings))
+        loading = run_in_thread(self._load_model)
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -120,6 +121,10 @@ class App:
         gc.freeze()  # what exists now stays as long as the process
         self._lifecycle.become_ready(engine)
         return EX_OK
+
+    def _load_model(self) -> LoadedModel:
+        lower_thread_priority()  # inherited by the inference threads that the runtimes create
+        return LoadedModel.load(self._settings)
 
     async def _drain(self) -> None:
         """Not ready -> serve for the delay -> reject new -> finish -> close, all within `drain_timeout_ms`."""

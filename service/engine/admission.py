@@ -40,11 +40,15 @@ class ServiceRate:
 
 
 class Admission:
-    """The limits of one lane. `backlog` is the sizes of the requests that wait or are being prepared."""
+    """The limits of one lane.
+
+    `backlog`: sizes of the requests that wait or are being prepared. `quantum`: tokens of a turn.
+    """
 
     def __init__(self, initial_rate: float, max_queue_ms: int, max_queue_tokens: int) -> None:
         self.rate = ServiceRate(initial_rate)
         self.backlog = Backlog()
+        self.quantum = 1
         self._max_wait_s = max_queue_ms / 1000
         self._max_tokens = max_queue_tokens
 
@@ -59,8 +63,12 @@ class Admission:
         return self.utilization > NEAR_CAPACITY or self.backlog.tokens > NEAR_CAPACITY * self._max_tokens
 
     def wait_s(self, tokens: int) -> float:
-        """Return the estimated wait of a new request of `tokens`, in seconds."""
-        return self.backlog.ahead_of(tokens) / self.rate.tokens_per_second
+        """Return the estimated wait of a new request of `tokens`, in seconds.
+
+        Until it has finished, every waiting request gets as many turns as it needs itself.
+        """
+        turns = -(-tokens // self.quantum)
+        return self.backlog.ahead_of(turns * self.quantum) / self.rate.tokens_per_second
 
     def check(self, tokens: int, deadline: float) -> None:
         """Raise `QueueFull` unless a request of `tokens` may wait now. An empty queue admits any request.

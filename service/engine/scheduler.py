@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
+from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.lane_metrics import LaneMetrics
 from service.errors import Internal, NonFiniteOutput, ServiceError, Unavailable
@@ -95,7 +96,7 @@ class Lane(Generic[TaskT, Result]):
         self._failure: Exception | None = None
         self._repairing = threading.Lock()
         self.metrics = self._metrics = LaneMetrics(metrics, name)
-        admission.backlog = self._queue.backlog
+        admission.backlog, admission.quantum = self._queue.backlog, backend.max_batch_tokens
         self._metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.tokens, lambda: admission.utilization)
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
@@ -221,6 +222,7 @@ class Lane(Generic[TaskT, Result]):
     # On a worker thread.
 
     def _work(self) -> None:
+        lower_thread_priority()
         while (batch := self._take()) is not None:
             started = time.perf_counter()
             if batch:
