@@ -37,6 +37,8 @@ def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> Mod
         prompts=manifest.prompts,
         precision=choice.precision,
         provider=choice.provider,
+        threads=choice.streams * choice.threads_per_stream,
+        backend_reason=choice.reason,
         row_lengths=list(model.backend.length_buckets),
         layers=list(range(manifest.num_hidden_layers + 1)),
         attention_kinds=list(manifest.attention_kinds),

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
+from service.engine.jobs import Entry, Job, Submitted
 from service.engine.lane_metrics import LaneMetrics
 from service.errors import Internal, NonFiniteOutput, ServiceError, Unavailable
 from service.metrics import Metrics
@@ -29,38 +29,6 @@ Result = TypeVar("Result")
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger("attendant.scheduler")
-
-
-class _Job(Generic[Result]):
-    """One request's tasks. Its future is done early if the client disconnected or a task failed."""
-
-    __slots__ = ("deadline", "future", "missing", "results", "started", "submitted")
-
-    def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
-        self.results: list[Result | None] = [None] * count
-        self.missing = count
-        self.deadline = deadline
-        self.future = future
-        self.started = False
-        self.submitted = time.perf_counter()
-
-    def is_stale(self) -> bool:
-        return self.future.done() or self.deadline <= time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[TaskT, Result]):
-    job: _Job[Result]
-    index: int
-    task: TaskT
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted(Generic[TaskT, Result]):
-    """A queued request: the results to come, and what of it still waits."""
-
-    job: _Job[Result]
-    request: WaitingRequest[_Entry[TaskT, Result]] | None
 
 
 class Lane(Generic[TaskT, Result]):
@@ -88,7 +56,7 @@ class Lane(Generic[TaskT, Result]):
         lock = threading.Lock()
         self._work_waits = threading.Condition(lock)
         self._idle = threading.Condition(lock)
-        self._queue: FairQueue[_Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
+        self._queue: FairQueue[Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
         self._reserved = 0
         self._running = 0
         self._closing = False
@@ -142,8 +110,8 @@ class Lane(Generic[TaskT, Result]):
 
     def submit(self, tasks: Sequence[TaskT], deadline: float) -> "Submitted[TaskT, Result]":
         """Queue one request's tasks; `wait` for their results. `deadline` is a time.monotonic() reading."""
-        job: _Job[Result] = _Job(len(tasks), deadline, self._loop.create_future())
-        entries = [_Entry(job, index, task) for index, task in enumerate(tasks)]
+        job: Job[Result] = Job(len(tasks), deadline, self._loop.create_future())
+        entries = [Entry(job, index, task) for index, task in enumerate(tasks)]
         if not tasks:
             job.future.set_result([])
             return Submitted(job, None)
@@ -196,7 +164,7 @@ class Lane(Generic[TaskT, Result]):
         with self._work_waits:
             self._work_waits.notify_all()
 
-    def _discard(self, request: WaitingRequest[_Entry[TaskT, Result]]) -> None:
+    def _discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
         with self._work_waits:
             dropped = len(self._queue.discard(request))
             self._notify_if_idle()
@@ -237,7 +205,7 @@ class Lane(Generic[TaskT, Result]):
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
 
-    def _take(self) -> list[_Entry[TaskT, Result]] | None:
+    def _take(self) -> list[Entry[TaskT, Result]] | None:
         """Wait for tasks and a stream to run them, and take the next batch; None if closing."""
         with self._work_waits:
             while not self._closing and not self._may_take():
@@ -259,7 +227,7 @@ class Lane(Generic[TaskT, Result]):
             return False
         return self._running < self._streams or self._queue.tokens >= self._backend.max_batch_tokens
 
-    def _run(self, batch: Sequence[_Entry[TaskT, Result]]) -> None:
+    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         started = time.perf_counter()
         for job in {entry.job for entry in batch}:
             if not job.started:
@@ -288,7 +256,7 @@ class Lane(Generic[TaskT, Result]):
             raise RuntimeError(f"{len(tasks)} tasks gave {len(results)} results")
         return results
 
-    def _recover(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         """Decide whether the session or an input is at fault: a tiny valid batch tells.
 
         If it fails too, retry once on a fresh session; if that fails, the lane is down for good.
@@ -311,7 +279,7 @@ class Lane(Generic[TaskT, Result]):
                     error = again
         self._bisect(batch, error)
 
-    def _bisect(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
         if len(batch) == 1:
             self._call_loop(self._fail, batch[0].job, error)
@@ -324,14 +292,14 @@ class Lane(Generic[TaskT, Result]):
             else:
                 self._reject(half)
 
-    def _stop_serving(self, batch: Sequence[_Entry[TaskT, Result]], error: Exception) -> None:
+    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         log.critical("inference backend failed lane=%s", self.name, exc_info=error)
         with self._work_waits:
             self._failure = error
             left = self._queue.clear()
         self._reject([*batch, *left])
 
-    def _reject(self, entries: Sequence[_Entry[TaskT, Result]]) -> None:
+    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
             error = Unavailable("The inference backend failed. Retry on another instance.", reason="backend_failed")
             self._call_loop(self._fail, entry.job, error)
@@ -342,7 +310,7 @@ class Lane(Generic[TaskT, Result]):
 
     # On the event loop again.
 
-    def _deliver(self, batch: Sequence[_Entry[TaskT, Result]], results: Sequence[Result]) -> None:
+    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
         for entry, result in zip(batch, results, strict=True):
             job = entry.job
             job.results[entry.index] = result
@@ -352,6 +320,6 @@ class Lane(Generic[TaskT, Result]):
             elif not job.missing:
                 job.future.set_result(job.results)  # type: ignore[arg-type]  # none is missing
 
-    def _fail(self, job: _Job[Result], error: Exception) -> None:
+    def _fail(self, job: Job[Result], error: Exception) -> None:
         if not job.future.done():
             job.future.set_exception(error)

@@ -511,7 +511,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "licence", "family", "layer_count", "head_count", "width", "output_width", "vocabulary_size", "max_tokens", "pooling", "normalize", "prompts", "precision", "provider", "row_lengths", "layers", "attention_kinds", "limits", "version")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "licence", "family", "layer_count", "head_count", "width", "output_width", "vocabulary_size", "max_tokens", "pooling", "normalize", "prompts", "precision", "provider", "row_lengths", "layers", "attention_kinds", "limits", "version", "threads", "backend_reason")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +542,8 @@ class GetModelResponse(_message.Message):
     ATTENTION_KINDS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -565,7 +567,9 @@ class GetModelResponse(_message.Message):
     attention_kinds: _containers.RepeatedScalarFieldContainer[str]
     limits: Limits
     version: str
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., licence: _Optional[str] = ..., family: _Optional[str] = ..., layer_count: _Optional[int] = ..., head_count: _Optional[int] = ..., width: _Optional[int] = ..., output_width: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., row_lengths: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+    threads: int
+    backend_reason: str
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., licence: _Optional[str] = ..., family: _Optional[str] = ..., layer_count: _Optional[int] = ..., head_count: _Optional[int] = ..., width: _Optional[int] = ..., output_width: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., row_lengths: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_inputs", "max_input_characters", "max_request_bytes", "max_response_bytes", "max_queue_tokens", "max_deadline_ms", "max_explain_queue_tokens", "header_timeout_ms", "body_timeout_ms", "max_spans_per_input", "max_spans_per_request", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_queue_ms", "max_explain_queue_ms")

@@ -124,6 +124,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             prompts=info.prompts,
             precision=info.precision,
             provider=info.provider,
+            threads=info.threads,
+            backend_reason=info.backend_reason,
             row_lengths=info.row_lengths,
             layers=info.layers,
             attention_kinds=info.attention_kinds,

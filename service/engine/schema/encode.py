@@ -238,6 +238,8 @@ class ModelInfo:
     prompts: dict[str, str]
     precision: str
     provider: str
+    threads: int
+    backend_reason: str
     row_lengths: list[int]
     layers: list[int]
     attention_kinds: list[str]

@@ -1,5 +1,6 @@
 """Pooling, cutting and narrowing against their definitions in plain numpy."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from model.artifact import Artifact, DenseRecord, Manifest, Pooling, TensorRecord
-from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch
+from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
+from service.errors import InvalidArgument
 
 SIZES = [3, 1, 7, 2]
 STARTS = [0, 3, 4, 11]
@@ -97,3 +99,27 @@ def test_a_model_without_dense_layers_has_no_head(tmp_path: Path, manifest: Mani
     """The pooled vector comes out as it went in."""
     pooled = np.ones((2, 8), dtype=np.float32)
     assert DenseLayers(with_dense(tmp_path, manifest))(pooled) is pooled
+
+
+@pytest.mark.parametrize(
+    "to_float16", [lambda values: cast(values, "float16"), lambda values: cast_map(values, "float16")]
+)
+def test_float16_overflow_is_rejected_by_name(to_float16: Callable[[Floats], object]) -> None:
+    """JSON spells infinity as null."""
+    with pytest.raises(
+        InvalidArgument, match=r'"float16" cannot represent this result \(magnitude 70000, limit 65504\)'
+    ):
+        to_float16(np.array([[1, -70_000]], dtype=np.float32))
+    to_float16(np.array([[1, -65_504]], dtype=np.float32))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+def test_padding_between_sequences_is_not_pooled(pooling: Pooling) -> None:
+    """Sequences may lie in any order, with padding between rows, up to the last token."""
+    hidden = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
+    starts, sizes = [10, 0, 8], [6, 5, 2]
+    pooled = pool_batch(hidden, starts, sizes, pooling)
+    for vector, start, size in zip(pooled, starts, sizes, strict=True):
+        rows = hidden[start : start + size]
+        expected = {"mean": rows.mean(axis=0), "max": rows.max(axis=0), "cls": rows[0]}[pooling]
+        np.testing.assert_allclose(vector, expected, rtol=1e-5)

@@ -112,6 +112,8 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
         "max_pending_request_bytes": 256 * 2**20, "max_connections": 2048, "max_grpc_streams": 256,
     }  # fmt: skip
     assert found["layers"] == [0, 1, 2, 3, 4, 5, 6]
+    assert found["threads"] >= 1
+    assert found["backend_reason"]
     assert found["attention_kinds"] == ["probs", "scores", "norm", "block_norm", "projection"]
     assert max(found["row_lengths"]) >= found["max_tokens"]
 
@@ -122,3 +124,11 @@ def test_layers_from_either_end_are_the_same(rest: httpx.Client) -> None:
     assert ahead == back
     assert ahead["precision"] == "float32"
     assert rest.post("/v1/encode", json={"inputs": "a", "layers": [99]}).status_code == 422
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_stacked_layers_of_several_inputs_have_one_vector_per_layer(rest: httpx.Client, encoding: str) -> None:
+    body = {"inputs": ["money bank", "river bank"], "layers": [1, -1], "layer_reduce": "stack", "encoding": encoding}
+    results = rest.post("/v1/encode", json=body).raise_for_status().json()["results"]
+    shapes = [np.shape(one["pooled"]) if encoding == "float" else tuple(one["pooled"]["shape"]) for one in results]
+    assert shapes == [(2, 384), (2, 384)]

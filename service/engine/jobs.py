@@ -1,0 +1,44 @@
+"""A job: the tasks of one request in a lane, and the future of their results."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from service.engine.backends.base import Task
+from service.engine.fair_queue import WaitingRequest
+
+TaskT = TypeVar("TaskT", bound=Task)
+Result = TypeVar("Result")
+
+
+class Job(Generic[Result]):
+    """One request's tasks. Its future is done early if the client disconnected or a task failed."""
+
+    __slots__ = ("deadline", "future", "missing", "results", "started", "submitted")
+
+    def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
+        self.results: list[Result | None] = [None] * count
+        self.missing = count
+        self.deadline = deadline
+        self.future = future
+        self.started = False
+        self.submitted = time.perf_counter()
+
+    def is_stale(self) -> bool:
+        return self.future.done() or self.deadline <= time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[TaskT, Result]):
+    job: Job[Result]
+    index: int
+    task: TaskT
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Generic[TaskT, Result]):
+    """A queued request: the results to come, and what of it still waits."""
+
+    job: Job[Result]
+    request: WaitingRequest[Entry[TaskT, Result]] | None
