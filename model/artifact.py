@@ -107,7 +107,7 @@ class AccuracyRecord(_Record):
 
 
 class GraphReport(_Record):
-    """What export measured of a graph; `accuracy` is set for float16."""
+    """Measurements of one graph; `accuracy` is set for float16."""
 
     parity: ParityRecord
     accuracy: AccuracyRecord | None = None
@@ -134,7 +134,7 @@ class GraphRecord(_Record):
 
 
 class Manifest(_Record):
-    """What the artifact holds. Sizes are counts; `max_input_tokens` includes the special tokens.
+    """The contents of an artifact. Sizes are counts; `max_input_tokens` includes the special tokens.
 
     `attention_kinds` are the kinds of map whose formulas fit the layout of the model's blocks.
     """

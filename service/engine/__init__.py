@@ -1,1 +1,1 @@
-"""What the doors call: validate, admit, tokenise, pack, run, build_results. Knows nothing of HTTP, gRPC or JSON."""
+"""The engine behind the API adapters. It knows no HTTP, gRPC or JSON."""

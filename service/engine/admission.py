@@ -59,7 +59,7 @@ class Admission:
 
     @property
     def near_capacity(self) -> bool:
-        """Whether the next request may be rejected."""
+        """True if the next request may be rejected."""
         return self.utilization > NEAR_CAPACITY or self.backlog.tokens > NEAR_CAPACITY * self._max_tokens
 
     def wait_s(self, tokens: int) -> float:

@@ -86,12 +86,12 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """Whether both lanes can run work."""
+        """True while both lanes can run work."""
         return self._fast.healthy and self._explain.healthy
 
     @property
     def near_capacity(self) -> bool:
-        """Whether the fast lane may reject the next request: then it pays to call `check_capacity` early."""
+        """True if the fast lane may reject the next request: then it pays to call `check_capacity` early."""
         return self._fast.admission.near_capacity
 
     def check_capacity(self, characters: int) -> None:

@@ -77,12 +77,12 @@ class Lane(Generic[TaskT, Result]):
 
     @property
     def busy(self) -> bool:
-        """Whether tasks wait."""
+        """True while tasks wait."""
         return len(self._queue) > 0
 
     @property
     def healthy(self) -> bool:
-        """Whether the backend works and every worker thread is alive."""
+        """True while the backend works and every worker thread is alive."""
         return self._failure is None and (self._closing or all(thread.is_alive() for thread in self._threads))
 
     def check_capacity(self, tokens: int, deadline: float) -> None:
@@ -222,7 +222,7 @@ class Lane(Generic[TaskT, Result]):
         return batch
 
     def _may_take(self) -> bool:
-        """Whether a stream is free, or a full batch waits that can be prepared until one is."""
+        """Return whether a stream is free, or a full batch waits that can be prepared until one is."""
         if not len(self._queue):
             return False
         return self._running < self._streams or self._queue.tokens >= self._backend.max_batch_tokens

@@ -12,6 +12,7 @@ import numpy as np
 
 from model.artifact import Artifact
 from model.packing import Ints
+from service.config import ConfigError
 from service.engine.backends import onnx_weights_pb2
 from service.engine.backends.base import Floats, PackedBackend, Precision
 
@@ -19,6 +20,7 @@ HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f3
 """INFERENCE_PRECISION_HINT. int8: the linear layers are quantized at run time, everything else stays in float32."""
 INT8_GROUP_SIZE = 32
 """Activations are quantized per token and group of this many channels: an embedding never depends on its batch."""
+MAX_PROTOBUF_BYTES = 2**31 - 2**20
 MAX_LATENCY_THREADS = 4
 MAX_LATENCY_TOKENS = 128
 """Larger batches, and more threads, gain nothing from running alone on several threads."""
@@ -134,10 +136,13 @@ def import_openvino() -> Any:
 def inline_weights(artifact: Artifact, graph: str) -> bytes:
     """Return the graph as one ONNX message with its weights inside.
 
-    OpenVINO reads external weights only from a path. These are the bytes that were verified.
+    OpenVINO reads external weights only from a path. These are the bytes that were verified. Raises `ConfigError` for
+    weights over the limit of an ONNX message.
     """
     record = artifact.manifest.graphs[graph]
     weights = memoryview(artifact.read(record.weights))
+    if len(weights) > MAX_PROTOBUF_BYTES:
+        raise ConfigError('ATTENDANT_PROVIDER: "openvino" cannot open weights over 2 GiB. Use "cpu".')
     model = onnx_weights_pb2.ModelProto.FromString(artifact.read(record.file))
     for tensor in model.graph.initializer:
         if not tensor.external_data:

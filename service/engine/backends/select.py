@@ -49,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the settings ask for; 0 threads or tokens means the default of the backend."""
+    """The options of the settings; 0 threads or tokens means the default of the backend."""
 
     provider: Provider = "auto"
     precision: PrecisionOption = "auto"
@@ -126,7 +126,7 @@ class Selection:
 
     @property
     def _missing_for_cuda(self) -> str | None:
-        """What running on a GPU lacks, and how to get it; None if nothing."""
+        """The missing requirement of a GPU, and how to meet it; None if all are met."""
         if not self.machine.cuda_build:
             return "onnxruntime-gpu is not installed in place of onnxruntime. Install the gpu extra."
         if self.options.gpu.device >= self.machine.gpus:

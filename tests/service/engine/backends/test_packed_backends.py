@@ -17,7 +17,7 @@ from model.artifact import Artifact
 from model.corpus import sample_sentences
 from model.packing import BatchShape, pack_batch
 from model.tokenizer import Source, Tokenizer
-from service.config import Settings
+from service.config import ConfigError, Settings
 from service.engine.backends import onnx_weights_pb2
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.openvino import inline_weights
@@ -172,6 +172,14 @@ def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
         assert (ours.name, ours.raw_data) == (theirs.name, theirs.raw_data)
         assert not ours.external_data
     assert onnx_weights_pb2.ModelProto.FromString(artifact.read("fast.onnx")).graph.initializer[0].external_data
+
+
+def test_weights_over_the_limit_of_a_message_are_rejected(
+    default_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.engine.backends.openvino.MAX_PROTOBUF_BYTES", 1000)
+    with pytest.raises(ConfigError, match='"openvino" cannot open weights over 2 GiB'):
+        inline_weights(Artifact.open(default_artifact), "fast")
 
 
 def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
