@@ -1,11 +1,13 @@
 """The number of CPUs a process may use."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from service.engine.backends.cpu import available_cpus
+from service.engine.backends.cpu import INFERENCE_NICE, available_cpus, lower_thread_priority
 
 
 def test_available_cpus_follows_affinity() -> None:
@@ -26,3 +28,18 @@ def test_available_cpus_follows_the_quota_of_the_cgroup(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     (tmp_path / "cpu.max").write_text(quota + "\n")
     assert available_cpus(tmp_path / "cpu.max") == cpus
+
+
+def test_lower_priority_is_inherited_and_leaves_other_threads_alone() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def lower_and_create() -> tuple[int, int]:
+        lower_thread_priority()
+        with ThreadPoolExecutor(1) as child:
+            return niceness(), child.submit(niceness).result()
+
+    before = niceness()
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(lower_and_create).result() == (INFERENCE_NICE, INFERENCE_NICE)
+    assert niceness() == before
