@@ -51,6 +51,9 @@ class OpenVinoBackend(PackedBackend):
         self._throughput = self._compile(core, model, streams, streams, self.workers)
         threads = min(streams, MAX_LATENCY_THREADS)
         self._latency = self._compile(core, model, 1, threads, 1) if threads > 1 else None
+        # The first call initializes static state of the bindings. Two threads that do so at once deadlock (2026.4.1):
+        # one holds the interpreter lock and waits for the initialization, the other one the reverse.
+        self._throughput.infer(self.full_batch(self.shapes.shapes[0]))
 
     def infer(self, inputs: dict[str, Ints]) -> Floats:
         """Inputs are copied.

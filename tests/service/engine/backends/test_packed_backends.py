@@ -182,6 +182,24 @@ def test_weights_over_the_limit_of_a_message_are_rejected(
         inline_weights(Artifact.open(default_artifact), "fast")
 
 
+def test_bindings_are_initialized_before_threads_use_them(default_artifact: Path) -> None:
+    """In processes of their own: the deadlock can happen once per process, at the first calls."""
+    program = (
+        "import threading; from pathlib import Path\n"
+        "from model.artifact import Artifact; from service.engine.backends.base import BackendChoice\n"
+        "from service.engine.backends.openvino import OpenVinoBackend, RequestPool\n"
+        "calls = []; infer = RequestPool.infer\n"
+        "def record(pool, inputs): calls.append(threading.current_thread().name); return infer(pool, inputs)\n"
+        "RequestPool.infer = record\n"
+        "choice = BackendChoice('openvino', 'float32', 'fast', 2, 1, 512, 'test')\n"
+        f"OpenVinoBackend(Artifact.open(Path({str(default_artifact)!r})), choice).warm_up()\n"
+        "assert calls[0] == 'MainThread', calls[:3]; assert len(set(calls)) > 1"
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
     program = (
         "import os; from service.engine.backends.openvino import import_openvino\n"
