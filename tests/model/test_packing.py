@@ -34,7 +34,7 @@ def test_shapes_are_few_and_the_cheapest_is_chosen() -> None:
     """Each compiles on each stream before the server is ready."""
     shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
     assert len(shapes.shapes) <= 30
-    assert shapes.fit([20])[0] == BatchShape(1, 24)
+    assert shapes.fit([20])[0] == BatchShape(1, 32)
     assert shapes.fit([128] * 4)[0] == BatchShape(4, 128)
     assert shapes.fit([120, 8] * 4)[0] == BatchShape(4, 128)
     assert shapes.fit([200, 200])[0] == BatchShape(2, 224)
