@@ -231,7 +231,8 @@ class Engine:
 
     def _tokenize_inputs(self, request: TokenizeRequest) -> list[TokenizeResult]:
         results, size = [], 0
-        for tokens in self._tokenizer.encode([item.source for item in request.inputs]):
+        for item in request.inputs:  # one by one: a response over the limit ends the work early
+            (tokens,) = self._tokenizer.encode([item.source])
             words = words_of(tokens)
             described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
             size += listed_bytes((*described, *words), request.wire)
