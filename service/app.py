@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -118,6 +119,8 @@ class App:
         info = engine.info
         self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
         gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # glibc only
+            ctypes.CDLL(None).malloc_trim(0)  # copies of the weights that were needed to open the model
         gc.freeze()  # what exists now stays as long as the process
         self._lifecycle.become_ready(engine)
         return EX_OK
