@@ -95,7 +95,7 @@ class Engine:
         return self._fast.admission.near_capacity
 
     def check_capacity(self, characters: int) -> None:
-        """Raise `QueueFull` or `Unavailable` unless the fast lane admits a request of so many characters now."""
+        """Raise `QueueFull` or `Unavailable` unless the fast lane admits a request of `characters` now."""
         self._fast.check_capacity(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
 
     async def drain(self) -> None:

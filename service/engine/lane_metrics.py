@@ -6,7 +6,7 @@ from service.metrics import Metrics
 
 
 class LaneMetrics:
-    """What a lane counts."""
+    """The counters, histograms and gauges of one lane."""
 
     def __init__(self, metrics: Metrics, lane: str) -> None:
         metrics.create_lane(lane)

@@ -20,7 +20,7 @@ log = logging.getLogger("attendant.model")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What the engine works with. `tokens_per_second` is what warm-up measured on the fast graph."""
+    """An opened artifact. `tokens_per_second`: the rate of the fast graph, measured by warm-up."""
 
     artifact: Artifact
     tokenizer: Tokenizer
