@@ -98,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._sender = sender
         self._due = self.written = 0.0
         self._status, self._missing, self._head = 0, 0, b""
+        self.closes = False
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,6 +118,7 @@ class Connection(asyncio.Protocol):
                 return
             head = self._head[:end].lower()
             self._status = int(head[9:12])
+            self.closes = b"\r\nconnection: close" in head
             at = head.index(b"content-length:") + 15
             self._missing = int(head[at:].split(b"\r\n", 1)[0])
             data = self._head[end + 4 :]
@@ -144,9 +146,15 @@ class Sender:
 
     def answered(self, connection: Connection, status: int, due: float, written: float) -> None:
         self.answers.append((time.perf_counter(), status, due, written))
-        self._free.append(connection)
+        if connection.closes and connection.transport is not None:
+            self._all.discard(connection)
+            connection.transport.close()
+        else:
+            self._free.append(connection)
 
     def lost(self, connection: Connection) -> None:
+        if connection not in self._all:
+            return
         self._all.discard(connection)
         if connection in self._free:
             self._free.remove(connection)

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from tests.bench import open_loop
 from tests.bench.load import GZIP
 from tests.bench.open_loop import Sender, main_thread_s, request_of
 
@@ -53,6 +54,23 @@ async def test_requests_leave_on_time_when_responses_are_missing_or_rejections(r
     assert len(late) == len(seen) == 5
     assert [status for _, status, _, _ in sender.answers] == ([429] * 5 if reply else [])
     assert sender.failed == 0
+
+
+async def test_connection_is_not_used_again_when_the_response_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would not answer on it: that is no failure of the server."""
+    monkeypatch.setattr(open_loop, "LEFT_S", 0.2)
+    seen: list[bytes] = []
+    opened: set[Replier] = set()
+    reply = b"HTTP/1.1 503 Unavailable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno"
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Replier(reply, seen, opened, asyncio.Event()), "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
+        sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
+        await sender.send_all(np.arange(1, 6) / 100)
+        assert not opened
+        sender.close()
+    assert (len(seen), len(sender.answers), sender.failed, sender.unanswered()) == (5, 5, 0, [])
 
 
 def test_main_thread_time_grows_with_work() -> None:
