@@ -8,7 +8,8 @@ from service.errors import QueueFull
 
 RATE_MEMORY_S = 2.0
 """Time constant over which the measured rate forgets."""
-NEAR_CAPACITY = 0.9
+NEAR_CAPACITY = 0.5
+"""One step of a busy event loop may read hundreds of requests, enough to fill the rest of the queue."""
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
 

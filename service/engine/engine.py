@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -97,6 +97,10 @@ class Engine:
     def check_capacity(self, characters: int) -> None:
         """Raise `QueueFull` or `Unavailable` unless the fast lane admits a request of `characters` now."""
         self._fast.check_capacity(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
+
+    def reserve(self, characters: int) -> AbstractContextManager[None]:
+        """Return a reservation of a request of `characters` in the fast lane. Raises as `Lane.reserve`."""
+        return self._fast.reserve(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
 
     async def drain(self) -> None:
         """Return when every admitted request has its results."""

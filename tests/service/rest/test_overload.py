@@ -1,10 +1,12 @@
 """Load shedding: the same rejections as those of the engine, and nothing else is rejected."""
 
+import asyncio
 import json
 
 import pytest
 
 from service.auth import ApiKeys
+from service.engine.engine import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.rest.overload import LoadShedder
 from tests.service.conftest import fast_lane, open_house
@@ -58,6 +60,19 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
             assert shedder.active
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "%s"}' % (b"bank " * 20)) is not None
+
+
+async def test_load_shedder_counts_requests_whose_task_has_not_started(model: LoadedModel) -> None:
+    """Of all requests of one step of the loop, only those that fit pass; the engine counts them from then on."""
+    async with open_house(model, max_queue_tokens=FULL) as house:
+        shedder = LoadShedder(house.host, house.metrics, None)
+        body = b'{"inputs": "%s"}' % (b"bank " * 5)
+        with fast_lane(house).reserve(FULL - 3 * len(body) // CHARACTERS_PER_TOKEN):
+            passed = [shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None for _ in range(5)]
+            assert passed == [True, True, True, False, False]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None
 
 
 async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
