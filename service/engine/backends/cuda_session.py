@@ -2,23 +2,29 @@
 
 import contextlib
 import ctypes
+import importlib.util
 import logging
 import sys
-
-import onnxruntime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.config import ConfigError
 from service.engine.backends.base import Gpu
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 CUDA = "CUDAExecutionProvider"
+CUDA_LIBRARY = "capi/libonnxruntime_providers_cuda.so"
 DRIVER = "libcuda.so.1"
 
 log = logging.getLogger("attendant.gpu")
 
 
 def built_for_cuda() -> bool:
-    """Return whether this onnxruntime has the CUDA provider, as the package onnxruntime-gpu does."""
-    return CUDA in onnxruntime.get_available_providers()
+    """Return whether this onnxruntime has the CUDA provider, as the package onnxruntime-gpu does; do not import it."""
+    spec = importlib.util.find_spec("onnxruntime")
+    return spec is not None and spec.origin is not None and (Path(spec.origin).parent / CUDA_LIBRARY).is_file()
 
 
 def gpu_count() -> int:
@@ -33,11 +39,13 @@ def gpu_count() -> int:
     return count.value
 
 
-def open_session(graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu) -> onnxruntime.InferenceSession:
+def open_session(graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu) -> "onnxruntime.InferenceSession":
     """Open a session on the GPU that can capture CUDA graphs; raise `ConfigError` if it would run anywhere else.
 
     cuDNN is not loaded: no node of the graph uses it.
     """
+    import onnxruntime
+
     with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries it misses
         onnxruntime.preload_dlls(cudnn=False)
     session, reason = None, ""
@@ -58,8 +66,10 @@ def open_session(graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu) ->
 
 
 def _open(
-    graph: bytes, options: onnxruntime.SessionOptions, gpu: Gpu, *, capturing: bool
-) -> onnxruntime.InferenceSession:
+    graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu, *, capturing: bool
+) -> "onnxruntime.InferenceSession":
+    import onnxruntime
+
     chosen = {
         "device_id": str(gpu.device),
         "enable_cuda_graph": str(int(capturing)),

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
@@ -14,6 +13,9 @@ from model.tokenizer import Tokens
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.schema.encode import ExplainTask
 from service.errors import NonFiniteOutput
+
+if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need
+    import onnxruntime
 
 CPU = "CPUExecutionProvider"
 EXPLAIN_TOKENS_PER_SECOND = 3000.0
@@ -27,7 +29,7 @@ class OnnxRuntimeCpuBackend(PackedBackend):
     """
 
     batch_shapes = tuple((1, length) for length in range(4, 257, 4))  # a new shape costs nothing here
-    _session: onnxruntime.InferenceSession
+    _session: "onnxruntime.InferenceSession"
 
     def reopen(self) -> None:
         self._session = open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream)
@@ -60,7 +62,7 @@ class ExplainBackend:
         self._segment_types = artifact.manifest.type_vocab_size
 
     @cached_property
-    def _session(self) -> onnxruntime.InferenceSession:
+    def _session(self) -> "onnxruntime.InferenceSession":
         """Also limit numpy's BLAS to one thread.
 
         With more, matrices as small as attention maps take several times longer, and the threads keep cores from the
@@ -94,11 +96,13 @@ class ExplainBackend:
 
 def open_cpu_session(
     artifact: Artifact, graph: str, threads: int, *, arena: bool = True
-) -> onnxruntime.InferenceSession:
+) -> "onnxruntime.InferenceSession":
     """Open a graph over the very bytes that were verified.
 
     Without an `arena`, memory goes back after each run: an arena that met many shapes keeps the sum of them.
     """
+    import onnxruntime
+
     record = artifact.manifest.graphs[graph]
     options = session_options(threads)
     options.enable_cpu_mem_arena = arena
@@ -107,8 +111,10 @@ def open_cpu_session(
     return onnxruntime.InferenceSession(artifact.read(record.file), options, providers=[CPU])
 
 
-def session_options(threads: int) -> onnxruntime.SessionOptions:
+def session_options(threads: int) -> "onnxruntime.SessionOptions":
     """Return options for a session whose threads sleep while they wait: the event loop needs the core."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
