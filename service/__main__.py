@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import orjson
 import uvloop
@@ -16,12 +17,14 @@ from model.artifact import ArtifactError
 from model.tokenizer import Source
 from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
-from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
 from service.errors import MalformedRequest, ServiceError
 from service.logs import set_up_logging
 from service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 USAGE = """usage: attendant COMMAND
 
@@ -36,6 +39,17 @@ EMBED_BATCH = 32
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status."""
+    status = _run(arguments)
+    if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
+        # A signal arrived, or a port could not be bound, while the runtime was loading: it cannot be interrupted, and
+        # may crash at interpreter exit.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(arguments: list[str] | None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     try:
         if command == "serve":
@@ -59,13 +73,7 @@ def _serve(settings: Settings) -> int:
     async def run() -> int:
         return await App(settings).run()
 
-    status = uvloop.run(run())
-    if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
-        # A signal arrived while the runtime was loading: it cannot be interrupted, and may crash at interpreter exit.
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+    return uvloop.run(run())
 
 
 def _is_option(rest: list[str]) -> bool:
@@ -82,6 +90,8 @@ def _read_lines() -> Iterator[str]:
 
 
 async def _embed(settings: Settings, lines: Iterable[str]) -> int:
+    from service.engine.engine import Engine  # serve imports it while the model loads
+
     engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
     cut = 0
     try:
@@ -104,7 +114,7 @@ async def _embed(settings: Settings, lines: Iterable[str]) -> int:
     return EX_OK
 
 
-async def _embed_line(engine: Engine, number: int, line: str) -> EncodeResponse:
+async def _embed_line(engine: "Engine", number: int, line: str) -> EncodeResponse:
     try:
         return await engine.encode(EncodeRequest((Input(Source(line)),), truncation="right", field="line"))
     except ServiceError as error:

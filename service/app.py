@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,15 +28,13 @@ from service import __version__
 from service.auth import ApiKeys
 from service.config import ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
-from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.app import make_admin_app, make_app
-from service.rest.overload import LoadShedder
-from service.rest.protocol import ConnectionLimits
-from service.rest.server import Server
-from service.rpc.server import RpcServer
+
+if TYPE_CHECKING:
+    from service.rest.server import Server
+    from service.rpc.server import RpcServer
 
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
@@ -63,14 +61,6 @@ class App:
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__).set(1)
         self._lifecycle = Lifecycle(self.metrics)
-        header_timeout_s = settings.header_timeout_ms / 1000
-        self._rest = Server(
-            make_app(self._lifecycle, settings, self.metrics, self._keys),
-            ConnectionLimits(header_timeout_s, settings.max_connections, self.metrics.count_rejection),
-            LoadShedder(self._lifecycle, self.metrics, self._keys),
-        )
-        self._admin = Server(make_admin_app(self._lifecycle, self.metrics), ConnectionLimits(header_timeout_s))
-        self._rpc = RpcServer(self._lifecycle, settings, self.metrics, self._keys)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
@@ -82,13 +72,15 @@ class App:
         if settings.grpc_port:
             bind(settings.host, settings.grpc_port, "gRPC").close()  # grpc reports a failure on several lines
         with background_task(self._watch_loop()), relaxed_gc():
+            loading = run_in_thread(self._load_model)
+            self._rest, self._admin, self._rpc = self._make_servers()
             await self._admin.start(admin_socket)
             await self._rest.start(rest_socket)
             try:
                 grpc_port = await self._rpc.start(format_address(settings.host, settings.grpc_port))
             except OSError:
                 raise port_error("gRPC", settings.host, settings.grpc_port) from None
-            status = await self._load()
+            status = await self._finish_loading(loading)
             if status == EX_OK and not self._stop.is_set():
                 await self._rpc.set_serving(True)
                 self._announce(rest_socket.getsockname()[1], grpc_port, admin_socket.getsockname()[1])
@@ -96,9 +88,26 @@ class App:
             await self._drain()
         return status
 
-    async def _load(self) -> int:
-        """Load the model while the probes already respond; return at once when a signal arrives."""
-        loading = run_in_thread(self._load_model)
+    def _make_servers(self) -> "tuple[Server, Server, RpcServer]":
+        """Return the servers of REST, admin and gRPC. Importing them takes 0.3 s, while a thread loads the model."""
+        from service.rest.app import make_admin_app, make_app
+        from service.rest.overload import LoadShedder
+        from service.rest.protocol import ConnectionLimits
+        from service.rest.server import Server
+        from service.rpc.server import RpcServer
+
+        settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
+        header_timeout_s = settings.header_timeout_ms / 1000
+        rest = Server(
+            make_app(lifecycle, settings, metrics, keys),
+            ConnectionLimits(header_timeout_s, settings.max_connections, metrics.count_rejection),
+            LoadShedder(lifecycle, metrics, keys),
+        )
+        admin = Server(make_admin_app(lifecycle, metrics), ConnectionLimits(header_timeout_s))
+        return rest, admin, RpcServer(lifecycle, settings, metrics, keys)
+
+    async def _finish_loading(self, loading: "asyncio.Future[LoadedModel]") -> int:
+        """Start the engine once the model is loaded; return at once when a signal arrives."""
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +124,8 @@ class App:
             self._lifecycle.fail()
             log.exception("model load failed")
             return EX_SOFTWARE
+        from service.engine.engine import Engine
+
         engine = Engine(model, self._settings, self.metrics)
         info = engine.info
         self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)

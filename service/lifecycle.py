@@ -1,10 +1,13 @@
 """The state of the process, and the engine once it is loaded."""
 
 import enum
+from typing import TYPE_CHECKING
 
-from service.engine.engine import Engine
 from service.errors import Unavailable
 from service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 RETRY_AFTER_S = 1
 
@@ -28,7 +31,7 @@ class Lifecycle:
         self.rejecting = False
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> "Engine":
         """The engine; raises `Unavailable` unless requests are accepted."""
         if self.rejecting:
             raise Unavailable("Server is stopping. Retry elsewhere.", reason="draining", retry_after_s=RETRY_AFTER_S)
@@ -53,7 +56,7 @@ class Lifecycle:
     def ready(self) -> bool:
         return self.status is Status.READY
 
-    def become_ready(self, engine: Engine) -> None:
+    def become_ready(self, engine: "Engine") -> None:
         """Accept requests."""
         self._engine = engine
         self._enter(Status.READY)
