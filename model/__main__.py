@@ -1,4 +1,4 @@
-"""`attendant-model export | verify`: make an artifact, or check one."""
+"""Command line of `attendant-model`: export a published model to an artifact, or verify an artifact."""
 
 import argparse
 import sys
@@ -7,28 +7,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.artifact import VARIANTS, Artifact, ArtifactError
-from model.corpus import read_texts, sample_sentences
+from model.sample_texts import read_texts, sample_sentences
 
-TEXTS = 2000
+DEFAULT_EVAL_TEXTS = 2000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; 0 when it did what was asked, 1 with one line on stderr when not."""
-    parser = argparse.ArgumentParser(prog="attendant-model", description=__doc__)
+    """Run one command; return 0, or 1 after printing one line to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="attendant-model", description="Export a published model to an artifact, or verify an artifact."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("export", help="write the artifact of a published model")
-    making.add_argument("source", help='a directory, a hub id such as "BAAI/bge-small-en-v1.5", or "default"')
-    making.add_argument("-o", "--out", type=Path, required=True, help="the directory to write")
-    making.add_argument("--revision", help="a hub id's branch, tag or commit")
-    making.add_argument("--name", help="the name it is served under (default: the last part of the source)")
-    making.add_argument(
-        "--with", dest="variants", action="append", default=[], choices=VARIANTS, help="a further graph; repeatable"
+    export = commands.add_parser("export", help="export a published model")
+    export.add_argument(
+        "source", help='directory, Hugging Face model ID such as "BAAI/bge-small-en-v1.5", or "default"'
     )
-    making.add_argument(
-        "--texts", type=Path, help="a file of texts, one a line, to measure its accuracy over (default: 2000 sentences)"
+    export.add_argument("-o", "--out", type=Path, required=True, help="directory to write")
+    export.add_argument("--revision", help="branch, tag or commit of a Hugging Face model ID")
+    export.add_argument("--name", help="model name (default: last part of the source)")
+    export.add_argument(
+        "--variant", dest="variants", action="append", default=[], choices=VARIANTS, help="additional graph; repeatable"
     )
-    checking = commands.add_parser("verify", help="check every byte of an artifact against its manifest")
-    checking.add_argument("artifact", type=Path)
+    export.add_argument(
+        "--eval-texts",
+        type=Path,
+        help=f"file with one text per line to measure cuda accuracy (default: {DEFAULT_EVAL_TEXTS} sample sentences)",
+    )
+    verify = commands.add_parser("verify", help="verify every file of an artifact against its manifest")
+    verify.add_argument("artifact", type=Path)
     options = parser.parse_args(arguments)
     return _export(options) if options.command == "export" else _verify(options.artifact)
 
@@ -40,19 +46,19 @@ def _export(options: argparse.Namespace) -> int:
         print(f"[{time.monotonic() - started:5.1f} s] {step}", file=sys.stderr, flush=True)
 
     try:
-        # Only this command needs torch; `verify` works where it is not installed.
-        from model.accuracy import AccuracyError
+        # `verify` works without torch.
+        from model.checkpoint_files import CheckpointError
         from model.export import ParityError, Variants, export
-        from model.published import CheckpointError
-        from model.source import SourceError
+        from model.mixed_precision import AccuracyError
+        from model.model_source import SourceError
     except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name} is not installed; exporting needs it: pip install 'attendant[cpu,export]'")
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export]'")
     try:
-        texts = _texts(options)
+        eval_texts = _eval_texts(options)
     except ValueError as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{options.texts}: {error.strerror}.")
+        return _fail(f"{options.eval_texts}: cannot be read ({error.strerror}). Check the path.")
     try:
         manifest = export(
             options.source,
@@ -60,21 +66,21 @@ def _export(options: argparse.Namespace) -> int:
             revision=options.revision,
             name=options.name,
             progress=progress,
-            variants=Variants(options.variants, texts),
+            variants=Variants(options.variants, eval_texts),
         )
     except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename or options.out}: {error.strerror or error}.")
+        return _fail(f"{error.filename or options.out}: cannot be read or written ({error.strerror or error}).")
     progress(f"wrote {manifest.name} to {options.out}")
     return 0
 
 
-def _texts(options: argparse.Namespace) -> Sequence[str]:
-    """Return the texts over which the precision of the cuda graph is chosen; none without it."""
+def _eval_texts(options: argparse.Namespace) -> Sequence[str]:
+    """Return the texts for the accuracy of the cuda graph; none without that variant."""
     if "cuda" not in options.variants:
         return ()
-    return read_texts(options.texts) if options.texts else sample_sentences(TEXTS)
+    return read_texts(options.eval_texts) if options.eval_texts else sample_sentences(DEFAULT_EVAL_TEXTS)
 
 
 def _verify(directory: Path) -> int:
@@ -91,12 +97,12 @@ def _verify(directory: Path) -> int:
             continue
         parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
         line = (
-            f"  graph {name}, {graph.precision}: differs from torch by {parity.max_abs_difference:.2e} at most, "
-            f"{parity.tolerance:.0e} allowed, over {parity.rows} rows"
+            f"  graph {name}, {graph.precision}: max difference from torch {parity.max_abs_difference:.2e} "
+            f"(limit {parity.tolerance:.0e}, {parity.batches} batches)"
         )
         if accuracy is not None:
-            line += f"; smallest cosine to float32 {accuracy.min_cosine:.7f} over {accuracy.texts} texts"
-            line += f", in float32 {', '.join(accuracy.kept)}" if accuracy.kept else ""
+            line += f", min cosine to float32 {accuracy.min_cosine:.7f} ({accuracy.texts} texts)"
+            line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
         print(line)
     return 0
 

@@ -1,8 +1,7 @@
 """The artifact: the directory that `attendant-model export` writes and `attendant serve` reads.
 
-Nothing else passes from model/ to service/. `Artifact.open` trusts nothing: it refuses a directory in which
-any byte differs from the manifest, a listed file is missing, or a file is there that is not listed.
-This module knows no torch and no onnxruntime.
+It is the only interface between model/ and service/. `Artifact.open` rejects a directory with a file that differs
+from the manifest, is missing, or is not listed. This module imports neither torch nor onnxruntime.
 """
 
 import hashlib
@@ -27,15 +26,15 @@ Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 Variant = Literal["cuda", "int8"]
 VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
-"""Graphs that an artifact may hold beside `fast` and `explain`, by the name of each in the manifest."""
+"""Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
 GraphPrecision = Literal["float32", "float16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
-"""Kinds of attention map, as service/engine/explain/maps.py defines them."""
+"""Kinds of attention map. service/engine/explain/maps.py defines them."""
 
 
 class ArtifactError(Exception):
-    """The directory is not a sound artifact; the message names the file and says what to do."""
+    """An invalid artifact. The message names the file and a remedy."""
 
 
 class _Record(BaseModel):
@@ -43,18 +42,20 @@ class _Record(BaseModel):
 
 
 class _Version(BaseModel):
-    """Read before the rest: another format has other fields."""
+    """The format version alone: other formats have other fields."""
 
     format_version: int
 
 
 class FileRecord(_Record):
+    """Digest and size in bytes of a file."""
+
     sha256: str
     size: int
 
 
 class TensorRecord(_Record):
-    """A float32 little-endian array inside a file of the artifact; `offset` in bytes."""
+    """A little-endian float32 array in a file of the artifact; `offset` in bytes."""
 
     file: str
     offset: int
@@ -62,7 +63,7 @@ class TensorRecord(_Record):
 
 
 class BlockRecord(_Record):
-    """The weights that attention maps are computed from; a linear map is `x @ weight + bias`, weight `(in, out)`."""
+    """The weights of one block that attention maps need. Linear maps are `x @ weight + bias`, weight (in, out)."""
 
     query: TensorRecord
     query_bias: TensorRecord
@@ -76,11 +77,12 @@ class BlockRecord(_Record):
     norm_bias: TensorRecord
 
     def tensors(self) -> list[TensorRecord]:
+        """Return the records of all tensors of the block."""
         return [getattr(self, name) for name in type(self).model_fields]
 
 
 class DenseRecord(_Record):
-    """A linear map applied to the pooled vector (as LaBSE has): `activation(x @ weight.T + bias)`."""
+    """A dense layer on the pooled vector, as in LaBSE: `activation(x @ weight.T + bias)`."""
 
     weight: TensorRecord
     bias: TensorRecord | None
@@ -88,22 +90,22 @@ class DenseRecord(_Record):
 
 
 class ParityRecord(_Record):
-    """How far onnxruntime came from torch over a grid of row lengths, as `attendant-model export` measured it."""
+    """The largest absolute difference between onnxruntime and torch over a grid of packed batches."""
 
-    rows: int
+    batches: int
     max_abs_difference: float
     tolerance: float
 
 
 class AccuracyRecord(_Record):
-    """How near a narrowed graph stays to the encoder in float32: the smallest cosine of a text's vector over `texts`.
+    """The smallest cosine similarity between float16 and float32 embeddings, over a number of texts.
 
-    `kept` names the parts of the encoder that stay in float32 because the cosine asked for it.
+    `float32_parts` are the parts of the encoder that stay in float32 to reach it.
     """
 
     texts: int
     min_cosine: float
-    kept: tuple[str, ...]
+    float32_parts: tuple[str, ...]
 
 
 class GraphReport(_Record):
@@ -116,7 +118,7 @@ class GraphReport(_Record):
 class Report(_Record):
     """The measurements of an export, by graph.
 
-    They differ in the last digits between machines, so they lie in a file of their own that the digest leaves out.
+    Their last digits differ between machines, so they are in a separate file that the digest does not cover.
     The server does not read it.
     """
 
@@ -124,7 +126,7 @@ class Report(_Record):
 
 
 class GraphRecord(_Record):
-    """One graph. `weights` is the file of its weights."""
+    """An ONNX graph; `file` and `weights` are file names, `inputs` and `outputs` tensor names."""
 
     file: str
     weights: str
@@ -134,9 +136,11 @@ class GraphRecord(_Record):
 
 
 class Manifest(_Record):
-    """The contents of an artifact. Sizes are counts; `max_input_tokens` includes the special tokens.
+    """The description of a model and the files of its artifact.
 
-    `attention_kinds` are the kinds of map whose formulas fit the layout of the model's blocks.
+    `max_input_tokens` includes special tokens. `dimensions` is the size of an embedding after the dense layers.
+    `attention_kinds` are the kinds of map whose formulas apply to the model's blocks. `static` is the embedding table.
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it.
     """
 
     format_version: int
@@ -156,6 +160,8 @@ class Manifest(_Record):
     normalize: bool
     dense: tuple[DenseRecord, ...]
     prompts: dict[str, str]
+    default_prompt_name: str | None
+    include_prompt: bool
     graphs: dict[str, GraphRecord]
     static: TensorRecord
     attention_kinds: tuple[Kind, ...]
@@ -166,7 +172,7 @@ class Manifest(_Record):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified directory. `digest` is the sha256 of the manifest, so it stands for every byte of the model."""
+    """A verified artifact. `digest` is the SHA-256 of the manifest, which contains the digest of every file."""
 
     root: Path
     manifest: Manifest
@@ -174,51 +180,60 @@ class Artifact:
 
     @classmethod
     def open(cls, root: Path, expected_digest: str | None = None) -> "Artifact":
-        """Verify every file of `root`; raise `ArtifactError` naming the first that is wrong."""
+        """Verify every file of `root`.
+
+        Raises:
+            ArtifactError: a file is invalid, missing or unlisted, or the digest is not `expected_digest`.
+        """
         if not root.is_dir():
-            raise ArtifactError(f"{root}: no such directory. Make one with: attendant-model export SOURCE -o {root}")
+            raise ArtifactError(f"{root}: no such directory. Create it with: attendant-model export SOURCE -o {root}")
         root = root.resolve()
         body = _read(root, MANIFEST)
         digest = hashlib.sha256(body).hexdigest()
         if _read(root, MANIFEST_DIGEST) != f"{digest}\n".encode():
-            raise ArtifactError(f"{root / MANIFEST}: its sha256 is not the one in {MANIFEST_DIGEST}. Export it again.")
+            raise ArtifactError(f"{root / MANIFEST}: SHA-256 mismatch with {MANIFEST_DIGEST}. Export again.")
         if expected_digest is not None and expected_digest.removeprefix("sha256:") != digest:
-            raise ArtifactError(f"{root / MANIFEST}: its sha256 is {digest}, not the pinned one.")
+            raise ArtifactError(
+                f"{root / MANIFEST}: not the pinned digest (sha256:{digest}). Change the pin or the artifact."
+            )
         artifact = cls(root, _parse(root, body), digest)
-        artifact._refuse_strangers()
+        artifact._reject_unlisted_files()
         for name in artifact.manifest.files:
             artifact.read(name)
         return artifact
 
     def read(self, name: str) -> bytes:
-        """The bytes of a listed file, checked against its hash: what is returned is what was hashed."""
+        """Return the bytes of a listed file after verifying its digest. Raises ArtifactError."""
         record = self.manifest.files[name]
         body = _read(self.root, name)
         if len(body) != record.size:
-            raise ArtifactError(f"{self.root / name}: {len(body)} bytes, not the {record.size} of the manifest.")
+            raise ArtifactError(
+                f"{self.root / name}: size mismatch with {MANIFEST} ({len(body)} bytes, expected {record.size}). "
+                "Export again."
+            )
         if hashlib.sha256(body).hexdigest() != record.sha256:
-            raise ArtifactError(f"{self.root / name}: its sha256 is not the manifest's; the file is damaged.")
+            raise ArtifactError(f"{self.root / name}: SHA-256 mismatch with {MANIFEST}. Export again.")
         return body
 
     def read_report(self) -> Report | None:
-        """Return what export measured; None if the file is missing or was changed beyond reading."""
+        """Return the measurements of the export; None if report.json is missing or invalid."""
         try:
             return Report.model_validate_json(_read(self.root, REPORT))
         except (ArtifactError, ValidationError):
             return None
 
     def map(self, tensor: TensorRecord) -> NDArray[np.float32]:
-        """A read-only view of a tensor; pages come into memory as they are touched."""
+        """Return a read-only memory map of a tensor."""
         return np.memmap(
             self.root / tensor.file, dtype="<f4", mode="r", offset=tensor.offset, shape=tuple(tensor.shape)
         )
 
-    def _refuse_strangers(self) -> None:
+    def _reject_unlisted_files(self) -> None:
         listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, REPORT}
         for path in sorted(self.root.rglob("*")):
             name = path.relative_to(self.root).as_posix()
             if name not in listed:
-                raise ArtifactError(f"{path}: not listed in {MANIFEST}. An artifact holds only what it lists.")
+                raise ArtifactError(f"{path}: not listed in {MANIFEST}. Remove it.")
         for name in [
             *(name for graph in self.manifest.graphs.values() for name in (graph.file, graph.weights)),
             TOKENIZER,
@@ -227,7 +242,7 @@ class Artifact:
             *(tensor.file for dense in self.manifest.dense for tensor in (dense.weight, dense.bias) if tensor),
         ]:
             if name not in self.manifest.files:
-                raise ArtifactError(f"{self.root / MANIFEST}: refers to {name!r}, which it does not list.")
+                raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
 
 
 def write_manifest(root: Path, manifest: Manifest) -> str:
@@ -240,6 +255,7 @@ def write_manifest(root: Path, manifest: Manifest) -> str:
 
 
 def describe_file(path: Path) -> FileRecord:
+    """Return the record of a file."""
     with path.open("rb") as file:
         return FileRecord(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
@@ -249,31 +265,31 @@ def _parse(root: Path, body: bytes) -> Manifest:
         version = _Version.model_validate_json(body).format_version
         if version != FORMAT_VERSION:
             raise ArtifactError(
-                f"{root / MANIFEST}: format {version}, but this version reads {FORMAT_VERSION}. Export it again."
+                f"{root / MANIFEST}: unsupported format ({version}, expected {FORMAT_VERSION}). Export again."
             )
         return Manifest.model_validate_json(body)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ArtifactError(
-            f"{root / MANIFEST}: not a manifest this version reads (at {where or 'the top'}). Export it again."
-        ) from None
+        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ArtifactError(f"{root / MANIFEST}: invalid manifest (at {field or 'the top'}). Export again.") from None
 
 
 def _read(root: Path, name: str) -> bytes:
-    """Read a file that really lies in `root`: not a link of either kind, which could change behind our back."""
+    """Read a regular file of `root`. Links are rejected, because their target can change after verification."""
     path = root / name
     if "\0" in name or root not in path.resolve().parents:
-        raise ArtifactError(f"{path}: leads out of the artifact.")
+        raise ArtifactError(f"{path}: outside of the artifact. Export again.")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # O_NONBLOCK: opening a pipe blocks
     except FileNotFoundError:
-        raise ArtifactError(f"{path}: missing. Export it again.") from None
+        raise ArtifactError(f"{path}: missing. Export again.") from None
     except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror}). Check its type and permissions.") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise ArtifactError(f"{path}: not a plain file of its own (a link, or hard-linked elsewhere).")
+            raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:

@@ -1,4 +1,7 @@
-"""Published weights to an `Encoder`: one name map per family, every tensor used or a clear failure."""
+"""Loading of published checkpoints into an `Encoder`, with one name map per model family.
+
+Every tensor is either loaded, known to be unused, or an error.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -8,40 +11,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.encoder import ACTIVATIONS, Encoder, EncoderConfig
-from model.modules import TextVector, read_max_tokens, read_text_vector
-from model.published import CheckpointError, read_json, read_tensors
+from model.sentence_transformers_config import EmbeddingConfig, read_embedding_config, read_max_input_tokens
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a published model says: the encoder, and how a text's vector is made of its tokens' vectors."""
+    """A published model: its encoder, tokenizer.json and embedding configuration."""
 
     encoder: Encoder
-    family: str
-    max_tokens: int
+    model_type: str
+    max_input_tokens: int
     tokenizer: bytes
-    text_vector: TextVector
+    embedding_config: EmbeddingConfig
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one family spells our encoder: `prefixes` its tensors may carry, and the name of each part.
+    """The tensor and config names of a model family.
 
-    `after_padding`: the head of the position table, up to the padding id, is never used by a text (RoBERTa counts
-    from its padding id plus one); it is dropped, so that positions start at 0 everywhere else.
+    `prefixes` are the possible prefixes of its tensor names. `module_names` and `config_keys` map the names of
+    `Encoder` and `EncoderConfig` to those of the family.
+    `position_offset`: RoBERTa numbers positions from its padding id plus one, so the rows of the position table
+    before that are unused. They are dropped, and positions start at 0 in every family.
     """
 
     prefixes: tuple[str, ...]
-    names: dict[str, str]
-    after_padding: bool = False
-    sizes: dict[str, str] = field(default_factory=dict)
+    module_names: dict[str, str]
+    position_offset: bool = False
+    config_keys: dict[str, str] = field(default_factory=dict)
 
 
 BERT_NAMES = {
-    "embeddings.tokens": "embeddings.word_embeddings",
-    "embeddings.positions": "embeddings.position_embeddings",
-    "embeddings.types": "embeddings.token_type_embeddings",
+    "embeddings.word_embeddings": "embeddings.word_embeddings",
+    "embeddings.position_embeddings": "embeddings.position_embeddings",
+    "embeddings.token_type_embeddings": "embeddings.token_type_embeddings",
     "embeddings.norm": "embeddings.LayerNorm",
     "embeddings.project": "embeddings_project",
     "blocks": "encoder.layer",
@@ -55,8 +60,8 @@ BERT_NAMES = {
     "feed_forward_norm": "output.LayerNorm",
 }
 DISTILBERT_NAMES = {
-    "embeddings.tokens": "embeddings.word_embeddings",
-    "embeddings.positions": "embeddings.position_embeddings",
+    "embeddings.word_embeddings": "embeddings.word_embeddings",
+    "embeddings.position_embeddings": "embeddings.position_embeddings",
     "embeddings.norm": "embeddings.LayerNorm",
     "blocks": "transformer.layer",
     "attention.query": "attention.q_lin",
@@ -68,151 +73,166 @@ DISTILBERT_NAMES = {
     "feed_forward.outer": "ffn.lin2",
     "feed_forward_norm": "output_layer_norm",
 }
-BERT_SIZES = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "feed_forward_width": "intermediate_size",
-    "activation": "hidden_act",
+BERT_KEYS = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "hidden_act",
 }
-DISTILBERT_SIZES = {
-    "width": "dim",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "feed_forward_width": "hidden_dim",
-    "activation": "activation",
+DISTILBERT_KEYS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
 }
 
-# MiniLM, BGE, E5, GTE and LaBSE publish themselves as `bert`; multilingual E5 as `xlm-roberta`.
+# MiniLM, BGE, E5, GTE and LaBSE have model_type `bert`; multilingual E5 has `xlm-roberta`.
 FAMILIES = {
-    "bert": Family(("", "bert."), BERT_NAMES, sizes=BERT_SIZES),
-    "roberta": Family(("", "roberta."), BERT_NAMES, after_padding=True, sizes=BERT_SIZES),
-    "xlm-roberta": Family(("", "roberta."), BERT_NAMES, after_padding=True, sizes=BERT_SIZES),
-    "camembert": Family(("", "roberta.", "camembert."), BERT_NAMES, after_padding=True, sizes=BERT_SIZES),
-    "distilbert": Family(("", "distilbert."), DISTILBERT_NAMES, sizes=DISTILBERT_SIZES),
-    "electra": Family(("", "electra."), BERT_NAMES, sizes=BERT_SIZES),
+    "bert": Family(("", "bert."), BERT_NAMES, config_keys=BERT_KEYS),
+    "roberta": Family(("", "roberta."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
+    "xlm-roberta": Family(("", "roberta."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
+    "camembert": Family(("", "roberta.", "camembert."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
+    "distilbert": Family(("", "distilbert."), DISTILBERT_NAMES, config_keys=DISTILBERT_KEYS),
+    "electra": Family(("", "electra."), BERT_NAMES, config_keys=BERT_KEYS),
 }
 
-# Heads that a language-model or classifier checkpoint carries beside its encoder, and index buffers.
-NOT_ENCODER = re.compile(
+# Task heads of language-model and classifier checkpoints, and index buffers.
+UNUSED_TENSORS = re.compile(
     r"^(pooler|cls|lm_head|classifier|pre_classifier|qa_outputs|discriminator_predictions|generator_predictions"
     r"|generator_lm_head|vocab_transform|vocab_layer_norm|vocab_projector)\.|^embeddings\.(position_ids|token_type_ids)$"
 )
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Read a directory of published files; raise `CheckpointError` naming what does not fit."""
+    """Return the checkpoint in a directory of published files.
+
+    Raises:
+        CheckpointError: a file is missing, invalid or of an unsupported model.
+    """
     config = read_json(directory / "config.json")
-    kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type {kind!r} is not one of {', '.join(sorted(FAMILIES))}.")
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise CheckpointError(
+            f"config.json: unsupported model_type {model_type!r}. Supported: {', '.join(sorted(FAMILIES))}."
+        )
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(
-            f"{directory}: no tokenizer.json. Save one with transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            f"{tokenizer}: missing. Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
-    encoder = build_encoder(kind, config, read_tensors(directory))
+    encoder = build_encoder(model_type, config, read_tensors(directory))
     return Checkpoint(
         encoder=encoder,
-        family=kind,
-        max_tokens=read_max_tokens(directory, encoder.config.max_positions),
+        model_type=model_type,
+        max_input_tokens=read_max_input_tokens(directory, encoder.config.max_position_embeddings),
         tokenizer=tokenizer.read_bytes(),
-        text_vector=read_text_vector(directory, encoder.config.width),
+        embedding_config=read_embedding_config(directory, encoder.config.hidden_size),
     )
 
 
-def build_encoder(kind: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Encoder:
-    """An `Encoder` holding exactly `tensors`, in float32 and evaluation mode."""
-    family = FAMILIES[kind]
+def build_encoder(model_type: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Encoder:
+    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown or of the wrong shape, or `config` is invalid.
+    """
+    family = FAMILIES[model_type]
     encoder = Encoder(_encoder_config(family, config)).eval()
-    prefix = _prefix(family, tensors)
-    given = {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+    prefix = _find_prefix(family, tensors)
+    remaining = {_modern_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
     state = {}
     for name, parameter in encoder.state_dict().items():
         source = _published_name(family, name)
         if source is None:
-            state[name] = torch.zeros_like(parameter)  # DistilBERT has no types: adding 0 is exact
+            state[name] = torch.zeros_like(parameter)  # DistilBERT has no token types: adding 0 is exact
             continue
-        tensor = given.pop(source, None)
+        tensor = remaining.pop(source, None)
         if tensor is None:
-            raise CheckpointError(f"The weights lack the tensor {prefix}{source}.")
-        if name == "embeddings.positions.weight":
+            raise CheckpointError(f"Weights: tensor {prefix}{source} is missing. Download the model again.")
+        if name == "embeddings.position_embeddings.weight":
             tensor = tensor[_first_position(family, config) :]
         if tensor.shape != parameter.shape:
             raise CheckpointError(
-                f"The tensor {prefix}{source} has the shape {tuple(tensor.shape)}, "
-                f"but config.json asks for {tuple(parameter.shape)}."
+                f"Weights: tensor {prefix}{source} has an unexpected shape "
+                f"({tuple(tensor.shape)}, expected {tuple(parameter.shape)}). Check config.json."
             )
         state[name] = tensor.float()
-    left = sorted(name for name in given if not NOT_ENCODER.match(name))
-    if left:
+    unknown = sorted(name for name in remaining if not UNUSED_TENSORS.match(name))
+    if unknown:
         raise CheckpointError(
-            f"The weights hold the tensor {left[0]}, which the family {kind} has no place for"
-            + (f" (and {len(left) - 1} more)." if len(left) > 1 else ".")
+            f"Weights: unknown tensor {unknown[0]} for model_type {model_type} ({len(unknown)} in total). "
+            "This architecture is not supported."
         )
     encoder.load_state_dict(state)
     return encoder
 
 
 def _encoder_config(family: Family, config: dict[str, Any]) -> EncoderConfig:
-    def need(key: str) -> Any:
+    def require(key: str) -> Any:
         if key not in config:
-            raise CheckpointError(f"config.json: {key} is missing.")
+            raise CheckpointError(f"config.json: {key} is missing. Download the model again.")
         return config[key]
 
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise CheckpointError(
-            f"config.json: position_embedding_type {config['position_embedding_type']!r}; only learned "
-            "absolute positions are supported."
+            f"config.json: unsupported position_embedding_type {config['position_embedding_type']!r}. "
+            'Supported: "absolute".'
         )
-    sizes = {ours: need(theirs) for ours, theirs in family.sizes.items()}
-    if sizes["activation"] not in ACTIVATIONS:
+    values = {key: require(family_key) for key, family_key in family.config_keys.items()}
+    if values["hidden_act"] not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json: activation {sizes['activation']!r} is not one of {', '.join(sorted(ACTIVATIONS))}."
+            f"config.json: unsupported {family.config_keys['hidden_act']} {values['hidden_act']!r}. "
+            f"Supported: {', '.join(sorted(ACTIVATIONS))}."
         )
-    for name, value in {**sizes, "vocab_size": need("vocab_size")}.items():
-        theirs = family.sizes.get(name, name)
-        if name != "activation" and (type(value) is not int or value < 1):
-            raise CheckpointError(f"config.json: {theirs} is {value!r}, not a positive whole number.")
-    if sizes["width"] % sizes["heads"]:
+    for key, value in {**values, "vocab_size": require("vocab_size")}.items():
+        if key != "hidden_act" and (type(value) is not int or value < 1):
+            raise CheckpointError(
+                f"config.json: {family.config_keys.get(key, key)} is not a positive integer ({value!r}). Correct it."
+            )
+    if values["hidden_size"] % values["num_attention_heads"]:
         raise CheckpointError(
-            f"config.json: {family.sizes['width']} {sizes['width']} is not a multiple of the number of heads, "
-            f"{sizes['heads']}."
+            f"config.json: {family.config_keys['hidden_size']} is not a multiple of "
+            f"{family.config_keys['num_attention_heads']} ({values['hidden_size']}, {values['num_attention_heads']}). "
+            "Correct it."
         )
+    has_types = "embeddings.token_type_embeddings" in family.module_names
     return EncoderConfig(
-        vocab_size=need("vocab_size"),
-        max_positions=need("max_position_embeddings") - _first_position(family, config),
-        types=config.get("type_vocab_size", 2) if "embeddings.types" in family.names else 1,
+        vocab_size=require("vocab_size"),
+        max_position_embeddings=require("max_position_embeddings") - _first_position(family, config),
+        type_vocab_size=config.get("type_vocab_size", 2) if has_types else 1,
         layer_norm_eps=config.get("layer_norm_eps", 1e-12),
-        embedding_width=config.get("embedding_size") or sizes["width"],
-        **sizes,
+        embedding_size=config.get("embedding_size") or values["hidden_size"],
+        **values,
     )
 
 
 def _first_position(family: Family, config: dict[str, Any]) -> int:
-    """RoBERTa's positions count from its padding id plus one."""
-    return int(config.get("pad_token_id", 1)) + 1 if family.after_padding else 0
+    return int(config.get("pad_token_id", 1)) + 1 if family.position_offset else 0
 
 
-def _prefix(family: Family, tensors: dict[str, Tensor]) -> str:
-    first = f"{family.names['embeddings.tokens']}.weight"
+def _find_prefix(family: Family, tensors: dict[str, Tensor]) -> str:
+    first = f"{family.module_names['embeddings.word_embeddings']}.weight"
     for prefix in family.prefixes:
         if prefix + first in tensors:
             return prefix
-    raise CheckpointError(f"The weights lack the tensor {first}.")
+    raise CheckpointError(f"Weights: tensor {first} is missing. Download the model again.")
 
 
 def _published_name(family: Family, name: str) -> str | None:
-    """Ours to theirs: "blocks.3.attention.query.weight" -> "encoder.layer.3.attention.self.query.weight"."""
-    part, _, leaf = name.rpartition(".")
-    if not part.startswith("blocks."):
-        theirs = family.names.get(part)
-        return theirs and f"{theirs}.{leaf}"
-    _, number, inner = part.split(".", 2)
-    return f"{family.names['blocks']}.{number}.{family.names[inner]}.{leaf}"
+    """Return the family's name of a parameter of `Encoder`; None if the family has no such parameter.
+
+    Example: "blocks.3.attention.query.weight" -> "encoder.layer.3.attention.self.query.weight".
+    """
+    module, _, leaf = name.rpartition(".")
+    if not module.startswith("blocks."):
+        published = family.module_names.get(module)
+        return published and f"{published}.{leaf}"
+    _, number, part = module.split(".", 2)
+    return f"{family.module_names['blocks']}.{number}.{family.module_names[part]}.{leaf}"
 
 
-def _modern(name: str) -> str:
-    """The first BERT files call a layer norm's weight and bias gamma and beta."""
+def _modern_name(name: str) -> str:
+    """Rename gamma and beta of layer norms in early BERT checkpoints to weight and bias."""
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))

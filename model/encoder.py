@@ -1,9 +1,9 @@
-"""The transformer encoder, written once: BERT and the families that share its block.
+"""The transformer encoder of BERT and related model families.
 
-Read it top to bottom. Texts come *packed*: several of them lie end to end in one row, and `sequence_ids`
-says which token belongs to which text, so that a token attends only within its own text.
+Inputs are *packed*: a row holds several sequences end to end, and `sequence_ids` gives the sequence of each token.
+Tokens attend only within their sequence.
 
-Shapes: R rows, T tokens in a row, D width of the model, H heads, E width of the embedding table.
+Shapes: R rows, T tokens per row, D hidden size, H attention heads, L blocks, E embedding size.
 """
 
 from dataclasses import dataclass
@@ -16,34 +16,44 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes of an encoder. Nothing here selects an architecture; families differ only in these numbers."""
+    """The sizes and functions that differ between models, named as in Hugging Face's config.json.
+
+    `max_position_embeddings` counts usable positions only: RoBERTa's table has more rows.
+    `embedding_size` 0 means `hidden_size`.
+    """
 
     vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    feed_forward_width: int
-    max_positions: int
-    types: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int
     layer_norm_eps: float
-    activation: str = "gelu"
-    embedding_width: int = 0
+    hidden_act: str = "gelu"
+    embedding_size: int = 0
 
     def __post_init__(self) -> None:
-        if self.embedding_width == 0:
-            object.__setattr__(self, "embedding_width", self.width)
-        if self.heads < 1 or self.width % self.heads:
-            raise ValueError(f"the width {self.width} is not a multiple of the number of heads {self.heads}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation {self.activation!r} is not one of {', '.join(sorted(ACTIVATIONS))}")
+        if self.embedding_size == 0:
+            object.__setattr__(self, "embedding_size", self.hidden_size)
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: not a multiple of num_attention_heads ({self.hidden_size}, {self.num_attention_heads})"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(
+                f"hidden_act: unsupported value {self.hidden_act!r}; supported: {', '.join(sorted(ACTIVATIONS))}"
+            )
 
 
 class Activation(Protocol):
+    """An elementwise function."""
+
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+    """Return the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -57,19 +67,24 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class Embeddings(nn.Module):
-    """Token, learned position and type vectors, summed and normalised; projected where the table is narrower."""
+    """The normalized sum of token, position and token type embeddings, projected to D if E is not D."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        width = config.embedding_width
-        self.tokens = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.max_positions, width)
-        self.types = nn.Embedding(config.types, width)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.project = nn.Identity() if width == config.width else nn.Linear(width, config.width)
+        size = config.embedding_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.project = nn.Identity() if size == config.hidden_size else nn.Linear(size, config.hidden_size)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        summed = self.tokens(input_ids) + self.positions(position_ids) + self.types(token_type_ids)  # (R, T, E)
+        """Return (R, T, D)."""
+        summed = (
+            self.word_embeddings(input_ids)
+            + self.position_embeddings(position_ids)
+            + self.token_type_embeddings(token_type_ids)
+        )  # (R, T, E)
         projected: Tensor = self.project(self.norm(summed))  # (R, T, D)
         return projected
 
@@ -79,94 +94,101 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.head_width = config.width // config.heads
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.output = nn.Linear(config.width, config.width)
+        self.num_heads = config.num_attention_heads
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The mixed vectors `(R, T, D)` and the maps that mixed them, `(R, H, T, T)`, rows summing to 1."""
+        """Return the output (R, T, D) and the attention probabilities (R, H, T, T)."""
         q = self._split(self.query(x))  # (R, H, T, D/H)
         k = self._split(self.key(x))
         v = self._split(self.value(x))
-        scores = q @ k.transpose(-2, -1) * self.head_width**-0.5 + mask  # (R, H, T, T)
+        scores = q @ k.transpose(-2, -1) * self.head_size**-0.5 + mask  # (R, H, T, T)
         probs = scores.softmax(dim=-1)
-        mixed = (probs @ v).transpose(1, 2).flatten(2)  # (R, T, D)
-        return self.output(mixed), probs
+        context = (probs @ v).transpose(1, 2).flatten(2)  # (R, T, D)
+        return self.output(context), probs
 
     def _split(self, x: Tensor) -> Tensor:
         rows, tokens, _ = x.shape
-        return x.view(rows, tokens, self.heads, self.head_width).transpose(1, 2)  # (R, H, T, D/H)
+        return x.view(rows, tokens, self.num_heads, self.head_size).transpose(1, 2)  # (R, H, T, D/H)
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between, applied to each token alone."""
+    """The position-wise feed-forward network: two linear layers with an activation between them."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.width, config.feed_forward_width)
-        self.outer = nn.Linear(config.feed_forward_width, config.width)
-        self.activation = ACTIVATIONS[config.activation]
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.outer(self.activation(self.inner(x)))  # (R, T, D)
+        """Return (R, T, D)."""
+        out: Tensor = self.outer(self.activation(self.inner(x)))
         return out
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with its residual and a layer norm *after* it (post-LN)."""
+    """A post-LN transformer block: attention and feed-forward, each with a residual and then a layer norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, probs = self.attention(x, mask)
-        x = self.attention_norm(x + mixed)
+        """Return the hidden state (R, T, D) and the attention probabilities (R, H, T, T)."""
+        attended, probs = self.attention(x, mask)
+        x = self.attention_norm(x + attended)
         x = self.feed_forward_norm(x + self.feed_forward(x))
         return x, probs
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """`hidden`: L+1 tensors `(R, T, D)`, the embeddings first; `probs`: L tensors `(R, H, T, T)`."""
+class EncoderOutput:
+    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T)."""
 
-    hidden: list[Tensor]
+    hidden_states: list[Tensor]
     probs: list[Tensor]
 
 
 class Encoder(nn.Module):
-    """Packed rows of tokens in, the vector of every token after the last block out."""
+    """The encoder; its forward pass returns the last hidden state."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
-        """Four integer tensors `(R, T)` to `(R, T, D)`. `position_ids` restart at 0 in each segment."""
-        return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden[-1]
+        """Return the last hidden state (R, T, D) for four integer tensors (R, T).
 
-    def encode(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Encoded:
-        """The same pass, keeping what every layer gave and the attention that gave it."""
+        `position_ids` restart at 0 in each sequence.
+        """
+        return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states[-1]
+
+    def encode(
+        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor
+    ) -> EncoderOutput:
+        """Return the hidden states and attention probabilities of all layers."""
         mask = block_diagonal_mask(sequence_ids)
         x = self.embeddings(input_ids, position_ids, token_type_ids)
-        hidden, probs = [x], []
+        hidden_states, probs = [x], []
         for block in self.blocks:
             x, block_probs = block(x, mask)
-            hidden.append(x)
+            hidden_states.append(x)
             probs.append(block_probs)
-        return Encoded(hidden, probs)
+        return EncoderOutput(hidden_states, probs)
 
 
-class EveryLayer(nn.Module):
-    """The encoder, giving what every layer gave: `(L+1, R, T, D)`, the embeddings first."""
+class HiddenStatesEncoder(nn.Module):
+    """The encoder with all hidden states as its output, (L+1, R, T, D), embeddings first."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -174,15 +196,16 @@ class EveryLayer(nn.Module):
         self.encoder = encoder
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
-        return torch.stack(self.encoder.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden)
+        """Return (L+1, R, T, D)."""
+        return torch.stack(self.encoder.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states)
 
 
 def block_diagonal_mask(sequence_ids: Tensor) -> Tensor:
-    """`(R, T)` segment numbers to an additive mask `(R, 1, T, T)`: 0 within a segment, the lowest float elsewhere.
+    """Return the additive attention mask (R, 1, T, T): 0 within a sequence, the lowest float32 elsewhere.
 
-    The lowest finite float, not -inf: exp of it is exactly 0, and no row can become NaN.
+    The lowest finite value instead of -inf: its exp is exactly 0, and a fully masked row does not become NaN.
     """
     same = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
     allowed = torch.zeros((), dtype=torch.float32)
-    refused = torch.full((), torch.finfo(torch.float32).min)
-    return torch.where(same, allowed, refused).unsqueeze(1)
+    masked = torch.full((), torch.finfo(torch.float32).min)
+    return torch.where(same, allowed, masked).unsqueeze(1)

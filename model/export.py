@@ -1,4 +1,4 @@
-"""A checkpoint to an artifact: the graphs, the weights they share, the tokenizer, and the proof that they agree."""
+"""Export of a checkpoint to an artifact: graphs, shared weights, tokenizer, manifest and parity measurements."""
 
 import hashlib
 import os
@@ -35,14 +35,14 @@ from model.artifact import (
     write_manifest,
 )
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.cuda import write_cuda
-from model.encoder import Block, Encoder, EveryLayer
+from model.checkpoint_files import CheckpointError
+from model.encoder import Block, Encoder, HiddenStatesEncoder
+from model.export_cuda import write_cuda
 from model.export_int8 import write_int8
-from model.graphs import Signature, write_graph
-from model.modules import TextVector
+from model.model_source import ModelSource, locate
+from model.onnx_graph import GraphSignature, write_graph
 from model.parity import measure_parity
-from model.published import CheckpointError
-from model.source import Origin, locate
+from model.sentence_transformers_config import EmbeddingConfig
 from model.tokenizer import Tokenizer
 
 DENSE_WEIGHTS = "dense.bin"
@@ -54,14 +54,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Variants:
-    """Graphs to write beside those of every artifact, and the texts over which the precision of `cuda` is chosen."""
+    """Optional graphs to write. `eval_texts` are the texts for the accuracy measurement of `cuda`."""
 
     names: Sequence[Variant] = ()
-    texts: Sequence[str] = ()
+    eval_texts: Sequence[str] = ()
 
 
 class ParityError(Exception):
-    """The exported graph does not compute what the encoder computes; no artifact was written."""
+    """A difference over the tolerance between the encoder and its exported graph; no artifact was written."""
 
 
 def export(
@@ -73,25 +73,37 @@ def export(
     progress: Progress,
     variants: Variants = Variants(),
 ) -> Manifest:
-    """Write the artifact of `source` to the directory `out`, replacing an artifact that is there.
+    """Write the artifact of `source` to the directory `out`, atomically, replacing an existing artifact.
 
-    The directory appears whole or not at all. Raises SourceError, CheckpointError, ParityError, AccuracyError or
-    ArtifactError.
+    Args:
+        source: "default", a directory or a Hugging Face model ID.
+        out: directory to write: an existing artifact, an empty directory, or a new path.
+        revision: branch, tag or commit of a Hugging Face model ID.
+        name: model name in the manifest; defaults to the last part of the source.
+        progress: called with a message before each step.
+        variants: optional graphs.
+
+    Raises:
+        SourceError: the source is unavailable.
+        CheckpointError: the checkpoint is invalid or unsupported.
+        ParityError: a graph differs from the encoder.
+        AccuracyError: float16 embeddings differ too much from float32.
+        ArtifactError: `out` is unusable, or the artifact is invalid.
     """
     if out.exists() and not out.is_dir():
-        raise ArtifactError(f"{out}: not a directory. Name a new one.")
+        raise ArtifactError(f"{out}: not a directory. Choose another path.")
     if out.exists() and not (out / MANIFEST).is_file() and any(out.iterdir()):
-        raise ArtifactError(f"{out}: not empty, and not an artifact. Name a new directory.")
-    progress(f"finding {source}")
-    origin = locate(source, revision)
-    progress(f"reading the weights of {origin.source}")
-    checkpoint = load_checkpoint(origin.directory)
+        raise ArtifactError(f"{out}: not empty and not an artifact. Choose another directory.")
+    progress(f"locating {source}")
+    located = locate(source, revision)
+    progress(f"reading {located.source}")
+    checkpoint = load_checkpoint(located.directory)
     _check_tokenizer(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"
         root.mkdir()
-        manifest = _write(root, checkpoint, origin, name or origin.name, progress, variants)
+        manifest = _write(root, checkpoint, located, name or located.name, progress, variants)
         progress("verifying the artifact")
         Artifact.open(root)
         _replace(out, root, Path(scratch) / "old")
@@ -100,27 +112,28 @@ def export(
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
     try:
-        vocabulary = Tokenizer(checkpoint.tokenizer).vocabulary
-    except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
-        raise CheckpointError(f"tokenizer.json: {error}") from None
-    if vocabulary > checkpoint.encoder.config.vocab_size:
+        vocab_size = Tokenizer(checkpoint.tokenizer).vocab_size
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+    if vocab_size > checkpoint.encoder.config.vocab_size:
         raise CheckpointError(
-            f"tokenizer.json: gives {vocabulary} ids, but the weights have {checkpoint.encoder.config.vocab_size} rows."
+            f"tokenizer.json: more tokens than the embedding table ({vocab_size}, "
+            f"limit {checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
         )
 
 
 def _write(
-    root: Path, checkpoint: Checkpoint, origin: Origin, name: str, progress: Progress, variants: Variants
+    root: Path, checkpoint: Checkpoint, source: ModelSource, name: str, progress: Progress, variants: Variants
 ) -> Manifest:
     encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
-    modules: dict[str, Encoder | EveryLayer] = {"fast": encoder, "explain": EveryLayer(encoder)}
+    modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder, "explain": HiddenStatesEncoder(encoder)}
     graphs, reports = {}, {}
     for graph, module in modules.items():
         progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
         export_graph(module, root / f"{graph}.onnx", OUTPUTS[graph])
-        progress("comparing torch with onnxruntime over a grid of lengths")
-        parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_tokens)
+        progress(f"comparing {graph}.onnx with torch")
+        parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_input_tokens)
         _check_parity(f"{graph}.onnx", parity, progress)
         reports[graph] = GraphReport(parity=parity)
         graphs[graph] = GraphRecord(
@@ -131,32 +144,34 @@ def _write(
             precision="float32",
         )
     for variant in variants.names:
-        graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.texts, progress)
+        graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.eval_texts, progress)
         _check_parity(graphs[variant].file, reports[variant].parity, progress)
-    text_vector = checkpoint.text_vector
-    dense = _write_dense(root, text_vector)
+    embedding = checkpoint.embedding_config
+    dense = _write_dense(root, embedding)
     find = _tensor_finder(root / graphs["explain"].file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
-        source=origin.source,
-        revision=origin.revision,
-        license=origin.licence,
-        model_type=checkpoint.family,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        hidden_size=config.width,
-        dimensions=dense[-1].weight.shape[0] if dense else config.width,
+        source=source.source,
+        revision=source.revision,
+        license=source.license,
+        model_type=checkpoint.model_type,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        hidden_size=config.hidden_size,
+        dimensions=dense[-1].weight.shape[0] if dense else config.hidden_size,
         vocab_size=config.vocab_size,
-        type_vocab_size=config.types,
-        max_input_tokens=checkpoint.max_tokens,
-        pooling=text_vector.pooling,
-        normalize=text_vector.normalize,
+        type_vocab_size=config.type_vocab_size,
+        max_input_tokens=checkpoint.max_input_tokens,
+        pooling=embedding.pooling,
+        normalize=embedding.normalize,
         dense=dense,
-        prompts=text_vector.prompts,
+        prompts=embedding.prompts,
+        default_prompt_name=embedding.default_prompt_name,
+        include_prompt=embedding.include_prompt,
         graphs=graphs,
-        static=find(encoder.embeddings.tokens.weight),
-        attention_kinds=KINDS,  # every family that checkpoint.py reads has the block that the formulas are of
+        static=find(encoder.embeddings.word_embeddings.weight),
+        attention_kinds=KINDS,  # all families of checkpoint.py have post-LN blocks, which the formulas assume
         blocks=tuple(_block_record(block, find) for block in encoder.blocks),
         layer_norm_eps=config.layer_norm_eps,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
@@ -167,41 +182,45 @@ def _write(
 
 
 def _write_variant(
-    variant: Variant, root: Path, checkpoint: Checkpoint, texts: Sequence[str], progress: Progress
+    variant: Variant, root: Path, checkpoint: Checkpoint, eval_texts: Sequence[str], progress: Progress
 ) -> tuple[GraphRecord, GraphReport]:
     if variant == "int8":
         return write_int8(root, checkpoint, progress)
-    return write_cuda(root, checkpoint, texts, progress)
+    return write_cuda(root, checkpoint, eval_texts, progress)
 
 
 def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
-    progress(f"largest difference {parity.max_abs_difference:.2e}, allowed {parity.tolerance:.0e}")
+    progress(f"largest difference {parity.max_abs_difference:.2e}, limit {parity.tolerance:.0e}")
     if not parity.max_abs_difference <= parity.tolerance:
         raise ParityError(
-            f"{graph}: onnxruntime differs from torch by {parity.max_abs_difference:.2e}; "
-            f"{parity.tolerance:.0e} is allowed. Nothing was written."
+            f"{graph}: onnxruntime differs from torch (by {parity.max_abs_difference:.2e}, "
+            f"limit {parity.tolerance:.0e}). Report this as a bug."
         )
 
 
-def export_graph(module: Encoder | EveryLayer, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:
-    """A graph from four int64 inputs `(R, T)`, both free, to what the module gives, with its weights in WEIGHTS."""
+def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:
+    """Export `module` to the graph `path`, with four int64 inputs (R, T), dynamic R and T, and weights in WEIGHTS."""
     examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
-    write_graph(module, path, WEIGHTS, Signature(examples, {name: {0: "R", 1: "T"} for name in INPUTS}, outputs))
+    dynamic_axes = {name: {0: "R", 1: "T"} for name in INPUTS}
+    write_graph(module, path, WEIGHTS, GraphSignature(examples, dynamic_axes, outputs))
 
 
 def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:
-    """Where the exporter put a tensor, found by its bytes: it renames linear weights, and shares equal ones."""
+    """Return a function that finds a tensor in the weights file by its digest.
+
+    Tensor names cannot be used: the exporter renames linear weights and merges equal tensors.
+    """
     model = onnx.load(graph, load_external_data=False)
     weights = (graph.parent / WEIGHTS).read_bytes()
-    found: dict[bytes, tuple[str, int]] = {}
+    locations: dict[bytes, tuple[str, int]] = {}
     for tensor in model.graph.initializer:
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        if where:
-            offset, length = int(where.get("offset", 0)), int(where["length"])
-            found[hashlib.sha256(weights[offset : offset + length]).digest()] = where["location"], offset
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            offset, length = int(entries.get("offset", 0)), int(entries["length"])
+            locations[hashlib.sha256(weights[offset : offset + length]).digest()] = entries["location"], offset
 
     def find(tensor: Tensor) -> TensorRecord:
-        file, offset = found[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
+        file, offset = locations[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
         return TensorRecord(file=file, offset=offset, shape=tuple(tensor.shape))
 
     return find
@@ -219,8 +238,8 @@ def _block_record(block: nn.Module, find: Callable[[Tensor], TensorRecord]) -> B
     )
 
 
-def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]:
-    if not text_vector.dense:
+def _write_dense(root: Path, embedding: EmbeddingConfig) -> tuple[DenseRecord, ...]:
+    if not embedding.dense:
         return ()
     body = bytearray()
 
@@ -235,7 +254,7 @@ def _write_dense(root: Path, text_vector: TextVector) -> tuple[DenseRecord, ...]
             bias=None if dense.bias is None else put(dense.bias),
             activation=dense.activation,
         )
-        for dense in text_vector.dense
+        for dense in embedding.dense
     )
     (root / DENSE_WEIGHTS).write_bytes(body)
     return records

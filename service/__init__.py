@@ -1,3 +1,3 @@
-"""The server: onnxruntime lives here, torch never does."""
+"""The server. It never imports torch."""
 
 __version__ = "0.1.0"

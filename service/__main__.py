@@ -14,7 +14,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from model.artifact import ArtifactError
-from model.tokenizer import Source
+from model.tokenizer import TokenizerInput
 from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.engine.model_loader import LoadedModel
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 USAGE = """usage: attendant COMMAND
 
-  serve [OPTION...]   serve the model over REST and gRPC; attendant serve --help lists the options
-  embed [TEXT...]     print the vector of each text, or of each line of standard input, as a line of JSON;
-                      a text that is too long is cut at its end; the options are those of serve, from the
-                      environment (ATTENDANT_MODEL_DIR, ...)
+  serve [OPTION...]   serve a model over REST and gRPC; attendant serve --help lists the options
+  embed [TEXT...]     print the embedding of each text, or of each line of standard input, as one line of JSON;
+                      texts over the token limit are truncated; options come from the environment
+                      (ATTENDANT_MODEL_DIR, ...)
   options             print the table of options in Markdown
 """
 EMBED_BATCH = 32
@@ -62,9 +62,9 @@ def _run(arguments: list[str] | None) -> int:
     except (ConfigError, ArtifactError) as error:
         print(f"attendant: {error}", file=sys.stderr)
         return EX_CONFIG
-    asked = not {command, *rest[:1]}.isdisjoint(("-h", "--help", "help"))
-    print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
-    return EX_OK if asked else 2
+    wants_help = not {command, *rest[:1]}.isdisjoint(("-h", "--help", "help"))
+    print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
+    return EX_OK if wants_help else 2
 
 
 def _serve(settings: Settings) -> int:
@@ -77,7 +77,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _is_option(rest: list[str]) -> bool:
-    """Whether embed was given an option, of which it has none, and not a text."""
+    """Return whether `embed` got an option instead of a text; it has no options."""
     return bool(rest) and rest[0].startswith("-") and not rest[0].startswith("- ")
 
 
@@ -86,39 +86,40 @@ def _read_lines() -> Iterator[str]:
         try:
             yield line.decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            raise MalformedRequest(f"line {number} is not UTF-8; send text in UTF-8.") from None
+            raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
 
 
 async def _embed(settings: Settings, lines: Iterable[str]) -> int:
     from service.engine.engine import Engine  # serve imports it while the model loads
 
     engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
-    cut = 0
+    truncated = 0
     try:
         for batch in _batches(enumerate(lines, start=1)):
-            for found in await asyncio.gather(*(_embed_line(engine, number, line) for number, line in batch)):
-                cut += found.truncated_inputs
-                vector = found.results[0].pooled
+            for response in await asyncio.gather(*(_embed_line(engine, number, line) for number, line in batch)):
+                truncated += response.truncated_inputs
+                vector = response.results[0].pooled
                 assert vector is not None
                 sys.stdout.buffer.write(orjson.dumps(vector.values, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
             sys.stdout.flush()
     except ServiceError as error:
         return _fail(error.message)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it again at exit
         return 1
     finally:
         await engine.close()
-    if cut:
-        print(f"attendant: cut {cut} of the texts to the {engine.info.max_tokens} tokens of the model", file=sys.stderr)
+    if truncated:
+        limit = engine.info.max_input_tokens
+        print(f"attendant: truncated {truncated} lines to {limit} tokens, the limit of the model", file=sys.stderr)
     return EX_OK
 
 
 async def _embed_line(engine: "Engine", number: int, line: str) -> EncodeResponse:
     try:
-        return await engine.encode(EncodeRequest((Input(Source(line)),), truncation="right", field="line"))
+        return await engine.encode(EncodeRequest((Input(TokenizerInput(line)),), truncation="right"))
     except ServiceError as error:
-        error.message = error.message.replace("line[0]", f"line {number}")
+        error.message = error.message.replace("inputs[0]", f"line {number}", 1)
         raise
 
 

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
 CONNECTION_GRACE_S = 2.0
-"""Time at the end of the drain for responses that are being written, idle connections, and half-sent bodies."""
+"""Seconds reserved at the end of the drain.
+
+They serve to finish writing responses and to close idle connections and incomplete requests.
+"""
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"
 
@@ -52,7 +55,8 @@ class App:
     """One server process. `run` returns the exit status."""
 
     def __init__(self, settings: Settings) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all series, and Prometheus ignores them
+        # `_created` series are a third of all series, and Prometheus does not use them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._settings = settings
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._stop = asyncio.Event()
@@ -64,14 +68,14 @@ class App:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        self._listen_to_signals()
+        self._install_signal_handlers()
         raise_open_file_limit()
         settings = self._settings
         rest_socket = bind(settings.host, settings.rest_port, "REST")
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
         if settings.grpc_port:
-            bind(settings.host, settings.grpc_port, "gRPC").close()  # grpc reports a failure on several lines
-        with background_task(self._watch_loop()), relaxed_gc():
+            bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
+        with background_task(self._monitor_event_loop()), relaxed_gc():
             loading = run_in_thread(self._load_model)
             self._rest, self._admin, self._rpc = self._make_servers()
             await self._admin.start(admin_socket)
@@ -89,7 +93,10 @@ class App:
         return status
 
     def _make_servers(self) -> "tuple[Server, Server, RpcServer]":
-        """Return the servers of REST, admin and gRPC. Importing them takes 0.3 s, while a thread loads the model."""
+        """Return the servers of REST, admin and gRPC.
+
+        The imports take 0.3 s, so they run while a thread loads the model.
+        """
         from service.rest.app import make_admin_app, make_app
         from service.rest.overload import LoadShedder
         from service.rest.protocol import ConnectionLimits
@@ -103,7 +110,7 @@ class App:
             ConnectionLimits(header_timeout_s, settings.max_connections, metrics.count_rejection),
             LoadShedder(lifecycle, metrics, keys),
         )
-        admin = Server(make_admin_app(lifecycle, metrics), ConnectionLimits(header_timeout_s))
+        admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
         return rest, admin, RpcServer(lifecycle, settings, metrics, keys)
 
     async def _finish_loading(self, loading: "asyncio.Future[LoadedModel]") -> int:
@@ -130,9 +137,9 @@ class App:
         info = engine.info
         self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc only
-            ctypes.CDLL(None).malloc_trim(0)  # copies of the weights that were needed to open the model
-        gc.freeze()  # what exists now stays as long as the process
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # glibc only: return the memory of temporary weight copies to the OS
+        gc.freeze()  # objects that exist now live until exit; exclude them from collection
         self._lifecycle.become_ready(engine)
         return EX_OK
 
@@ -141,7 +148,10 @@ class App:
         return LoadedModel.load(self._settings)
 
     async def _drain(self) -> None:
-        """Not ready -> serve for the delay -> reject new -> finish -> close, all within `drain_timeout_ms`."""
+        """Report not ready, serve for `drain_delay_ms`, reject new requests, finish accepted ones, then close.
+
+        All of this takes at most `drain_timeout_ms`.
+        """
         timeout_s = self._settings.drain_timeout_ms / 1000
         deadline = time.monotonic() + timeout_s
         exit_after(timeout_s)
@@ -156,14 +166,18 @@ class App:
             async with asyncio.timeout(deadline - time.monotonic() - 2 * grace_s):
                 await self._lifecycle.drain()
         except TimeoutError:
-            log.warning("drain timed out, unfinished requests are rejected")
+            log.warning("drain timed out, rejecting unfinished requests timeout_ms=%d", self._settings.drain_timeout_ms)
         await asyncio.gather(self._rpc.stop(grace_s), self._rest.stop(grace_s), self._admin.stop(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic() - grace_s / 4)):
                 await self._lifecycle.close()
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
+        from service.rest.hosts import is_loopback
+
         host, admin_host = self._settings.host, self._settings.admin_host
+        if self._keys is None and not is_loopback(host):
+            log.warning("API keys disabled on a non-loopback address host=%s option=ATTENDANT_API_KEYS_FILE", host)
         rest = f"http://{format_address(host, rest_port)}"
         print(
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
@@ -173,7 +187,7 @@ class App:
             flush=True,
         )
 
-    def _listen_to_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
 
         def on_signal(number: signal.Signals) -> None:
@@ -185,7 +199,7 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
 
-    async def _watch_loop(self) -> None:
+    async def _monitor_event_loop(self) -> None:
         while True:
             expected = time.perf_counter() + LOOP_LAG_PERIOD_S
             await asyncio.sleep(LOOP_LAG_PERIOD_S)
@@ -211,7 +225,7 @@ def bind(host: str, port: int, name: str) -> socket.socket:
     except socket.gaierror:
         bound.close()
         option = "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
-        raise ConfigError(f"{option}: {host} is not an address of this machine. Choose another.") from None
+        raise ConfigError(f'{option}: cannot resolve "{host}". Choose another address.') from None
     except OSError:
         bound.close()
         raise port_error(name, host, port) from None
@@ -227,14 +241,14 @@ def port_error(name: str, host: str, port: int) -> ConfigError:
 
 
 def raise_open_file_limit() -> None:
-    """Allow as many open files as the hard limit does: the usual 1024 are fewer than `max_connections`."""
+    """Allow as many open files as the hard limit does: the usual limit of 1024 is below `max_connections`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def exit_after(seconds: float) -> None:
-    """End the process after this time, whatever its event loop and threads are doing."""
+    """End the process after this time, even if the event loop or a thread hangs."""
 
     def force_exit() -> None:
         log.error("drain timeout exceeded, exiting")
@@ -249,7 +263,7 @@ def exit_after(seconds: float) -> None:
 
 @contextlib.contextmanager
 def background_task(work: Coroutine[None, None, None]) -> Iterator[None]:
-    """Run a task for as long as the block lasts."""
+    """Run a task until the block exits."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -259,12 +273,12 @@ def background_task(work: Coroutine[None, None, None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def relaxed_gc() -> Iterator[None]:
-    """Collect garbage cycles less often for as long as the block lasts.
+    """Collect garbage cycles less often until the block exits.
 
-    Thousands of waiting requests are many objects and no garbage. With Python's own thresholds, collections took more
+    Thousands of queued requests create many objects but no garbage. With the default thresholds, collections took more
     than half of the event loop's time under overload. A collection of the youngest generation takes some milliseconds.
-    Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, some
-    of which survive the first collection.
+    Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, and
+    some survive the first collection.
     """
     usual = gc.get_threshold()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -276,7 +290,7 @@ def relaxed_gc() -> Iterator[None]:
 
 
 def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a thread that does not keep the process alive when a signal arrives meanwhile."""
+    """Run `work` in a daemon thread, so that a signal during loading can end the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -9,7 +9,7 @@ from service.errors import Unauthenticated
 
 
 class ApiKeys:
-    """Hashes of the accepted keys; a comparison takes the same time for every key."""
+    """Hashes of the accepted keys, compared in constant time."""
 
     def __init__(self, keys: list[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -29,7 +29,7 @@ class ApiKeys:
         return cls(keys)
 
     def check(self, authorization: str | bytes | None) -> None:
-        """Raise `Unauthenticated` unless the header's value is `Bearer` and a known key."""
+        """Raise `Unauthenticated` unless the header is `Bearer KEY` with an accepted key."""
         value = authorization.encode() if isinstance(authorization, str) else authorization or b""
         scheme, _, key = value.partition(b" ")
         digest = hashlib.sha256(key).digest()
@@ -37,4 +37,6 @@ class ApiKeys:
         for candidate in self._digests:
             known |= hmac.compare_digest(candidate, digest)
         if scheme.lower() != b"bearer" or not known:
-            raise Unauthenticated("Authorization: missing or invalid API key. Send: Authorization: Bearer KEY.")
+            raise Unauthenticated(
+                "missing or invalid API key", "Send the header Authorization: Bearer KEY.", field="Authorization"
+            )

@@ -19,7 +19,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class ConfigError(Exception):
-    """An option is wrong; the message names it."""
+    """An invalid option, named in the message."""
 
 
 class Settings(BaseSettings):
@@ -37,8 +37,12 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
     )
 
-    model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="Artifact to serve.")
-    model_sha256: str | None = Field(None, description="Digest of the only artifact to accept.")
+    model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="Directory of the artifact to serve.")
+    model_digest: str | None = Field(
+        None,
+        description='Required artifact digest, with or without "sha256:". Any other artifact is rejected at startup. '
+        "Unset accepts any.",
+    )
     model_aliases: str = Field("", description="Other names of the model in requests, separated by commas.")
 
     host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
@@ -47,6 +51,17 @@ class Settings(BaseSettings):
     admin_host: str = Field("127.0.0.1", description="Address of metrics and health checks, which require no key.")
     admin_port: Port = Field(8082, description="Port of metrics and health checks. 0 selects a free port.")
     docs: bool = Field(True, description="Whether to serve /docs and /openapi.json.")
+    allowed_hosts: str = Field(
+        "",
+        description="Host names that requests may use, separated by commas. If empty, a server on a loopback address "
+        "accepts loopback names only, and any other server accepts every name.",
+    )
+    cors_origins: str = Field(
+        "", description="Origins that browsers may send requests from, separated by commas; * allows all."
+    )
+    openai_token_ids: bool = Field(
+        False, description="Whether /v1/embeddings accepts token ids, which must be those of the served model."
+    )
     api_keys_file: Path | None = Field(
         None, description="File with one key per line. If set, requests need one as a bearer token."
     )
@@ -58,13 +73,16 @@ class Settings(BaseSettings):
     )
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
         "auto",
-        description="Backend. auto selects CUDA with a GPU and an artifact with a graph for it, then OpenVINO if it is "
-        "installed, then ONNX Runtime on the CPU.",
+        description="Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise "
+        "OpenVINO if it is installed, otherwise ONNX Runtime on the CPU.",
     )
-    gpu_device: int = Field(0, ge=0, description="Number of the GPU, as CUDA counts.")
-    gpu_memory_bytes: int = Field(0, ge=0, description="GPU memory for the model, in bytes. 0 sets no limit.")
+    gpu_device: int = Field(0, ge=0, description="CUDA device index, from 0.")
+    gpu_memory_limit_bytes: int = Field(0, ge=0, description="GPU memory for the model, in bytes. 0 sets no limit.")
     threads: int = Field(
-        0, ge=0, description="CPU threads of the model. 0 selects the number that the cgroup and affinity allow."
+        0,
+        ge=0,
+        description="Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity "
+        "allow.",
     )
     max_batch_tokens: int = Field(
         0,
@@ -72,28 +90,34 @@ class Settings(BaseSettings):
         description="Maximum number of tokens in a packed batch. 0 selects the default of the execution provider.",
     )
 
-    max_inputs: Positive = Field(256, description="Inputs per request. The limit of the OpenAI API is 2048.")
-    max_characters_per_token: Positive = Field(
-        64, description="Characters per input, for each token that the model accepts."
+    max_inputs: Positive = Field(
+        256, description="Maximum number of inputs per request. The limit of the OpenAI API is 2048."
     )
-    max_spans_per_input: Positive = Field(1024, description="Spans per input.")
-    max_spans_per_request: Positive = Field(4096, description="Spans per request.")
-    max_request_bytes: Positive = Field(2 * 2**20, description="Bytes of a REST request body.")
-    max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Bytes of a gRPC request message.")
+    max_characters_per_token: Positive = Field(
+        64,
+        description="Maximum length of a text, in characters per token of the model's limit: with 64, a 256-token "
+        "model accepts 16,384 characters.",
+    )
+    max_spans_per_input: Positive = Field(1024, description="Maximum number of spans per input.")
+    max_spans_per_request: Positive = Field(4096, description="Maximum number of spans per request.")
+    max_request_bytes: Positive = Field(2 * 2**20, description="Maximum size of a REST request body, in bytes.")
+    max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Maximum size of a gRPC request message, in bytes.")
     max_pending_request_bytes: Positive = Field(
-        256 * 2**20, description="Bytes of all REST request bodies that are being received."
+        256 * 2**20, description="Maximum total size of REST request bodies in transit, in bytes."
     )
     max_response_bytes: Positive = Field(
-        64 * 2**20, description="Bytes of a response. Larger ones are rejected before inference."
+        64 * 2**20, description="Maximum size of a response, in bytes. Larger ones are rejected before inference."
     )
-    max_connections: Positive = Field(2048, description="REST connections.")
-    max_grpc_streams: Positive = Field(256, description="Concurrent gRPC calls per connection.")
+    max_connections: Positive = Field(2048, description="Maximum number of REST connections.")
+    max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
     max_queue_ms: Positive = Field(
         2000,
         description="Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected.",
     )
     max_explain_queue_ms: Positive = Field(
-        2000, description="The same limit for layers other than the last, attention maps and comparisons."
+        2000,
+        description="Maximum estimated wait in the queue of the explain lane (layers other than the last, attention "
+        "maps, comparisons), in milliseconds.",
     )
     max_queue_tokens: Positive = Field(
         262_144,
@@ -101,11 +125,11 @@ class Settings(BaseSettings):
         "request of any size.",
     )
     max_explain_queue_tokens: Positive = Field(
-        65_536, description="The same limit for layers other than the last, attention maps and comparisons."
+        65_536, description="Maximum number of queued tokens of the explain lane."
     )
-    max_deadline_ms: Positive = Field(60_000, description="Maximum duration of a request, in milliseconds.")
-    header_timeout_ms: Positive = Field(10_000, description="Time to receive request headers, in milliseconds.")
-    body_timeout_ms: Positive = Field(15_000, description="Time to receive a request body, in milliseconds.")
+    max_timeout_ms: Positive = Field(60_000, description="Maximum duration of a request, in milliseconds.")
+    header_timeout_ms: Positive = Field(10_000, description="Timeout for receiving request headers, in milliseconds.")
+    body_timeout_ms: Positive = Field(15_000, description="Timeout for receiving a request body, in milliseconds.")
     drain_delay_ms: int = Field(
         0,
         ge=0,
@@ -113,7 +137,8 @@ class Settings(BaseSettings):
         "instance.",
     )
     drain_timeout_ms: Positive = Field(
-        25_000, description="Time in milliseconds from SIGTERM to the exit of the process, the delay included."
+        25_000,
+        description="Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
@@ -135,7 +160,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the options; raises `ConfigError` with one line that names the wrong one.
+    """Return the options; raises `ConfigError` with a one-line message that names the invalid option.
 
     The command line takes precedence over `environ`, and `environ` over the file `.env`.
 
@@ -152,14 +177,14 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
         raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'must')}.") from None
     if settings.drain_delay_ms >= settings.drain_timeout_ms:
         raise ConfigError(
-            f"{PREFIX}DRAIN_DELAY_MS: not below {PREFIX}DRAIN_TIMEOUT_MS ({settings.drain_delay_ms}, limit "
-            f"{settings.drain_timeout_ms}). Shorten the delay."
+            f"{PREFIX}DRAIN_DELAY_MS: must be less than {PREFIX}DRAIN_TIMEOUT_MS "
+            f"({settings.drain_delay_ms}, limit {settings.drain_timeout_ms}). Reduce the delay."
         )
     return settings
 
 
 def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the options of an environment by field; raises `ConfigError` for an unknown one."""
+    """Return the options in `environ`, keyed by field; raises `ConfigError` for an unknown one."""
     options = {}
     for variable, value in environ.items():
         name = variable.upper()
@@ -175,7 +200,7 @@ def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _is_kubernetes_service(name: str, value: str) -> bool:
-    """Return whether Kubernetes injects the variable into the pods of a namespace with a Service of a similar name."""
+    """Return whether Kubernetes injects the variable, in a namespace with a Service named like this prefix."""
     return re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT_[0-9]+_[A-Z]+(_|$)", name) is not None or (
         name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
     )

@@ -1,8 +1,8 @@
-"""Every error that a client can get, in one table: canonical code, HTTP status and metric label.
+"""Every error that a client can get: canonical code, HTTP status, reason and metric label.
 
 ServiceError
 ├── MalformedRequest  400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
-├── InvalidArgument   422  INVALID_ARGUMENT      readable, but not what the field accepts
+├── InvalidArgument   422  INVALID_ARGUMENT      a field has an invalid value
 │   ├── EmptyInput                               only special tokens
 │   ├── InputTooLong                             more tokens than the model accepts
 │   └── ResponseTooLarge                         the response would be over the limit
@@ -11,6 +11,7 @@ ServiceError
 ├── UnsupportedMedia  415  INVALID_ARGUMENT
 ├── RequestTimeout    408  DEADLINE_EXCEEDED     the body was not received in time
 ├── Unauthenticated   401  UNAUTHENTICATED
+├── HostNotAllowed    403  PERMISSION_DENIED     the header Host names another server
 ├── NotFound          404  NOT_FOUND             unknown route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
@@ -23,111 +24,223 @@ ServiceError
     └── NonFiniteOutput
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 DOMAIN = "attendant"
+
+Reason = Literal[
+    "BACKEND_FAILED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "DRAINING",
+    "DTYPE_OVERFLOW",
+    "EMPTY_INPUT",
+    "HEADERS_TOO_LARGE",
+    "HEAD_OUT_OF_RANGE",
+    "HOST_NOT_ALLOWED",
+    "INPUT_TOO_LARGE",
+    "INPUT_TOO_LONG",
+    "INTERNAL",
+    "INVALID_ARGUMENT",
+    "INVALID_HEADER",
+    "LAYER_OUT_OF_RANGE",
+    "MALFORMED_REQUEST",
+    "METHOD_NOT_ALLOWED",
+    "METHOD_NOT_FOUND",
+    "MODEL_NOT_FOUND",
+    "NON_FINITE_OUTPUT",
+    "OCCURRENCE_COUNT",
+    "OVERLOADED",
+    "PROMPT_NOT_FOUND",
+    "QUEUE_FULL",
+    "REQUEST_TIMEOUT",
+    "REQUEST_TOO_LARGE",
+    "RESPONSE_TOO_LARGE",
+    "ROUTE_NOT_FOUND",
+    "SPANS_OVERLAP",
+    "SPAN_EMPTY",
+    "SPAN_OUT_OF_RANGE",
+    "SPAN_TRUNCATED",
+    "STARTING",
+    "TOKEN_IDS_DISABLED",
+    "TOKEN_ID_OUT_OF_RANGE",
+    "TOO_MANY_INPUTS",
+    "TOO_MANY_ITEMS",
+    "TOO_MANY_SPANS",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNKNOWN_FIELD",
+    "UNSUPPORTED",
+    "UNSUPPORTED_KIND",
+    "UNSUPPORTED_MEDIA_TYPE",
+    "UNSUPPORTED_METHOD",
+    "UNSUPPORTED_TRANSFER_ENCODING",
+    "WORD_OUT_OF_RANGE",
+]
+"""Every reason; docs/api.md describes each, and a test compares the two."""
+
+Detail = int | float | str
 
 
 class ServiceError(Exception):
     """An error for the client.
 
-    `message` names the field, the limit and the remedy, and never echoes input text. `reason` is stable, for programs.
-    `label` is that of the rejection counter; "" if the error is not a rejection.
+    The message is `<field>: <problem> (<actual>, limit <limit>). <Remedy>`. It never contains input text.
+
+    Attributes:
+        field: The path of the field in the request, such as `inputs[3]`; None if the error is not about one field.
+        limit: The limit that was exceeded.
+        actual: The value that exceeded it, or the type of a value if the type is wrong.
+        reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.
+        retry_after_s: Seconds after which a retry may succeed.
+        label: The label of the rejection counter; "" if the error is not a rejection.
+        retryable: Whether the same request may succeed later.
     """
 
     code: ClassVar[str]
     http_status: ClassVar[int]
     label: ClassVar[str] = ""
-    reason: str
+    retryable: ClassVar[bool] = False
+    reason: Reason
 
-    def __init__(self, message: str, *, reason: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(  # noqa: PLR0913  # the parts of a message
+        self,
+        problem: str,
+        remedy: str = "",
+        *,
+        field: str | None = None,
+        actual: Detail | None = None,
+        limit: Detail | None = None,
+        unit: str = "",
+        reason: Reason | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """Compose the message.
+
+        Args:
+            problem: What is wrong, without a final period; lower-case after a field, else a capitalized phrase.
+            remedy: What to do, one sentence.
+            field: See the class attributes.
+            actual: See the class attributes.
+            limit: See the class attributes.
+            unit: The unit of `actual` and `limit` in the message, such as "bytes".
+            reason: Replaces the reason of the class.
+            retry_after_s: See the class attributes.
+        """
+        detail = _detail(actual, limit, unit)
+        self.message = f"{field}: " if field else ""
+        self.message += f"{problem}{detail}." + (f" {remedy}" if remedy else "")
+        super().__init__(self.message)
+        self.field = field
+        self.actual = actual
+        self.limit = limit
         self.reason = reason or self.reason
         self.retry_after_s = retry_after_s
 
 
+def _detail(actual: Detail | None, limit: Detail | None, unit: str) -> str:
+    unit = f" {unit}" if unit else ""
+    if actual is None:
+        return "" if limit is None else f" (limit {limit}{unit})"
+    return f" ({actual}{unit})" if limit is None else f" ({actual}{unit}, limit {limit})"
+
+
 class MalformedRequest(ServiceError):
-    code, http_status, label, reason = "INVALID_ARGUMENT", 400, "invalid", "unreadable"
+    code, http_status, label, reason = "INVALID_ARGUMENT", 400, "invalid", "MALFORMED_REQUEST"
 
 
 class InvalidArgument(ServiceError):
-    code, http_status, label, reason = "INVALID_ARGUMENT", 422, "invalid", "invalid"
+    code, http_status, label = "INVALID_ARGUMENT", 422, "invalid"
+    reason: Reason = "INVALID_ARGUMENT"
 
 
 class EmptyInput(InvalidArgument):
-    reason = "empty_input"
+    reason = "EMPTY_INPUT"
 
 
 class InputTooLong(InvalidArgument):
-    reason = "input_too_long"
+    reason = "INPUT_TOO_LONG"
 
 
 class ResponseTooLarge(InvalidArgument):
-    label, reason = "too_large", "response_too_large"
+    label, reason = "too_large", "RESPONSE_TOO_LARGE"
 
 
 class RequestTooLarge(ServiceError):
-    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 413, "too_large", "too_large"
+    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 413, "too_large", "REQUEST_TOO_LARGE"
 
 
 class HeadersTooLarge(ServiceError):
-    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 431, "too_large", "headers_too_large"
+    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 431, "too_large", "HEADERS_TOO_LARGE"
 
 
 class UnsupportedMedia(ServiceError):
-    code, http_status, label, reason = "INVALID_ARGUMENT", 415, "invalid", "unsupported_media_type"
+    code, http_status, label, reason = "INVALID_ARGUMENT", 415, "invalid", "UNSUPPORTED_MEDIA_TYPE"
 
 
 class RequestTimeout(ServiceError):
-    code, http_status, label, reason = "DEADLINE_EXCEEDED", 408, "deadline", "slow_client"
+    code, http_status, label, reason = "DEADLINE_EXCEEDED", 408, "deadline", "REQUEST_TIMEOUT"
+    retryable = True
 
 
 class Unauthenticated(ServiceError):
-    code, http_status, label, reason = "UNAUTHENTICATED", 401, "auth", "unauthenticated"
+    code, http_status, label, reason = "UNAUTHENTICATED", 401, "auth", "UNAUTHENTICATED"
+
+
+class HostNotAllowed(ServiceError):
+    code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "HOST_NOT_ALLOWED"
 
 
 class NotFound(ServiceError):
-    code, http_status, label, reason = "NOT_FOUND", 404, "invalid", "not_found"
+    code, http_status, label, reason = "NOT_FOUND", 404, "invalid", "ROUTE_NOT_FOUND"
 
 
 class MethodNotAllowed(ServiceError):
-    code, http_status, label, reason = "UNIMPLEMENTED", 405, "invalid", "method_not_allowed"
+    code, http_status, label, reason = "UNIMPLEMENTED", 405, "invalid", "METHOD_NOT_ALLOWED"
 
 
 class QueueFull(ServiceError):
-    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 429, "queue_full", "queue_full"
+    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 429, "queue_full", "QUEUE_FULL"
+    retryable = True
 
 
 class Unavailable(ServiceError):
-    code, http_status, label, reason = "UNAVAILABLE", 503, "draining", "unavailable"
+    code, http_status, label = "UNAVAILABLE", 503, "draining"
+    reason: Reason = "UNAVAILABLE"
+    retryable = True
 
 
 class Overloaded(Unavailable):
-    label, reason = "overload", "overloaded"
+    label, reason = "overload", "OVERLOADED"
 
 
 class DeadlineExceeded(ServiceError):
-    code, http_status, label, reason = "DEADLINE_EXCEEDED", 504, "deadline", "deadline_exceeded"
+    code, http_status, label, reason = "DEADLINE_EXCEEDED", 504, "deadline", "DEADLINE_EXCEEDED"
+    retryable = True
 
 
 class Unsupported(ServiceError):
-    code, http_status, label, reason = "UNIMPLEMENTED", 501, "invalid", "not_offered"
+    code, http_status, label, reason = "UNIMPLEMENTED", 501, "invalid", "UNSUPPORTED"
 
 
 class Cancelled(ServiceError):
-    code, http_status, reason = "CANCELLED", 499, "cancelled"
+    code, http_status, reason = "CANCELLED", 499, "CANCELLED"
+
+    def __init__(self) -> None:
+        super().__init__("Client disconnected")
 
 
 class Internal(ServiceError):
-    code, http_status, reason = "INTERNAL", 500, "internal"
+    code, http_status = "INTERNAL", 500
+    reason: Reason = "INTERNAL"
+    retryable = True
 
-    def __init__(self, message: str = "Internal error. See the server log for this request ID.") -> None:
-        super().__init__(message)
+    def __init__(self, problem: str = "Internal error") -> None:
+        super().__init__(problem, "See the server log for this request ID.")
 
 
 class NonFiniteOutput(Internal):
-    reason = "non_finite_output"
+    reason, retryable = "NON_FINITE_OUTPUT", False
 
     def __init__(self) -> None:
-        super().__init__("Model output: not finite for one of the inputs. See the server log for this request ID.")
+        super().__init__("Model output is not finite for one of the inputs")

@@ -13,7 +13,7 @@ RETRY_AFTER_S = 1
 
 
 class Status(enum.Enum):
-    """The values are those of the probes."""
+    """Process status; the values appear in probe responses."""
 
     STARTING = "starting"
     READY = "ok"
@@ -22,7 +22,10 @@ class Status(enum.Enum):
 
 
 class Lifecycle:
-    """One per process. Read `engine` per request: it raises before loading and while draining."""
+    """The process state.
+
+    Read `engine` per request: it raises `Unavailable` until the model is loaded and after `reject_new`.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -34,9 +37,11 @@ class Lifecycle:
     def engine(self) -> "Engine":
         """The engine; raises `Unavailable` unless requests are accepted."""
         if self.rejecting:
-            raise Unavailable("Server is stopping. Retry elsewhere.", reason="draining", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable(
+                "Server is shutting down", "Retry on another instance.", reason="DRAINING", retry_after_s=RETRY_AFTER_S
+            )
         if self._engine is None:
-            raise Unavailable("Model is loading. Retry later.", reason="starting", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable("Model is loading", "Retry later.", reason="STARTING", retry_after_s=RETRY_AFTER_S)
         return self._engine
 
     @property
@@ -59,11 +64,11 @@ class Lifecycle:
     def become_ready(self, engine: "Engine") -> None:
         """Accept requests."""
         self._engine = engine
-        self._enter(Status.READY)
+        self._set_status(Status.READY)
 
     def start_draining(self) -> None:
         """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
-        self._enter(Status.DRAINING)
+        self._set_status(Status.DRAINING)
 
     @property
     def healthy(self) -> bool:
@@ -72,14 +77,14 @@ class Lifecycle:
 
     def fail(self) -> None:
         """Stop being ready and live: the model could not be loaded, or its backend failed."""
-        self._enter(Status.FAILED)
+        self._set_status(Status.FAILED)
 
     def reject_new(self) -> None:
         """Reject requests from now on; accepted ones continue."""
         self.rejecting = True
 
     async def drain(self) -> None:
-        """Return when every accepted request has been answered."""
+        """Wait until every accepted request has a response."""
         if self._engine is not None:
             await self._engine.drain()
 
@@ -88,7 +93,7 @@ class Lifecycle:
         if self._engine is not None:
             await self._engine.close()
 
-    def _enter(self, status: Status) -> None:
+    def _set_status(self, status: Status) -> None:
         self.status = status
         self._metrics.ready.set(status is Status.READY)
         self._metrics.draining.set(status is Status.DRAINING)

@@ -1,18 +1,18 @@
-"""Limits that the API adapters enforce: they count items before they convert any, and bound what they receive."""
+"""Limits that the API adapters enforce before they convert any item."""
 
 from typing import get_args
 
 from service.engine.schema.encode import ModelInfo, Output
-from service.engine.validation import MAX_OCCURRENCES
-from service.errors import InvalidArgument, RequestTooLarge
+from service.engine.validation.explain import MAX_OCCURRENCES
+from service.errors import InvalidArgument, Reason, RequestTooLarge
 
 SPLIT = "Split the request."
-REASONS = {
-    "inputs": "too_many_inputs",
-    "occurrences": "occurrence_count",
-    "spans": "too_many_spans",
-    "spans_per_request": "too_many_spans",
-    "token_ids": "input_too_large",
+REASONS: dict[str, Reason] = {
+    "inputs": "TOO_MANY_INPUTS",
+    "occurrences": "OCCURRENCE_COUNT",
+    "spans": "TOO_MANY_SPANS",
+    "spans_per_request": "TOO_MANY_SPANS",
+    "token_ids": "INPUT_TOO_LARGE",
 }
 REMEDIES = {
     "inputs": SPLIT,
@@ -32,15 +32,15 @@ def item_limits(info: ModelInfo) -> dict[str, int]:
         "token_ids": limits.max_input_characters,
         "occurrences": MAX_OCCURRENCES,
         "layers": len(info.layers),
-        "heads": info.head_count,
+        "heads": info.num_attention_heads,
         "outputs": len(get_args(Output)),
     }
 
 
 def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument | RequestTooLarge:
     """Return the error of a list over its limit; `name` is its key in `item_limits`."""
-    reason = REASONS.get(name, "too_many_items")
-    noun = "spans" if name == "spans_per_request" else "items"
+    reason = REASONS.get(name, "TOO_MANY_ITEMS")
+    problem = "too many spans in the request" if name == "spans_per_request" else "too many items"
     remedy = REMEDIES.get(name, "Remove some.")
-    kind = RequestTooLarge if reason == "input_too_large" else InvalidArgument
-    return kind(f"{field}: too many {noun} ({actual}, limit {limit}). {remedy}", reason=reason)
+    kind = RequestTooLarge if reason == "INPUT_TOO_LARGE" else InvalidArgument
+    return kind(problem, remedy, field=field, actual=actual, limit=limit, reason=reason)

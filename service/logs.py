@@ -1,4 +1,4 @@
-"""Logs: text on a terminal, JSON elsewhere. They never hold input text or a key."""
+"""Logs: text on a terminal, JSON elsewhere. They never contain input text or API keys."""
 
 import logging
 import sys

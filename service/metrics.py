@@ -21,17 +21,17 @@ REJECTIONS = ("queue_full", "deadline", "draining", "overload", "auth", "too_lar
 
 
 class Metrics:
-    """The instruments. Label `door` is an API, `method` a route template or RPC, never a raw path."""
+    """The instruments. Label `api` is rest, openai or grpc; `endpoint` a route template or RPC, never a raw path."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter(
-            "attendant_requests", "Responses by status.", ["door", "method", "code"], registry=registry
+            "attendant_requests", "Responses by status.", ["api", "endpoint", "code"], registry=registry
         )
         self.request_seconds = Histogram(
             "attendant_request_duration_seconds",
             "Time from request to response.",
-            ["door", "method", "outcome"],
+            ["api", "endpoint", "outcome"],
             buckets=LATENCY_S,
             registry=registry,
         )
@@ -43,17 +43,19 @@ class Metrics:
             "attendant_request_tokens", "Tokens per request.", buckets=TOKENS, registry=registry
         )
         self.response_bytes = Histogram(
-            "attendant_response_bytes", "Bytes per response.", ["door"], buckets=RESPONSE_BYTES, registry=registry
+            "attendant_response_bytes", "Bytes per response.", ["api"], buckets=RESPONSE_BYTES, registry=registry
         )
         self.tokens = Counter("attendant_tokens", "Tokens processed by the model, without padding.", registry=registry)
         self.truncated_inputs = Counter(
             "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", registry=registry
         )
-        self.rejected = Counter("attendant_rejected", "Rejected requests by reason.", ["reason"], registry=registry)
-        self.cancelled = Counter(
-            "attendant_cancelled",
+        self.rejected_requests = Counter(
+            "attendant_rejected_requests", "Rejected requests by reason.", ["reason"], registry=registry
+        )
+        self.cancelled_inputs = Counter(
+            "attendant_cancelled_inputs",
             "Inputs discarded after their request was cancelled, expired or failed.",
-            ["where"],
+            ["stage"],
             registry=registry,
         )
         self.stage_seconds = Histogram(
@@ -63,32 +65,32 @@ class Metrics:
             buckets=STAGE_S,
             registry=registry,
         )
-        self.queue_texts = Gauge("attendant_queue_texts", "Queued inputs.", ["lane"], registry=registry)
+        self.queue_size = Gauge("attendant_queue_size", "Queued inputs.", ["lane"], registry=registry)
         self.queue_tokens = Gauge("attendant_queue_tokens", "Queued tokens.", ["lane"], registry=registry)
         self.queue_utilization = Gauge(
             "attendant_queue_utilization", "Queued tokens divided by the limit.", ["lane"], registry=registry
         )
-        self.row_texts = Histogram(
+        self.batch_size = Histogram(
             "attendant_batch_size", "Inputs per batch.", ["lane"], buckets=POWERS_OF_TWO, registry=registry
         )
-        self.row_tokens = Histogram(
+        self.batch_tokens = Histogram(
             "attendant_batch_tokens", "Tokens per batch, without padding.", ["lane"], buckets=TOKENS, registry=registry
         )
-        self.row_padding = Histogram(
+        self.batch_padding = Histogram(
             "attendant_batch_padding_ratio",
             "Padding per batch, as a ratio.",
             ["lane"],
             buckets=SHARE,
             registry=registry,
         )
-        self.busy_seconds = Counter(
-            "attendant_inference_busy_seconds",
+        self.inference_thread_seconds = Counter(
+            "attendant_inference_thread_seconds",
             "Thread-seconds spent in inference.",
             ["lane"],
             registry=registry,
         )
         self.inference_errors = Counter("attendant_inference_errors", "Failed batches.", ["lane"], registry=registry)
-        self.row_retries = Counter(
+        self.batch_retries = Counter(
             "attendant_batch_retries", "Retried parts of failed batches.", ["lane"], registry=registry
         )
         self.nonfinite_outputs = Counter(
@@ -106,24 +108,24 @@ class Metrics:
         self.model_info = Gauge(
             "attendant_model_info",
             "The served model.",
-            ["model", "sha256", "provider", "precision"],
+            ["model", "digest", "provider", "precision"],
             registry=registry,
         )
         # Looking up a label set takes as long as counting, and the metric keeps every set anyway.
         self._counters = cache(self._find_counters)
         for reason in REJECTIONS:
-            self.rejected.labels(reason)
-        for where in ("queue", "batch"):
-            self.cancelled.labels(where)
+            self.rejected_requests.labels(reason)
+        for stage in ("queue", "batch"):
+            self.cancelled_inputs.labels(stage)
 
-    def create_requests(self, api: str, methods: Iterable[str]) -> None:
+    def create_requests(self, api: str, endpoints: Iterable[str]) -> None:
         """Create the label sets of successful responses, so that rates start from 0.
 
         Other outcomes may never occur, and each has as many series as the histogram has buckets.
         """
-        for method in methods:
-            self.request_seconds.labels(api, method, "ok")
-            self.requests.labels(api, method, "OK" if api == "grpc" else "200")
+        for endpoint in endpoints:
+            self.request_seconds.labels(api, endpoint, "ok")
+            self.requests.labels(api, endpoint, "OK" if api == "grpc" else "200")
         self.response_bytes.labels(api)
 
     def create_lane(self, lane: str) -> None:
@@ -131,24 +133,25 @@ class Metrics:
         for stage in STAGES:
             self.stage_seconds.labels(stage, lane)
         for metric in (
-            self.queue_texts, self.queue_tokens, self.queue_utilization, self.row_texts, self.row_tokens,
-            self.row_padding, self.busy_seconds, self.inference_errors, self.row_retries, self.nonfinite_outputs,
+            self.queue_size, self.queue_tokens, self.queue_utilization, self.batch_size, self.batch_tokens,
+            self.batch_padding, self.inference_thread_seconds, self.inference_errors,
+            self.batch_retries, self.nonfinite_outputs,
         ):  # fmt: skip
             metric.labels(lane)
 
     def count_rejection(self, label: str) -> None:
-        """Count a rejection by the label of its error; "" is no rejection."""
+        """Count a rejection by the label of its error; ignore ""."""
         if label:
-            self.rejected.labels(label).inc()
+            self.rejected_requests.labels(label).inc()
 
-    def observe_request(self, api: str, method: str, code: str, http_status: int, started: float) -> None:
+    def observe_request(self, api: str, endpoint: str, code: str, http_status: int, started: float) -> None:
         """Count a response; `started` is a time.perf_counter() reading."""
-        count, observe = self._counters(api, method, code, http_status)
+        count, observe = self._counters(api, endpoint, code, http_status)
         count()
         observe(time.perf_counter() - started)
 
     def _find_counters(
-        self, api: str, method: str, code: str, http_status: int
+        self, api: str, endpoint: str, code: str, http_status: int
     ) -> tuple[Callable[[], None], Callable[[float], None]]:
         if http_status < 400:
             outcome = "ok"
@@ -158,4 +161,6 @@ class Metrics:
             outcome = "client_error"
         else:
             outcome = "error"
-        return self.requests.labels(api, method, code).inc, self.request_seconds.labels(api, method, outcome).observe
+        return self.requests.labels(api, endpoint, code).inc, self.request_seconds.labels(
+            api, endpoint, outcome
+        ).observe

@@ -1,4 +1,4 @@
-"""Fixtures that every test may ask for. Everything here is the real thing: the real model, server and clients."""
+"""Fixtures for all tests: the default model, a running server, and clients."""
 
 import os
 import select
@@ -12,7 +12,10 @@ import httpx
 import hypothesis
 import pytest
 
-# No test may depend on the clock of a busy machine.
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+
+# Deadlines would make tests fail on a busy machine.
 hypothesis.settings.register_profile("attendant", deadline=None)
 hypothesis.settings.load_profile("attendant")
 
@@ -22,13 +25,19 @@ READY_TIMEOUT_S = 60
 
 @pytest.fixture(scope="session")
 def default_artifact() -> Path:
-    """The directory of the exported default model; `make test` makes it."""
+    """The directory of the default model, which `make test` exports."""
     return ROOT / "models" / "all-MiniLM-L6-v2"
+
+
+@pytest.fixture(scope="session")
+def model(default_artifact: Path) -> LoadedModel:
+    """The default model, loaded once."""
+    return LoadedModel.load(Settings(model_dir=default_artifact))
 
 
 @dataclass
 class RunningServer:
-    """A server in its own process, as `attendant serve` starts it."""
+    """A server in its own process, started like `attendant serve`."""
 
     process: subprocess.Popen[str]
     rest: str
@@ -42,14 +51,14 @@ class RunningServer:
 
 
 def server_environment(**options: object) -> dict[str, str]:
-    """The environment of a server: ours without its options, free ports, and `options`."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
-    chosen = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
-    return clean | {f"ATTENDANT_{name.upper()}": str(value) for name, value in chosen.items()}
+    """Return the environment of the tests with free ports and these options, and without other options."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
+    values = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
+    return environment | {f"ATTENDANT_{name.upper()}": str(value) for name, value in values.items()}
 
 
 def start_server(**options: object) -> RunningServer:
-    """Start a server and wait for its ready line; fail with its log when the line does not come in time."""
+    """Start a server and wait for its ready line. After a timeout, fail the test with the log of the server."""
     process = subprocess.Popen(
         [sys.executable, "-m", "service", "serve"],
         cwd=ROOT,
@@ -59,8 +68,8 @@ def start_server(**options: object) -> RunningServer:
         text=True,
     )
     assert process.stdout is not None
-    in_time, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
-    line = process.stdout.readline() if in_time else ""
+    readable, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
+    line = process.stdout.readline() if readable else ""
     if not line.startswith("ready: "):
         process.terminate()
         _, log = process.communicate(timeout=READY_TIMEOUT_S)
@@ -71,7 +80,7 @@ def start_server(**options: object) -> RunningServer:
 
 
 def stop_server(server: RunningServer) -> int:
-    """SIGTERM, and the exit status."""
+    """Send SIGTERM and return the exit status."""
     server.process.terminate()
     server.process.communicate(timeout=READY_TIMEOUT_S)
     return server.process.returncode
@@ -79,7 +88,7 @@ def stop_server(server: RunningServer) -> int:
 
 @pytest.fixture(scope="session")
 def server(default_artifact: Path) -> Iterator[RunningServer]:
-    """One server for the whole session, with the default model and default options."""
+    """A server for all tests, with the default model and options."""
     running = start_server(model_dir=default_artifact)
     yield running
     assert stop_server(running) == 0
@@ -87,6 +96,6 @@ def server(default_artifact: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def rest(server: RunningServer) -> Iterator[httpx.Client]:
-    """An HTTP client of the session's server."""
+    """An HTTP client of the server."""
     with httpx.Client(base_url=server.rest, timeout=60) as client:
         yield client

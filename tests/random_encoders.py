@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights, in any element type, and what the service reads of them."""
+"""Tiny encoders with random weights, and the weights that the service reads from them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,36 +15,38 @@ from service.engine.explain.maps import BlockWeights
 
 Floats = NDArray[Any]
 
-VOCABULARY, POSITIONS = 61, 160
+VOCAB_SIZE, POSITIONS = 61, 160
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One text through an encoder: `hidden` `(L+1, T, D)`, `probs` `(L, H, T, T)`."""
+class SequenceOutput:
+    """The output of an encoder for one sequence: `hidden_states` (L+1, T, D), `probs` (L, H, T, T)."""
 
-    hidden: Floats
+    hidden_states: Floats
     probs: Floats
 
 
 def random_encoder(
-    dtype: torch.dtype = torch.float32, *, layers: int = 3, heads: int = 4, width: int = 32, scale: float = 0.3
+    dtype: torch.dtype = torch.float32, *, layers: int = 3, heads: int = 4, hidden_size: int = 32, scale: float = 0.3
 ) -> Encoder:
-    """Weights large enough that a wrong order, sign or scale shows at once, every bias and layer norm included."""
-    config = EncoderConfig(VOCABULARY, width, layers, heads, 2 * width, POSITIONS, types=2, layer_norm_eps=1e-3)
+    """Return an encoder with random weights, biases and layer norms, large enough to expose wrong order or scale."""
+    config = EncoderConfig(
+        VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, type_vocab_size=2, layer_norm_eps=1e-3
+    )
     encoder = Encoder(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(41)
     with torch.no_grad():
         for module in encoder.modules():
-            centre = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
+            center = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
             for name, parameter in module.named_parameters(recurse=False):
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_((centre if name == "weight" else 0.0) + scale * noise)
+                parameter.copy_((center if name == "weight" else 0.0) + scale * noise)
     return encoder
 
 
-def as_bert_begins(dtype: torch.dtype, *, layers: int, heads: int, width: int) -> Encoder:
-    """Initialised as BERT is before training: normal weights of deviation 0.02, no biases, plain layer norms."""
-    encoder = random_encoder(dtype, layers=layers, heads=heads, width=width, scale=0.02)
+def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_size: int) -> Encoder:
+    """Return an encoder initialized like BERT: normal weights of deviation 0.02, zero biases, identity layer norms."""
+    encoder = random_encoder(dtype, layers=layers, heads=heads, hidden_size=hidden_size, scale=0.02)
     with torch.no_grad():
         for module in encoder.modules():
             if isinstance(module, nn.LayerNorm):
@@ -54,15 +56,15 @@ def as_bert_begins(dtype: torch.dtype, *, layers: int, heads: int, width: int) -
     return encoder
 
 
-def blocks_of(encoder: Encoder) -> list[BlockWeights]:
-    """As `BlockWeights.of` reads them from an artifact."""
-    blocks = []
-    for block in blocks_in(encoder):
+def block_weights(encoder: Encoder) -> list[BlockWeights]:
+    """Return the weights of each block, as `BlockWeights.of` reads them from an artifact."""
+    weights = []
+    for block in iter_blocks(encoder):
         attention = block.attention
         parts = {"query": attention.query, "key": attention.key, "value": attention.value, "output": attention.output}
-        blocks.append(
+        weights.append(
             BlockWeights(
-                encoder.config.heads,
+                encoder.config.num_attention_heads,
                 encoder.config.layer_norm_eps,
                 **{name: part.weight.detach().numpy().T for name, part in parts.items()},
                 **{f"{name}_bias": part.bias.detach().numpy() for name, part in parts.items()},
@@ -70,52 +72,56 @@ def blocks_of(encoder: Encoder) -> list[BlockWeights]:
                 norm_bias=block.attention_norm.bias.detach().numpy(),
             )
         )
-    return blocks
+    return weights
 
 
-def blocks_in(encoder: Encoder) -> Iterator[Block]:
+def iter_blocks(encoder: Encoder) -> Iterator[Block]:
+    """Yield the blocks of an encoder."""
     for block in encoder.blocks:
         assert isinstance(block, Block)
         yield block
 
 
 def random_ids(tokens: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(tokens).permutation(VOCABULARY)[:tokens].tolist()
+    """Return distinct random token ids."""
+    ids: list[int] = np.random.default_rng(tokens).permutation(VOCAB_SIZE)[:tokens].tolist()
     return ids
 
 
-def run(encoder: Encoder, ids: list[int]) -> Ran:
-    """One text alone in its row."""
-    row = torch.tensor([ids])
+def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
+    """Run the encoder on one sequence."""
+    input_ids = torch.tensor([ids])
     with torch.inference_mode():
-        found = encoder.encode(row, torch.arange(len(ids))[None], torch.zeros_like(row), torch.ones_like(row))
-    return Ran(torch.cat(found.hidden).numpy(), torch.cat(found.probs).numpy())
+        output = encoder.encode(
+            input_ids, torch.arange(len(ids))[None], torch.zeros_like(input_ids), torch.ones_like(input_ids)
+        )
+    return SequenceOutput(torch.cat(output.hidden_states).numpy(), torch.cat(output.probs).numpy())
 
 
 def run_block(block: Block, hidden: Floats) -> Floats:
-    """What one block makes of `(T, D)`, by torch."""
-    given = torch.from_numpy(np.array(hidden))[None]
+    """Run one block on hidden states (T, D)."""
+    x = torch.from_numpy(np.array(hidden))[None]
     with torch.inference_mode():
-        out, _ = block(given, torch.zeros(1, 1, len(hidden), len(hidden), dtype=given.dtype))
-    found: Floats = out[0].numpy()
-    return found
+        output, _ = block(x, torch.zeros(1, 1, len(hidden), len(hidden), dtype=x.dtype))
+    result: Floats = output[0].numpy()
+    return result
 
 
 @contextmanager
-def catching(module: nn.Module) -> Iterator[list[Floats]]:
-    """What a module gave, `(T, D)` each time that it ran."""
-    caught: list[Floats] = []
-    hook = module.register_forward_hook(lambda _, __, out: caught.append(out[0].numpy()))
+def capture_outputs(module: nn.Module) -> Iterator[list[Floats]]:
+    """Yield a list that receives the output (T, D) of every call of `module`."""
+    outputs: list[Floats] = []
+    hook = module.register_forward_hook(lambda _, __, output: outputs.append(output[0].numpy()))
     try:
-        yield caught
+        yield outputs
     finally:
         hook.remove()
 
 
 @contextmanager
-def changing(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While it lasts, what a module gives, `(1, T, D)`, is changed."""
-    hook = module.register_forward_hook(lambda _, __, out: change(out))
+def replace_outputs(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Apply `change` to the outputs (1, T, D) of `module` inside the context."""
+    hook = module.register_forward_hook(lambda _, __, output: change(output))
     try:
         yield
     finally:

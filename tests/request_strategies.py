@@ -1,7 +1,6 @@
-"""Requests over the whole product of options, as JSON bodies, and the same requests as gRPC messages.
+"""Requests with combinations of all fields, as JSON bodies and as gRPC messages.
 
-The limits come from the service (`/v1/model`), so the generator follows them. Most requests are valid; some carry one
-option that does not go with another, because both protocols must then reject them alike.
+The limits come from `/v1/model`. Most requests are valid. Some have incompatible fields, which both APIs must reject.
 """
 
 from collections.abc import Callable
@@ -40,36 +39,39 @@ TEXTS = st.one_of(SHORT_TEXTS, SHORT_TEXTS, SHORT_TEXTS, LONG_TEXTS)
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts of `/v1/model` that requests depend on."""
+    """The fields of `/v1/model` that requests depend on."""
 
-    layer_count: int
-    head_count: int
-    width: int
-    vocabulary_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    vocab_size: int
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Absent three times of four, so that few options meet in most requests and many in some."""
+    """Omit a field with probability 3/4, so that most requests have few optional fields and some have many."""
     return st.one_of(st.just(...), st.just(...), st.just(...), value)
 
 
 def body(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Body]:
-    """Return JSON bodies; a field drawn as `...` is left out."""
+    """Return JSON bodies. A field with the value `...` is omitted."""
     return st.fixed_dictionaries(fields).map(
         lambda drawn: {name: value for name, value in drawn.items() if value is not ...}
     )
 
 
 def layers_of(facts: ModelFacts, first: int) -> st.SearchStrategy[Any]:
-    """Layers from `first` on; sometimes one that does not exist, or one twice."""
-    lowest, highest = first or -facts.layer_count - 1, facts.layer_count
-    valid = st.lists(st.integers(first, highest), min_size=1, max_size=3, unique=True)
-    return st.one_of(*[valid] * 7, st.lists(st.integers(lowest - 1, highest + 1), min_size=1, max_size=3))
+    """Return layers from `first` on, counted from either end, or "all". Some are invalid or repeated."""
+    lowest, highest = first - facts.num_hidden_layers - 1, facts.num_hidden_layers
+    count = highest + 1
+    number = st.sampled_from([*range(first, highest + 1), *range(lowest, 0)])
+    valid = st.lists(number, min_size=1, max_size=3, unique_by=lambda layer: layer % count)
+    invalid = st.lists(st.integers(lowest - 1, highest + 1), min_size=1, max_size=3)
+    return st.one_of(*[valid] * 7, st.just("all"), invalid)
 
 
 @st.composite
 def inputs(draw: st.DrawFn, facts: ModelFacts, *, spans: bool) -> Any:
-    """A text, texts, pairs, token ids, all with spans or none."""
+    """Draw a text, texts, pairs or token ids."""
     form = draw(st.sampled_from(["text", "texts", "texts", "objects", "objects", "pairs", "ids"]))
     if form == "text" and not spans:
         return draw(TEXTS)
@@ -78,7 +80,7 @@ def inputs(draw: st.DrawFn, facts: ModelFacts, *, spans: bool) -> Any:
     items = []
     for _ in range(draw(st.integers(1, 3))):
         if form == "ids":
-            ids = st.lists(st.integers(0, facts.vocabulary_size - 1 + draw(st.sampled_from([0, 0, 0, 1]))), min_size=1,
+            ids = st.lists(st.integers(0, facts.vocab_size - 1 + draw(st.sampled_from([0, 0, 0, 1]))), min_size=1,
                            max_size=20)  # fmt: skip
             items.append({"token_ids": draw(ids)})
             continue
@@ -93,7 +95,7 @@ def inputs(draw: st.DrawFn, facts: ModelFacts, *, spans: bool) -> Any:
 
 @st.composite
 def spans_of(draw: st.DrawFn, text: str) -> list[list[int]]:
-    """Character ranges of a text; rarely one that lies outside."""
+    """Draw character ranges of a text, some of them out of range."""
     spans = []
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, max(0, len(text) - 1)))
@@ -105,18 +107,20 @@ def spans_of(draw: st.DrawFn, text: str) -> list[list[int]]:
 @st.composite
 def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     outputs = draw(optional(st.lists(st.sampled_from(get_args(Output)), min_size=1, max_size=4)))
-    wants_spans = outputs is not ... and "spans" in outputs
+    has_spans = outputs is not ... and "spans" in outputs
     drawn = draw(
         body(
-            inputs=inputs(facts, spans=wants_spans),
+            inputs=inputs(facts, spans=has_spans),
             layers=optional(layers_of(facts, 0)),
             layer_reduce=optional(st.sampled_from(get_args(LayerReduce))),
             pooling=optional(st.sampled_from(POOLINGS)),
             normalize=optional(st.booleans()),
-            dimensions=optional(st.integers(1, 2 * facts.width)),
+            dimensions=optional(st.integers(1, 2 * facts.hidden_size)),
             truncation=st.sampled_from([..., "error", "right", "left", "right"]),
-            encoding=optional(st.sampled_from(["float", "base64"])),
+            encoding_format=optional(st.sampled_from(["float", "base64"])),
             dtype=optional(st.sampled_from(get_args(DType))),
+            prompt=optional(st.sampled_from(["query: ", "Represent this:", "", "\u3000", "word " * 300])),
+            prompt_name=st.sampled_from([...] * 30 + ["query"]),
         )
     )
     return drawn if outputs is ... else drawn | {"outputs": outputs}
@@ -130,16 +134,16 @@ def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             inputs=inputs(facts, spans=unit == get_args(UnitKind)[2]),
             kind=optional(st.sampled_from(KINDS)),
             layers=optional(layers_of(facts, 1)),
-            heads=optional(st.lists(st.integers(0, facts.head_count), min_size=1, max_size=3, unique=True)),
+            heads=optional(st.lists(st.integers(0, facts.num_attention_heads), min_size=1, max_size=3, unique=True)),
             head_reduce=optional(st.sampled_from(get_args(HeadReduce))),
             layer_reduce=optional(st.sampled_from(get_args(MapLayerReduce))),
-            special=optional(st.sampled_from(get_args(SpecialTokens))),
+            special_tokens=optional(st.sampled_from(get_args(SpecialTokens))),
             segments=optional(st.sampled_from(get_args(Segments))),
             top_p=optional(st.sampled_from([0.1, 0.5, 0.9, 1.0, 0.0])),
             top_k=optional(st.integers(0, 12)),
             decimals=optional(st.integers(0, 10)),
             truncation=st.sampled_from([..., "error", "right", "left", "right"]),
-            encoding=optional(st.sampled_from(["float", "base64"])),
+            encoding_format=optional(st.sampled_from(["float", "base64"])),
             dtype=optional(st.sampled_from(get_args(MapDType))),
         )
     )
@@ -151,13 +155,13 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     occurrences = []
     for _ in range(draw(st.integers(2, 4))):
         text = draw(TEXTS)
-        place = (
+        position = (
             {"span": draw(spans_of(text))[0]}
             if draw(st.booleans())
-            else {"word": draw(st.sampled_from([0, 0, 0, 1, 1, 2, 7]))}
+            else {"word_index": draw(st.sampled_from([0, 0, 0, 1, 1, 2, 7]))}
         )
-        occurrences.append({"text": text, **place})
-    options = draw(body(layers=optional(layers_of(facts, 0)), draws_on=optional(st.integers(0, 10))))
+        occurrences.append({"text": text, **position})
+    options = draw(body(layers=optional(layers_of(facts, 0)), top_contributors=optional(st.integers(0, 10))))
     return {"occurrences": occurrences, **options}
 
 
@@ -166,14 +170,16 @@ def tokenize_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
 
 
 def embeddings_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
-    """Requests of the OpenAI adapter, which has no gRPC twin."""
-    ids = st.lists(st.integers(0, facts.vocabulary_size - 1), min_size=1, max_size=12)
+    """Draw requests of the OpenAI API, which gRPC lacks."""
+    ids = st.lists(st.integers(0, facts.vocab_size - 1), min_size=1, max_size=12)
     return body(
         input=st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=4), ids, st.lists(ids, min_size=1, max_size=3)),
         model=st.just("all-MiniLM-L6-v2"),
         encoding_format=optional(st.sampled_from(["float", "base64"])),
-        dimensions=optional(st.integers(1, facts.width + 1)),
-        user=optional(st.just("someone")),
+        dimensions=optional(st.integers(1, facts.hidden_size + 1)),
+        user=optional(st.just("user-1")),
+        input_type=optional(st.sampled_from(["query", "document", "passage"])),
+        truncate=optional(st.booleans()),
     )
 
 
@@ -194,17 +200,17 @@ def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
 
 
 def to_message(operation: str, request: Body) -> Any:
-    """Return a body as the gRPC message; None if the message cannot say it."""
+    """Convert a body to a gRPC message, or return None if the proto lacks one of its fields."""
     if operation == "compare":
         return pb.CompareRequest(
             occurrences=[
-                pb.Occurrence(text=each["text"], span=pb.Span(start=each["span"][0], end=each["span"][1]))
-                if "span" in each
-                else pb.Occurrence(text=each["text"], word=each["word"])
-                for each in request["occurrences"]
+                pb.Occurrence(text=item["text"], span=pb.Span(start=item["span"][0], end=item["span"][1]))
+                if "span" in item
+                else pb.Occurrence(text=item["text"], word_index=item["word_index"])
+                for item in request["occurrences"]
             ],
-            layers=request.get("layers", []),
-            draws_on=request.get("draws_on"),
+            layers=_layers(request),
+            top_contributors=request.get("top_contributors"),
         )
     items = _inputs(request["inputs"])
     if operation == "tokenize":
@@ -215,38 +221,46 @@ def to_message(operation: str, request: Body) -> Any:
         if name in request
     }
     if operation == "encode":
+        if "prompt" in request and "prompt_name" in request:
+            return None
         return pb.EncodeRequest(
             inputs=items,
             outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],
-            layers=request.get("layers", []),
+            layers=_layers(request),
+            all_layers=request.get("layers") == "all",
             **_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING"),
-            **{name: request[name] for name in ("normalize", "dimensions") if name in request},
+            **{name: request[name] for name in ("normalize", "dimensions", "prompt", "prompt_name") if name in request},
             **names,
         )
     if "decimals" in request:
         return None
     return pb.AttendRequest(
         inputs=items,
-        layers=request.get("layers", []),
+        layers=_layers(request),
         heads=request.get("heads", []),
         **_enums(request, kind="ATTENTION_KIND", head_reduce="HEAD_REDUCE", layer_reduce="MAP_LAYER_REDUCE",
-                 unit="UNIT_KIND", special="SPECIAL_TOKENS", segments="SEGMENTS"),
+                 unit="UNIT_KIND", special_tokens="SPECIAL_TOKENS", segments="SEGMENTS"),
         **{name: request[name] for name in ("top_p", "top_k") if name in request},
         **names,
     )  # fmt: skip
+
+
+def _layers(request: Body) -> list[int]:
+    layers = request.get("layers", [])
+    return [] if layers == "all" else layers
 
 
 def _enums(request: Body, **prefixes: str) -> Any:
     return {name: f"{prefix}_{request[name].upper()}" for name, prefix in prefixes.items() if name in request}
 
 
-def _inputs(given: Any) -> list[pb.Input]:
-    items = [given] if isinstance(given, str) else given
+def _inputs(inputs: Any) -> list[pb.Input]:
+    items = [inputs] if isinstance(inputs, str) else inputs
     return [pb.Input(text=item) if isinstance(item, str) else _input(item) for item in items]
 
 
 def _input(item: Body) -> pb.Input:
     spans = [pb.Span(start=start, end=end) for start, end in item.get("spans", [])]
     if "token_ids" in item:
-        return pb.Input(token_ids=item["token_ids"])
+        return pb.Input(token_ids=pb.TokenIds(ids=item["token_ids"]), spans=spans)
     return pb.Input(text=item["text"], pair=item.get("pair"), spans=spans)

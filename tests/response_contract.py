@@ -1,4 +1,4 @@
-"""The contract of responses: shapes, dtypes, finite numbers, offsets that slice, rows that sum."""
+"""Checks of responses: shapes, dtypes, finite values, offsets and row sums."""
 
 import base64
 from typing import Any
@@ -28,10 +28,10 @@ def assert_finite(values: Array) -> None:
 
 
 def assert_close(left: Array, right: Array, tolerance: float) -> None:
-    """Compare two protocols or two batches: equal shapes, and a cosine near 1 or values near each other."""
+    """Compare arrays of two APIs or two batches: equal shapes, and a cosine near 1 or a small maximum difference."""
     assert left.shape == right.shape
     assert left.dtype == right.dtype
-    if left.dtype == np.uint8 and left.ndim == 1:  # bits: one may flip where a component is about 0
+    if left.dtype == np.uint8 and left.ndim == 1:  # a bit can differ if a component is near 0
         assert np.unpackbits(np.bitwise_xor(left, right, dtype=np.uint8)).mean() <= 0.05
         return
     a, b = left.astype(np.float64).ravel(), right.astype(np.float64).ravel()
@@ -47,15 +47,15 @@ def texts_of(item: Any) -> tuple[str, str]:
 
 
 def check_tokens(tokens: list[Any], words: list[Any] | None, item: Any) -> None:
-    """Offsets slice the text of the token's segment; `word` is an index into the words."""
+    """Check that offsets match the text of the segment, and that `word_index` refers to an overlapping word."""
     by_ids = isinstance(item, dict) and "token_ids" in item
     for token in tokens:
         text = texts_of(item)[token["segment"]]
         assert 0 <= token["start"] <= token["end"] <= len(text)
         if not token["special"] and not by_ids:
             assert token["text"] == text[token["start"] : token["end"]]
-        if token["word"] is not None and words is not None:
-            word = words[token["word"]]
+        if token["word_index"] is not None and words is not None:
+            word = words[token["word_index"]]
             assert word["segment"] == token["segment"]
             assert word["start"] < token["end"]
             assert token["start"] < word["end"]
@@ -71,19 +71,27 @@ def check_words(words: list[Any], item: Any) -> None:
         previous = (word["segment"], word["end"])
 
 
-def check_encode(request: dict[str, Any], response: dict[str, Any], width: int) -> None:
+def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
     """Check one response of /v1/encode against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     outputs = request.get("outputs", ["pooled"])
     dtype = request.get("dtype", "float32")
+    width, last = facts.hidden_size, facts.num_hidden_layers
     layers, reduce = request.get("layers", [-1]), request.get("layer_reduce", "concat")
+    if layers == "all":
+        layers = list(range(last + 1))
     copies = len(layers) if reduce == "concat" else 1
     stacked = (len(layers),) if reduce == "stack" else ()
     assert len(response["results"]) == len(items)
+    assert response["prompt"] == (request.get("prompt") or None)
+    assert response["prompt_name"] is None
     assert response["usage"]["tokens"] == sum(result["token_count"] for result in response["results"])
     for item, result in zip(items, response["results"], strict=True):
         count = result["token_count"]
-        last_only = set(layers) <= {-1, 6}
+        if request.get("prompt") and "tokens" in result:
+            assert 0 < len(result["tokens"]) < count
+            count = len(result["tokens"])
+        last_only = set(layers) <= {-1, last}
         dimensions = request.get("dimensions") or (width if last_only else width * copies)
         expected = {"pooled": (*stacked, dimensions if dtype != "ubinary" else dimensions // 8)}
         expected["tokens"] = (*stacked, count, width * copies)
@@ -109,12 +117,14 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], width: int) 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
     """Check one response of /v1/attend against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
-    kind, special = request.get("kind", "probs"), request.get("special", "keep")
+    kind, special = request.get("kind", "probs"), request.get("special_tokens", "keep")
     by_head = kind in ("probs", "scores", "norm") and request.get("head_reduce", "none") == "none"
     layer_reduce = request.get("layer_reduce", "none")
-    count = 1 if layer_reduce != "none" else len(request.get("layers", range(facts.layer_count)))
+    layers = request.get("layers", "all")
+    layer_count = facts.num_hidden_layers if layers == "all" else len(layers)
+    count = 1 if layer_reduce != "none" else layer_count
     if by_head and layer_reduce != "rollout":
-        count *= len(request.get("heads", range(facts.head_count)))
+        count *= len(request.get("heads", range(facts.num_attention_heads)))
     for item, result in zip(items, response["results"], strict=True):
         assert len(result["maps"]) == count
         units, rows, columns = result["units"], result["rows"], result["columns"]
@@ -123,15 +133,15 @@ def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) 
             if not unit["special"] and not (isinstance(item, dict) and "token_ids" in item):
                 assert unit["text"] == text[unit["start"] : unit["end"]]
         assert set(rows) | set(columns) <= set(range(len(units)))
-        for each in result["maps"]:
-            _check_map(each, request, len(rows), len(columns), kind, special)
+        for attention_map in result["maps"]:
+            _check_map(attention_map, request, len(rows), len(columns), kind, special)
 
 
-def _check_map(each: Any, request: Any, rows: int, columns: int, kind: str, special: str) -> None:
+def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: str, special: str) -> None:
     dtype = request.get("dtype", "float32")
-    assert set(each["no_mass_rows"]) <= set(range(rows))
+    assert set(attention_map["empty_rows"]) <= set(range(rows))
     if "top_p" in request or "top_k" in request:
-        sparse = each["matrix"]
+        sparse = attention_map["matrix"]
         assert len(sparse["indices"]) == rows
         assert all(len(set(indices)) == len(indices) <= columns for indices in sparse["indices"])
         if "top_k" in request:
@@ -141,7 +151,7 @@ def _check_map(each: Any, request: Any, rows: int, columns: int, kind: str, spec
             assert len(values) == sum(map(len, sparse["indices"]))
             assert_finite(values)
         return
-    matrix = array_of(each["matrix"], dtype)
+    matrix = array_of(attention_map["matrix"], dtype)
     assert matrix.shape == (rows, columns)
     assert_finite(matrix)
     if kind == "scores" or dtype == "sqrt_uint8" or "decimals" in request or not rows:
@@ -149,34 +159,38 @@ def _check_map(each: Any, request: Any, rows: int, columns: int, kind: str, spec
     values = matrix.astype(np.float64)
     tolerance = 1e-3 if dtype == "float32" else 1e-2 + 1e-3 * columns
     empty = np.zeros(rows, dtype=bool)
-    empty[each["no_mass_rows"]] = True
+    empty[attention_map["empty_rows"]] = True
     if special == "renormalize":
         assert np.abs(np.abs(values).sum(axis=1)[~empty] - 1).max(initial=0) < tolerance
     elif kind == "probs" or request.get("layer_reduce") == "rollout":
         if kind == "probs" and request.get("head_reduce") == "max":
             return
-        sums = values.sum(axis=1) + np.asarray(each["excluded_mass"])
+        sums = values.sum(axis=1) + np.asarray(attention_map["excluded_mass"])
         assert np.abs(sums[~empty] - 1).max(initial=0) < tolerance
     elif kind == "projection":
-        sums = values.sum(axis=1) + np.asarray(each["excluded_mass"]) + np.asarray(each["bias_share"])
+        sums = values.sum(axis=1) + np.asarray(attention_map["excluded_mass"]) + np.asarray(attention_map["bias_share"])
         scale = 1 + np.abs(values).sum(axis=1)
         assert (np.abs(sums - 1) / scale)[~empty].max(initial=0) < tolerance
 
 
-def check_compare(request: dict[str, Any], response: dict[str, Any], layer_count: int) -> None:
+def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_layers: int) -> None:
     """Check one response of /v1/compare against its request."""
     count = len(request["occurrences"])
     assert len(response["occurrences"]) == count
-    for asked, occurrence in zip(request["occurrences"], response["occurrences"], strict=True):
-        assert occurrence["text"] == asked["text"][occurrence["start"] : occurrence["end"]]
-        assert len(occurrence["draws_on"]) <= request.get("draws_on", 5)
-        for word in occurrence["draws_on"]:
-            assert word["text"] == asked["text"][word["start"] : word["end"]]
+    for requested, occurrence in zip(request["occurrences"], response["occurrences"], strict=True):
+        assert occurrence["text"] == requested["text"][occurrence["start"] : occurrence["end"]]
+        assert len(occurrence["contributors"]) <= request.get("top_contributors", 5)
+        for word in occurrence["contributors"]:
+            assert word["text"] == requested["text"][word["start"] : word["end"]]
             assert -1e-6 <= word["share"] <= 1 + 1e-6
-    layers = [layer % (layer_count + 1) for layer in request.get("layers", range(layer_count + 1))]
-    assert [each["layer"] for each in response["layers"]] == layers
-    for values in (response["static"], *(each[name] for each in response["layers"] for name in ("cosine", "centered"))):
-        cosines = array_of(values)
+    layers = request.get("layers", "all")
+    if layers == "all":
+        layers = range(num_hidden_layers + 1)
+    expected = [layer % (num_hidden_layers + 1) for layer in layers]
+    assert [similarity["layer"] for similarity in response["layers"]] == expected
+    matrices = [similarity[name] for similarity in response["layers"] for name in ("cosine", "centered")]
+    for matrix in (response["static"], *matrices):
+        cosines = array_of(matrix)
         assert cosines.shape == (count, count)
         assert_finite(cosines)
         assert np.abs(np.diag(cosines) - 1).max() < 1e-6

@@ -1,4 +1,4 @@
-"""The service in a thread of this process: real sockets, both protocols, and the sizes that the engine computes."""
+"""The service in a thread of this process, with real sockets and both APIs."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 60
 
 
 class ServiceThread:
-    """Serve a loaded model while the block lasts. `largest_response` is the size last computed before inference."""
+    """Serve a loaded model inside a `with` block. `largest_response` is the latest estimate of a response size."""
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class ServiceThread:
         settings, metrics = self._settings, Metrics(CollectorRegistry())
         lifecycle = Lifecycle(metrics)
         engine = Engine(self._model, settings, metrics)
-        self._watch_sizes(engine)
+        self._record_sizes(engine)
         rest = Server(make_app(lifecycle, settings, metrics, None), ConnectionLimits(settings.header_timeout_ms / 1000))
         rpc = RpcServer(lifecycle, settings, metrics, None)
         lifecycle.become_ready(engine)
@@ -60,11 +60,11 @@ class ServiceThread:
             await engine.drain()
             await engine.close()
 
-    def _watch_sizes(self, engine: Engine) -> None:
+    def _record_sizes(self, engine: Engine) -> None:
         check = engine._check_response_size
 
-        def watch(size: int, inputs: int, advise: Any) -> None:
+        def record(size: int, inputs: int, remedy: Any) -> None:
             self.largest_response = size
-            check(size, inputs, advise)
+            check(size, inputs, remedy)
 
-        engine._check_response_size = watch  # type: ignore[method-assign]
+        engine._check_response_size = record  # type: ignore[method-assign]

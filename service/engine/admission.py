@@ -1,4 +1,4 @@
-"""Admission by time: a request is rejected if it would wait longer than `max_queue_ms`, or than its deadline."""
+"""Admission control: rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline."""
 
 import math
 import time
@@ -6,23 +6,23 @@ import time
 from service.engine.fair_queue import Backlog
 from service.errors import QueueFull
 
-RATE_MEMORY_S = 2.0
-"""Time constant over which the measured rate forgets."""
-NEAR_CAPACITY = 0.5
-"""One step of a busy event loop may read hundreds of requests, enough to fill the rest of the queue."""
+RATE_TIME_CONSTANT_S = 2.0
+"""Time constant of the moving average, in seconds."""
+NEAR_CAPACITY = 0.9
+"""Fraction of a limit above which requests are checked early."""
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
 
 
 class ServiceRate:
-    """Tokens per second of a lane while it is saturated, averaged over about two seconds of saturation.
+    """Throughput of a saturated lane in tokens per second, as an exponential moving average.
 
     `initial` comes from warm-up. Batches of an idle server are small and say nothing about its capacity.
     """
 
     def __init__(self, initial: float) -> None:
-        self._tokens = initial * RATE_MEMORY_S
-        self._seconds = RATE_MEMORY_S
+        self._tokens = initial * RATE_TIME_CONSTANT_S
+        self._seconds = RATE_TIME_CONSTANT_S
         self._saturated_since: float | None = None
 
     @property
@@ -30,11 +30,11 @@ class ServiceRate:
         return self._tokens / self._seconds
 
     def observe(self, tokens: int, *, saturated: bool) -> None:
-        """Note a finished batch; `saturated` tells whether tasks wait now."""
+        """Record a finished batch. `saturated`: whether tasks are queued now."""
         now = time.perf_counter()
         if self._saturated_since is not None:
             seconds = now - self._saturated_since
-            keep = math.exp(-seconds / RATE_MEMORY_S)
+            keep = math.exp(-seconds / RATE_TIME_CONSTANT_S)
             self._tokens = self._tokens * keep + tokens
             self._seconds = self._seconds * keep + seconds
         self._saturated_since = now if saturated else None
@@ -43,7 +43,7 @@ class ServiceRate:
 class Admission:
     """The limits of one lane.
 
-    `backlog`: sizes of the requests that wait or are being prepared. `quantum`: tokens of a turn.
+    `backlog`: sizes of queued requests and requests in preparation. `quantum`: tokens per turn.
     """
 
     def __init__(self, initial_rate: float, max_queue_ms: int, max_queue_tokens: int) -> None:
@@ -66,15 +66,15 @@ class Admission:
     def wait_s(self, tokens: int) -> float:
         """Return the estimated wait of a new request of `tokens`, in seconds.
 
-        Until it has finished, every waiting request gets as many turns as it needs itself.
+        Under round robin, each queued request gets at most as many turns as the new request needs.
         """
         turns = -(-tokens // self.quantum)
-        return self.backlog.ahead_of(turns * self.quantum) / self.rate.tokens_per_second
+        return self.backlog.tokens_ahead_of(turns * self.quantum) / self.rate.tokens_per_second
 
     def check(self, tokens: int, deadline: float) -> None:
-        """Raise `QueueFull` unless a request of `tokens` may wait now. An empty queue admits any request.
+        """Raise `QueueFull` if a request of this many tokens cannot be queued now. An empty queue admits any request.
 
-        The limit of the wait is `max_queue_ms` plus the time the request itself takes; `deadline` is a
+        The wait limit is `max_queue_ms` plus the time the request itself takes; `deadline` is a
         time.monotonic() reading.
         """
         queued = self.backlog.tokens
@@ -83,17 +83,19 @@ class Admission:
         wait, own = self.wait_s(tokens), tokens / self.rate.tokens_per_second
         if queued + tokens > self._max_tokens:
             raise QueueFull(
-                f"Queue full ({queued} tokens queued, {tokens} requested, limit {self._max_tokens}). Retry later.",
+                f"Queue full ({queued} tokens queued, {tokens} requested, limit {self._max_tokens})",
+                "Retry later.",
                 retry_after_s=(queued + tokens - self._max_tokens) / self.rate.tokens_per_second,
             )
         if wait > self._max_wait_s + own:
             raise QueueFull(
-                f"Queue full (estimated wait {wait * 1000:.0f} ms, limit {self._max_wait_s * 1000:.0f} ms). "
+                f"Queue full (estimated wait {wait * 1000:.0f} ms, limit {self._max_wait_s * 1000:.0f} ms)",
                 "Retry later.",
                 retry_after_s=wait - self._max_wait_s,
             )
         if wait + own > deadline - time.monotonic():
             raise QueueFull(
-                f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms). Increase the timeout.",
+                f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms)",
+                "Increase the timeout.",
                 retry_after_s=wait,
             )

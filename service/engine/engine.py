@@ -5,10 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from model.tokenizer import Source, Tokens
+from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
 from service.engine.admission import Admission
 from service.engine.encode.alignment import describe_tokens, words_of
@@ -27,6 +28,7 @@ from service.engine.model_info import limits_of, model_info_of
 from service.engine.model_loader import LoadedModel
 from service.engine.scheduler import Lane
 from service.engine.schema.encode import (
+    AppliedPrompt,
     EncodeRequest,
     EncodeResponse,
     EncodeTask,
@@ -45,29 +47,24 @@ from service.engine.schema.explain import (
     CompareRequest,
     CompareResponse,
 )
-from service.engine.validation import (
-    check_attend,
-    check_compare,
-    check_encode,
-    check_inputs,
-    check_length,
-    is_last_alone,
-)
+from service.engine.validation.encode import check_encode, needs_last_layer_only, select_prompt
+from service.engine.validation.explain import check_attend, check_compare
+from service.engine.validation.inputs import check_inputs, check_length
 from service.errors import DeadlineExceeded, NotFound, ResponseTooLarge
 from service.metrics import Metrics
 
 INLINE_CHARACTERS = 4096
 """Requests up to this size are prepared on the event loop, in about a millisecond; larger ones in a thread."""
 PREPARATION_THREADS = 2
-"""Threads contend for the interpreter lock, so more of them only delay the event loop."""
+"""Threads contend for the GIL, so more of them only delay the event loop."""
 CHARACTERS_PER_TOKEN = 4
-"""Estimate of a request's tokens that is admitted before they are counted."""
+"""Assumed characters per token, for admission before tokenization."""
 
 T = TypeVar("T")
 
 
 class Engine:
-    """Everything behind the API adapters. Create it on the event loop that calls it."""
+    """The inference engine behind the API adapters. Construct it on the event loop that uses it."""
 
     def __init__(self, model: LoadedModel, settings: Settings, metrics: Metrics) -> None:
         self._model = model
@@ -91,7 +88,10 @@ class Engine:
 
     @property
     def near_capacity(self) -> bool:
-        """True if the fast lane may reject the next request: then it pays to call `check_capacity` early."""
+        """True if the fast lane may reject the next request.
+
+        Callers should then call `check_capacity` before parsing a request.
+        """
         return self._fast.admission.near_capacity
 
     def check_capacity(self, characters: int) -> None:
@@ -99,29 +99,33 @@ class Engine:
         self._fast.check_capacity(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
 
     def reserve(self, characters: int) -> AbstractContextManager[None]:
-        """Return a reservation of a request of `characters` in the fast lane. Raises as `Lane.reserve`."""
+        """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
         return self._fast.reserve(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
 
     async def drain(self) -> None:
-        """Return when every admitted request has its results."""
+        """Wait until every admitted request has finished."""
         await asyncio.gather(self._fast.drain(), self._explain.drain())
 
     async def close(self) -> None:
-        """Fail what waits and end the workers."""
+        """Fail queued requests and stop the workers."""
         await asyncio.gather(self._fast.close(), self._explain.close())
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, request: EncodeRequest) -> EncodeResponse:
-        """Return vectors of the inputs. Cancelling drops what has not run. Raises a `ServiceError`."""
+        """Return embeddings of the inputs. Cancellation drops queued tasks. Raises a `ServiceError`."""
         self._check_model(request.model)
-        check_inputs(request.inputs, request.field, self._limits, self._manifest, request.max_inputs)
-        check_encode(request, self._manifest)
-        last = is_last_alone(request, self._manifest)
+        field = request.spelling.inputs
+        check_inputs(request.inputs, field, self._limits, self._manifest, request.max_inputs)
+        request = check_encode(request, self._manifest)
+        prompt = select_prompt(request, self._limits, self._manifest)
+        last = needs_last_layer_only(request, self._manifest)
         lane: Lane[Any, TextVectors] = self._fast if last else self._explain
-        deadline, timer, size = self._deadline(request.deadline), Timer(), characters(request.inputs)
-        async with within(deadline):
-            with lane.reserve(estimate_tokens(request.inputs), deadline):
-                prepared = await self._run(size, partial(self._prepare_encode, request))
+        deadline, timer = self._deadline(request.deadline), Timer()
+        prompts = 0 if prompt is None else len(prompt.text) * len(request.inputs)
+        size = count_characters(request.inputs) + prompts
+        async with deadline_scope(deadline):
+            with lane.reserve(estimate_tokens(request.inputs) + prompts // CHARACTERS_PER_TOKEN, deadline):
+                prepared = await self._run(size, partial(self._prepare_encode, request, prompt))
                 timer.tokenized()
                 submitted = lane.submit(encode_tasks(request, self._manifest, prepared, last=last), deadline)
             vectors = await lane.wait(submitted)
@@ -133,18 +137,18 @@ class Engine:
             results = await self._run(size, respond)
         token_count, truncated = self._count([item.tokens for item in prepared])
         timing = timer.finish(lane)
-        return EncodeResponse(self._manifest.name, lane.precision, results, token_count, truncated, timing)
+        return EncodeResponse(self._manifest.name, lane.precision, results, token_count, truncated, timing, prompt)
 
     async def attend(self, request: AttendRequest) -> AttendResponse:
-        """Return attention maps of the inputs. Cancelling and errors as in `encode`."""
+        """Return attention maps of the inputs. Cancellation and errors are as in `encode`."""
         self._check_model(request.model)
-        check_inputs(request.inputs, request.field, self._limits, self._manifest)
+        check_inputs(request.inputs, request.spelling.inputs, self._limits, self._manifest)
         spec = check_attend(request, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
-        async with within(deadline):
+        async with deadline_scope(deadline):
             with lane.reserve(estimate_tokens(request.inputs), deadline):
                 prepare = partial(self._prepare_attend, request, spec)
-                tasks = await self._run(characters(request.inputs), prepare)
+                tasks = await self._run(count_characters(request.inputs), prepare)
                 timer.tokenized()
                 submitted = lane.submit(tasks, deadline)
             results = await lane.wait(submitted)
@@ -153,103 +157,112 @@ class Engine:
         return AttendResponse(self._manifest.name, lane.precision, results, timer.finish(lane))
 
     async def compare(self, request: CompareRequest) -> CompareResponse:
-        """Return similarities of a word's occurrences. Cancelling and errors as in `encode`."""
+        """Return similarities of a word's occurrences. Cancellation and errors are as in `encode`."""
         self._check_model(request.model)
         layers = check_compare(request, self._limits, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
-        inputs = [Input(Source(text)) for text in {occurrence.text for occurrence in request.occurrences}]
-        async with within(deadline):
+        inputs = [Input(TokenizerInput(text)) for text in {occurrence.text for occurrence in request.occurrences}]
+        async with deadline_scope(deadline):
             with lane.reserve(estimate_tokens(inputs), deadline):
                 prepare = partial(self._prepare_compare, request, len(layers))
-                tasks = await self._run(characters(inputs), prepare)
+                tasks = await self._run(count_characters(inputs), prepare)
                 timer.tokenized()
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
             respond = partial(compare, tasks, vectors, layers, self._model.static)
-            occurrences, static, similarities = await self._run(characters(inputs), respond)
+            occurrences, static, similarities = await self._run(count_characters(inputs), respond)
         self._count([task.tokens for task in tasks])
         timing = timer.finish(lane)
         return CompareResponse(self._manifest.name, lane.precision, occurrences, static, similarities, timing)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        """Return tokens and words of the inputs, untruncated. Errors as in `encode`."""
+        """Return tokens and words of the inputs, untruncated. Errors are as in `encode`."""
         self._check_model(request.model)
-        check_inputs(request.inputs, request.field, self._limits, self._manifest)
+        check_inputs(request.inputs, request.spelling.inputs, self._limits, self._manifest)
         deadline = self._deadline(request.deadline)
-        async with within(deadline):
+        async with deadline_scope(deadline):
             with self._fast.reserve(estimate_tokens(request.inputs), deadline):
-                results = await self._run(characters(request.inputs), partial(self._tokenize_inputs, request))
+                results = await self._run(count_characters(request.inputs), partial(self._tokenize_inputs, request))
         return TokenizeResponse(self._manifest.name, results)
 
     # Preparation: on the event loop for small requests, in a thread for large ones.
 
-    def _prepare_encode(self, request: EncodeRequest) -> list[PreparedInput]:
-        plain = request.outputs == ("pooled",) and request.truncation == "error"
+    def _prepare_encode(self, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
+        sources = [item.source for item in request.inputs]
+        if prompt is not None:
+            sources = [
+                source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
+            ]
+        plain = request.outputs == ("pooled",) and request.truncation == "error" and prompt is None
+        tokenized = self._tokenize(sources, request, offsets=not plain)
         prepared = [
-            prepare_input(item, tokens, request, self._tokenizer, f"{request.field}[{index}]")
-            for index, (item, tokens) in enumerate(
-                zip(request.inputs, self._tokenize(request, offsets=not plain), strict=True)
-            )
+            prepare_input(item, tokens, request, self._tokenizer, f"{request.spelling.inputs}[{index}]")
+            for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))
         ]
-        spelling = 'encoding: "base64"' if request.wire == "json" else 'dtype: "float16"'
+        smaller = f"dtype to {request.spelling.value('dtype', 'float16')}"
+        if request.wire == "json":
+            smaller = 'encoding_format to "base64"'
         size = response_bytes(prepared, request, self._manifest)
-        advice = f"Send fewer inputs, ask for fewer outputs, or {spelling}."
-        self._check_response_size(size, len(prepared), lambda: advice)
+        remedy = f"Send fewer inputs, request fewer outputs, or set {smaller}."
+        self._check_response_size(size, len(prepared), lambda: remedy)
         return prepared
 
     def _prepare_attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
         tasks = []
-        for index, (item, tokens) in enumerate(zip(request.inputs, self._tokenize(request), strict=True)):
-            units = find_units(item, tokens, self._tokenizer.surfaces(tokens), request, f"{request.field}[{index}]")
+        tokenized = self._tokenize([item.source for item in request.inputs], request)
+        for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
+            path = f"{request.spelling.inputs}[{index}]"
+            units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
             tasks.append(AttendTask(tokens, units, spec, request, self._model.blocks))
         size = sum(task.response_bytes() for task in tasks)
-        advise = partial(suggest_smaller, tasks, self._limits.max_response_bytes)
-        self._check_response_size(size, len(tasks), advise)
+        remedy = partial(suggest_smaller, tasks, self._limits.max_response_bytes)
+        self._check_response_size(size, len(tasks), remedy)
         return tasks
 
     def _prepare_compare(self, request: CompareRequest, layer_count: int) -> list[CompareTask]:
-        """Tokenize each text once and find its occurrences."""
+        """Tokenize each text once, and find the occurrences in it."""
         occurrences: dict[str, dict[int, OccurrenceTokens]] = {}
         texts = list(dict.fromkeys(occurrence.text for occurrence in request.occurrences))
-        tokens = dict(zip(texts, self._tokenizer.encode([Source(text) for text in texts]), strict=True))
+        tokens = dict(zip(texts, self._tokenizer.encode([TokenizerInput(text) for text in texts]), strict=True))
         for index, occurrence in enumerate(request.occurrences):
-            where = f"occurrences[{index}]"
-            check_length(tokens[occurrence.text], self._manifest, "error", f"{where}.text", "Shorten it.")
-            place = find_occurrence(occurrence, tokens[occurrence.text], where)
-            occurrences.setdefault(occurrence.text, {})[index] = place
+            path = f"occurrences[{index}]"
+            check_length(tokens[occurrence.text], self._manifest, "error", f"{path}.text", "Shorten it.")
+            item = find_occurrence(occurrence, tokens[occurrence.text], path)
+            occurrences.setdefault(occurrence.text, {})[index] = item
         tasks = [
             CompareTask(
                 tokens[text],
-                word_units(tokens[text], self._tokenizer.surfaces(tokens[text])),
-                places,
-                request.draws_on,
+                word_units(tokens[text], self._tokenizer.token_texts(tokens[text])),
+                text_occurrences,
+                request.top_contributors,
                 self._model.blocks,
             )
-            for text, places in occurrences.items()
+            for text, text_occurrences in occurrences.items()
         ]
         size = comparison_bytes(tasks, layer_count, request)
-        advice = "Send fewer occurrences, or ask for fewer layers."
-        self._check_response_size(size, len(request.occurrences), lambda: advice)
+        remedy = "Send fewer occurrences or request fewer layers."
+        self._check_response_size(size, len(request.occurrences), lambda: remedy)
         return tasks
 
     def _tokenize_inputs(self, request: TokenizeRequest) -> list[TokenizeResult]:
         results, size = [], 0
-        for item in request.inputs:  # one by one: a response over the limit ends the work early
+        for item in request.inputs:  # one at a time, to stop as soon as the response exceeds the limit
             (tokens,) = self._tokenizer.encode([item.source])
             words = words_of(tokens)
-            described = describe_tokens(tokens, self._tokenizer.surfaces(tokens), words)
+            described = describe_tokens(tokens, self._tokenizer.token_texts(tokens), words)
             size += listed_bytes((*described, *words), request.wire)
             self._check_response_size(size, len(request.inputs), lambda: "Send fewer inputs.")
             results.append(TokenizeResult(len(tokens), described, words))
         return results
 
-    def _tokenize(self, request: EncodeRequest | AttendRequest, *, offsets: bool = True) -> list[Tokens]:
-        tokenized = self._tokenizer.encode([item.source for item in request.inputs], offsets=offsets)
-        truncation, hint = request.truncation, request.too_long_hint
+    def _tokenize(
+        self, sources: Sequence[TokenizerInput], request: EncodeRequest | AttendRequest, *, offsets: bool = True
+    ) -> list[TokenizedInput]:
+        field, remedy = request.spelling.inputs, request.spelling.shorten
         return [
-            check_length(tokens, self._manifest, truncation, f"{request.field}[{index}]", hint)
-            for index, tokens in enumerate(tokenized)
+            check_length(tokens, self._manifest, request.truncation, f"{field}[{index}]", remedy)
+            for index, tokens in enumerate(self._tokenizer.encode(sources, offsets=offsets))
         ]
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
@@ -260,24 +273,25 @@ class Engine:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._manifest.name and name not in self.info.aliases:
-            raise NotFound(f'model: not found. This server serves "{self._manifest.name}".', reason="model_not_found")
+            remedy = f'This server serves "{self._manifest.name}".'
+            raise NotFound("not found", remedy, field="model", reason="MODEL_NOT_FOUND")
 
-    def _check_response_size(self, size: int, inputs: int, advise: Callable[[], str]) -> None:
+    def _check_response_size(self, size: int, inputs: int, remedy: Callable[[], str]) -> None:
         limit = self._limits.max_response_bytes
         if size > limit:
             fitting = inputs * limit // size
-            room = f" About {fitting} of these {inputs} inputs would fit." if fitting else ""
-            raise ResponseTooLarge(f"Response too large (up to {size} bytes, limit {limit}). {advise()}{room}")
+            hint = f" About {fitting} of these {inputs} inputs fit." if fitting else ""
+            raise ResponseTooLarge("Response too large", remedy() + hint, actual=size, limit=limit, unit="bytes")
 
     def _deadline(self, requested: float | None) -> float:
         now = time.monotonic()
-        latest = now + self._limits.max_deadline_ms / 1000
+        latest = now + self._limits.max_timeout_ms / 1000
         if requested is not None and requested <= now:
-            raise DeadlineExceeded("Deadline exceeded before the request arrived. Increase the timeout.")
+            raise DeadlineExceeded("Deadline exceeded before the request arrived", "Increase the timeout.")
         return latest if requested is None else min(requested, latest)
 
-    def _count(self, tokens: Sequence[Tokens]) -> tuple[int, int]:
-        """Count a request in the metrics; return its tokens and the number of its truncated inputs."""
+    def _count(self, tokens: Sequence[TokenizedInput]) -> tuple[int, int]:
+        """Record a request in the metrics; return its token count and its number of truncated inputs."""
         token_count, truncated = sum(map(len, tokens)), sum(item.truncated for item in tokens)
         self._metrics.request_inputs.observe(len(tokens))
         self._metrics.request_tokens.observe(token_count)
@@ -287,7 +301,7 @@ class Engine:
 
 
 class Timer:
-    """The stages of one request."""
+    """Timer for the stages of one request."""
 
     def __init__(self) -> None:
         self._started = self._tokenized = self._ran = time.perf_counter()
@@ -308,17 +322,17 @@ class Timer:
 
 
 @asynccontextmanager
-async def within(deadline: float) -> AsyncIterator[None]:
+async def deadline_scope(deadline: float) -> AsyncIterator[None]:
     """Cancel the body when `deadline`, a time.monotonic() reading, passes; then raise `DeadlineExceeded`."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("Deadline exceeded before the response was ready. Increase the timeout.") from None
+        raise DeadlineExceeded("Deadline exceeded before the response was ready", "Increase the timeout.") from None
 
 
-def characters(inputs: Sequence[Input]) -> int:
-    """Return the size of the inputs; a token id counts as the characters of an average token."""
+def count_characters(inputs: Sequence[Input]) -> int:
+    """Return the number of characters; a token id counts as `CHARACTERS_PER_TOKEN` characters."""
     return sum(
         len(item.source.text) + len(item.source.pair or "") + CHARACTERS_PER_TOKEN * len(item.source.token_ids or ())
         for item in inputs
@@ -326,5 +340,5 @@ def characters(inputs: Sequence[Input]) -> int:
 
 
 def estimate_tokens(inputs: Sequence[Input]) -> int:
-    """Return about how many tokens the inputs have, special tokens included."""
-    return 2 * len(inputs) + characters(inputs) // CHARACTERS_PER_TOKEN
+    """Return the estimated number of tokens of the inputs, special tokens included."""
+    return 2 * len(inputs) + count_characters(inputs) // CHARACTERS_PER_TOKEN

@@ -1,7 +1,8 @@
-"""The order in which waiting tasks run: deficit round robin over requests, in tokens.
+"""Scheduling order: deficit round robin over requests, in tokens.
 
-Each waiting request gets a quantum of tokens per round, so a request of 256 passages delays a single sentence by a few
-batches, not by its own length, and a stream of sentences cannot starve it. Tasks of one request keep their order.
+Each queued request gets a quantum of tokens per round, so a request of 256 passages delays a short request by a few
+batches, not by its full duration, and a stream of short requests cannot starve it. Tasks of one request keep their
+order.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
 Not thread-safe: the scheduler holds its lock around every call.
@@ -15,14 +16,14 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 LOOKAHEAD = 16
-"""Requests whose next task does not fit that are passed over before a batch is closed."""
+"""Maximum number of requests to skip per batch because their next task does not fit."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest(Generic[Item]):
-    """The tasks of one request that have not started, each with its size, and the tokens it may still take.
+    """A queued request: its pending tasks with their sizes, and its deficit in tokens.
 
-    `in_turn`: it was passed over for lack of room, so its turn goes on with the next batch.
+    `in_turn`: the request was skipped because its next task did not fit; its turn continues in the next batch.
     """
 
     entries: deque[tuple[int, Item]]
@@ -33,7 +34,7 @@ class WaitingRequest(Generic[Item]):
 
 
 class Backlog:
-    """Sizes of waiting requests, counted by power of two, so that an estimate costs the same at any length."""
+    """Histogram of request sizes in power-of-two bins, so that an estimate takes constant time."""
 
     BINS = 40
 
@@ -49,11 +50,11 @@ class Backlog:
         self._sums[number] += count * tokens
         self.tokens += count * tokens
 
-    def ahead_of(self, tokens: int) -> int:
-        """Return an upper bound of the tokens that run before a new request of `tokens` has finished.
+    def tokens_ahead_of(self, tokens: int) -> int:
+        """Return an upper bound on the tokens that run before a new request of `tokens` has finished.
 
-        The exact value is the sum over waiting requests of min(their tokens, `tokens`), which is what round robin
-        gives them meanwhile. The bound is at most twice as high: requests of one power of two are not told apart.
+        The exact value is the sum over queued requests of min(their tokens, `tokens`), which is what round robin
+        gives them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
         """
         own = tokens.bit_length()
         smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
@@ -61,7 +62,7 @@ class Backlog:
 
 
 class FairQueue(Generic[Item]):
-    """Waiting requests, served round robin; `quantum` tokens per turn."""
+    """Queued requests, served round robin; `quantum` tokens per turn."""
 
     def __init__(self, quantum: int) -> None:
         self.backlog = Backlog()
@@ -71,7 +72,7 @@ class FairQueue(Generic[Item]):
         self._ring: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of waiting tasks."""
+        """Return the number of queued tasks."""
         return self._size
 
     def add(
@@ -92,18 +93,18 @@ class FairQueue(Generic[Item]):
         return items
 
     def clear(self) -> list[Item]:
-        """Remove and return every waiting task."""
+        """Remove and return every queued task."""
         return [item for request in list(self._ring.values()) for item in self.discard(request)]
 
     def select_batch(self, max_tokens: int, max_size: int) -> tuple[list[Item], int]:
-        """Remove and return the next batch, and the number of stale tasks that were dropped on the way.
+        """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
 
-        The first task is taken whatever its size. A request whose next task does not fit comes first the next time.
+        The first task is taken whatever its size. A request whose next task does not fit is first in the next batch.
         """
         batch: list[Item] = []
-        room, dropped = max_tokens, 0
+        remaining_tokens, dropped = max_tokens, 0
         passed_over: list[WaitingRequest[Item]] = []
-        while self._ring and room > 0 and len(batch) < max_size and len(passed_over) < LOOKAHEAD:
+        while self._ring and remaining_tokens > 0 and len(batch) < max_size and len(passed_over) < LOOKAHEAD:
             request = next(iter(self._ring.values()))
             if request.is_stale():
                 dropped += len(self.discard(request))
@@ -114,12 +115,12 @@ class FairQueue(Generic[Item]):
             entries, before, taken = request.entries, len(batch), 0
             while entries and len(batch) < max_size:
                 size = entries[0][0]
-                request.in_turn = bool(batch) and size > room
+                request.in_turn = bool(batch) and size > remaining_tokens
                 if request.in_turn or (batch and size > request.deficit):
                     break
                 batch.append(entries.popleft()[1])
                 taken += size
-                room -= size
+                remaining_tokens -= size
                 request.deficit -= size
             self._count(request, before - len(batch), -taken)
             if not entries:
@@ -134,7 +135,7 @@ class FairQueue(Generic[Item]):
         return batch, dropped
 
     def _count(self, request: WaitingRequest[Item], tasks: int, tokens: int) -> None:
-        """Note that `tasks` of `tokens` were added to a request, or removed if negative."""
+        """Update the counters after adding tasks to a request, or removing them (negative numbers)."""
         self._size += tasks
         self.tokens += tokens
         if tokens > 0:

@@ -15,11 +15,11 @@ Result = TypeVar("Result")
 class Job(Generic[Result]):
     """One request's tasks. Its future is done early if the client disconnected or a task failed."""
 
-    __slots__ = ("deadline", "future", "missing", "results", "started", "submitted")
+    __slots__ = ("deadline", "future", "pending", "results", "started", "submitted")
 
     def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
         self.results: list[Result | None] = [None] * count
-        self.missing = count
+        self.pending = count
         self.deadline = deadline
         self.future = future
         self.started = False
@@ -38,7 +38,7 @@ class Entry(Generic[TaskT, Result]):
 
 @dataclass(frozen=True, slots=True)
 class Submitted(Generic[TaskT, Result]):
-    """A queued request: the results to come, and what of it still waits."""
+    """A submitted request: its job, and its queue entry (None without tasks)."""
 
     job: Job[Result]
     request: WaitingRequest[Entry[TaskT, Result]] | None

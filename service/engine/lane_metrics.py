@@ -14,17 +14,17 @@ class LaneMetrics:
         self.observe_queue = metrics.stage_seconds.labels("queue", lane).observe
         self.observe_postprocess = metrics.stage_seconds.labels("postprocess", lane).observe
         self.inference_errors = metrics.inference_errors.labels(lane)
-        self.batch_retries = metrics.row_retries.labels(lane)
+        self.batch_retries = metrics.batch_retries.labels(lane)
         self.nonfinite_outputs = metrics.nonfinite_outputs.labels(lane)
-        self.cancelled_in_queue = metrics.cancelled.labels("queue")
-        self.cancelled_in_batch = metrics.cancelled.labels("batch")
+        self.cancelled_in_queue = metrics.cancelled_inputs.labels("queue")
+        self.cancelled_in_batch = metrics.cancelled_inputs.labels("batch")
         self._observe_inference = metrics.stage_seconds.labels("inference", lane).observe
-        self._observe_size = metrics.row_texts.labels(lane).observe
-        self._observe_tokens = metrics.row_tokens.labels(lane).observe
-        self._observe_padding = metrics.row_padding.labels(lane).observe
-        self._thread_seconds = metrics.busy_seconds.labels(lane)
+        self._observe_size = metrics.batch_size.labels(lane).observe
+        self._observe_tokens = metrics.batch_tokens.labels(lane).observe
+        self._observe_padding = metrics.batch_padding.labels(lane).observe
+        self._thread_seconds = metrics.inference_thread_seconds.labels(lane)
         self._tokens = metrics.tokens
-        self._queue_size = metrics.queue_texts.labels(lane)
+        self._queue_size = metrics.queue_size.labels(lane)
         self._queue_tokens = metrics.queue_tokens.labels(lane)
         self._queue_utilization = metrics.queue_utilization.labels(lane)
 

@@ -1,4 +1,4 @@
-"""A loaded model: everything of an artifact that takes time to open."""
+"""The loaded model: sessions, tokenizer and weights of an artifact."""
 
 import logging
 from dataclasses import dataclass
@@ -29,20 +29,23 @@ class LoadedModel:
     explain: ExplainBackend
     dense_layers: DenseLayers
     blocks: tuple[BlockWeights, ...]
-    """The weights of attention maps, memory-mapped."""
+    """Weights from which attention maps are computed, memory-mapped."""
     static: Floats
     """The embedding table, (V, E), memory-mapped."""
 
     @classmethod
     def load(cls, settings: Settings) -> "LoadedModel":
-        """Verify, open and warm up; takes seconds. Raises `ArtifactError` or `ConfigError`."""
-        artifact = Artifact.open(settings.model_dir, settings.model_sha256)
+        """Verify and open the artifact and warm up the backend. Takes several seconds.
+
+        Raises `ArtifactError` or `ConfigError`.
+        """
+        artifact = Artifact.open(settings.model_dir, settings.model_digest)
         options = BackendOptions(
             settings.provider,
             settings.precision,
             settings.threads,
             settings.max_batch_tokens,
-            Gpu(settings.gpu_device, settings.gpu_memory_bytes),
+            Gpu(settings.gpu_device, settings.gpu_memory_limit_bytes),
         )
         choice = select_backend(options, artifact.manifest.graphs, Machine.detect())
         log.info(

@@ -1,7 +1,7 @@
 """Lanes: a queue, worker threads, limits and a backend for one kind of work.
 
-Batching is dynamic and work-conserving: an idle stream of the backend takes what waits at once, up to
-`max_batch_tokens`, and under load batches fill by themselves. There is no batching delay. Callers live on one event
+Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
+`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. Callers run on one event
 loop, workers are threads; every task belongs to a job (the tasks of one request), and a job has one future.
 """
 
@@ -32,10 +32,10 @@ log = logging.getLogger("attendant.scheduler")
 
 
 class Lane(Generic[TaskT, Result]):
-    """Created on the event loop that submits to it; its threads start at once.
+    """A queue with its worker threads.
 
-    `yields_to` tells whether more urgent work waits elsewhere: then a worker pauses after a batch, half as long as
-    the batch took.
+    Construct it on the event loop that submits to it; construction starts the threads. `yields_to` returns True while
+    a higher-priority lane has queued tasks. Workers then pause after each batch for half its duration.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Lane(Generic[TaskT, Result]):
         self._yields_to = yields_to
         self._loop = asyncio.get_running_loop()
         lock = threading.Lock()
-        self._work_waits = threading.Condition(lock)
+        self._tasks_available = threading.Condition(lock)
         self._idle = threading.Condition(lock)
         self._queue: FairQueue[Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
         self._reserved = 0
@@ -62,7 +62,7 @@ class Lane(Generic[TaskT, Result]):
         self._closing = False
         self._waking = False
         self._failure: Exception | None = None
-        self._repairing = threading.Lock()
+        self._recovery_lock = threading.Lock()
         self.metrics = self._metrics = LaneMetrics(metrics, name)
         admission.backlog, admission.quantum = self._queue.backlog, backend.max_batch_tokens
         self._metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.tokens, lambda: admission.utilization)
@@ -77,7 +77,7 @@ class Lane(Generic[TaskT, Result]):
 
     @property
     def busy(self) -> bool:
-        """True while tasks wait."""
+        """True while tasks are queued."""
         return len(self._queue) > 0
 
     @property
@@ -88,34 +88,37 @@ class Lane(Generic[TaskT, Result]):
     def check_capacity(self, tokens: int, deadline: float) -> None:
         """Raise `QueueFull` or `Unavailable` unless a request of `tokens` would be admitted now."""
         if self._closing:
-            raise Unavailable("The server is shutting down. Retry on another instance.", reason="draining")
+            raise Unavailable("Server is shutting down", "Retry on another instance.", reason="DRAINING")
         if self._failure is not None:
-            raise Unavailable("The inference backend failed. Retry on another instance.", reason="backend_failed")
+            raise Unavailable("Inference backend failed", "Retry on another instance.", reason="BACKEND_FAILED")
         self.admission.check(tokens, deadline)
 
     @contextmanager
     def reserve(self, tokens: int, deadline: float = math.inf) -> Iterator[None]:
-        """Admit a request and hold its estimated tokens while it is prepared. Raises as `check_capacity`."""
-        with self._work_waits:
+        """Admit a request and reserve its estimated tokens during preparation.
+
+        Raises the same errors as `check_capacity`.
+        """
+        with self._tasks_available:
             self.check_capacity(tokens, deadline)
             self._queue.backlog.add(tokens)
             self._reserved += 1
         try:
             yield
         finally:
-            with self._work_waits:
+            with self._tasks_available:
                 self._queue.backlog.add(tokens, -1)
                 self._reserved -= 1
                 self._notify_if_idle()
 
     def submit(self, tasks: Sequence[TaskT], deadline: float) -> "Submitted[TaskT, Result]":
-        """Queue one request's tasks; `wait` for their results. `deadline` is a time.monotonic() reading."""
+        """Queue the tasks of one request. Pass the result to `wait`. `deadline` is a time.monotonic() reading."""
         job: Job[Result] = Job(len(tasks), deadline, self._loop.create_future())
         entries = [Entry(job, index, task) for index, task in enumerate(tasks)]
         if not tasks:
             job.future.set_result([])
             return Submitted(job, None)
-        with self._work_waits:
+        with self._tasks_available:
             if self._closing or self._failure is not None:
                 self.check_capacity(0, deadline)
             request = self._queue.add(entries, [len(task.tokens) for task in tasks], job.is_stale)
@@ -144,28 +147,33 @@ class Lane(Generic[TaskT, Result]):
                 self._discard(submitted.request)
 
     async def drain(self) -> None:
-        """Return when nothing is being prepared, waits or runs."""
+        """Wait until no request is in preparation, queued or running."""
         await asyncio.to_thread(self._wait_until_idle)
 
     async def close(self) -> None:
-        """Reject new work, fail what waits, and end the workers after the batches they run."""
-        with self._work_waits:
+        """Reject new tasks, fail queued ones, and stop the workers after their current batches."""
+        with self._tasks_available:
             self._closing = True
             left = self._queue.clear()
-            self._work_waits.notify_all()
+            self._tasks_available.notify_all()
             self._notify_if_idle()
         for entry in left:
-            self._fail(entry.job, Unavailable("The server shut down before this request ran.", reason="draining"))
+            self._fail(
+                entry.job,
+                Unavailable(
+                    "Server shut down before this request ran", "Retry on another instance.", reason="DRAINING"
+                ),
+            )
         await asyncio.to_thread(self._join)
 
     def _wake(self) -> None:
-        """Wake the workers one loop iteration after submission: requests that came together run together."""
+        """Wake the workers one loop iteration after submission, so that requests from one iteration share a batch."""
         self._waking = False
-        with self._work_waits:
-            self._work_waits.notify_all()
+        with self._tasks_available:
+            self._tasks_available.notify_all()
 
     def _discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
-        with self._work_waits:
+        with self._tasks_available:
             dropped = len(self._queue.discard(request))
             self._notify_if_idle()
         if dropped:
@@ -196,20 +204,20 @@ class Lane(Generic[TaskT, Result]):
             if batch:
                 self._run(batch)
             seconds = time.perf_counter() - started
-            with self._work_waits:
+            with self._tasks_available:
                 self._running -= 1
                 saturated = len(self._queue) > 0
                 self.admission.rate.observe(sum(len(entry.task.tokens) for entry in batch), saturated=saturated)
-                self._work_waits.notify()
+                self._tasks_available.notify()
                 self._notify_if_idle()
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
 
     def _take(self) -> list[Entry[TaskT, Result]] | None:
-        """Wait for tasks and a stream to run them, and take the next batch; None if closing."""
-        with self._work_waits:
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes."""
+        with self._tasks_available:
             while not self._closing and not self._may_take():
-                self._work_waits.wait()
+                self._tasks_available.wait()
             if self._closing:
                 return None
             free_streams = max(1, self._streams - self._running)
@@ -222,7 +230,10 @@ class Lane(Generic[TaskT, Result]):
         return batch
 
     def _may_take(self) -> bool:
-        """Return whether a stream is free, or a full batch waits that can be prepared until one is."""
+        """Return whether a worker may take a batch.
+
+        Either a stream is free, or a full batch is queued and can be prepared in advance.
+        """
         if not len(self._queue):
             return False
         return self._running < self._streams or self._queue.tokens >= self._backend.max_batch_tokens
@@ -253,19 +264,19 @@ class Lane(Generic[TaskT, Result]):
     def _execute(self, tasks: Sequence[TaskT]) -> list[Result]:
         results = self._backend.run(tasks)
         if len(results) != len(tasks):
-            raise RuntimeError(f"{len(tasks)} tasks gave {len(results)} results")
+            raise RuntimeError(f"backend returned {len(results)} results for {len(tasks)} tasks")
         return results
 
     def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
-        """Decide whether the session or an input is at fault: a tiny valid batch tells.
+        """Run a tiny valid batch to determine whether the session or an input caused the error.
 
-        If it fails too, retry once on a fresh session; if that fails, the lane is down for good.
+        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently.
         """
-        with self._repairing:
+        with self._recovery_lock:
             try:
                 self._backend.probe()
             except Exception:
-                log.exception("inference session failed, opening another lane=%s", self.name)
+                log.exception("inference session failed, reopening lane=%s", self.name)
                 try:
                     self._backend.reopen()
                     self._backend.probe()
@@ -294,18 +305,18 @@ class Lane(Generic[TaskT, Result]):
 
     def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         log.critical("inference backend failed lane=%s", self.name, exc_info=error)
-        with self._work_waits:
+        with self._tasks_available:
             self._failure = error
             left = self._queue.clear()
         self._reject([*batch, *left])
 
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
-            error = Unavailable("The inference backend failed. Retry on another instance.", reason="backend_failed")
+            error = Unavailable("Inference backend failed", "Retry on another instance.", reason="BACKEND_FAILED")
             self._call_loop(self._fail, entry.job, error)
 
     def _call_loop(self, callback: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so nobody awaits the result
+        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     # On the event loop again.
@@ -314,11 +325,11 @@ class Lane(Generic[TaskT, Result]):
         for entry, result in zip(batch, results, strict=True):
             job = entry.job
             job.results[entry.index] = result
-            job.missing -= 1
+            job.pending -= 1
             if job.future.done():
                 self._metrics.cancelled_in_batch.inc()
-            elif not job.missing:
-                job.future.set_result(job.results)  # type: ignore[arg-type]  # none is missing
+            elif not job.pending:
+                job.future.set_result(job.results)  # type: ignore[arg-type]  # none is pending
 
     def _fail(self, job: Job[Result], error: Exception) -> None:
         if not job.future.done():

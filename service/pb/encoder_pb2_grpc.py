@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from service.pb import encoder_pb2 as service_dot_pb_dot_encoder__pb2
+from service.pb import encoder_pb2 as attendant_dot_v1_dot_encoder__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in service/pb/encoder_pb2_grpc.py depends on'
+        + ' but the generated code in attendant/v1/encoder_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class EncoderServiceStub:
-    """Sentences in, what a trained encoder knows of them out.
+    """EncoderService returns the embeddings and attention maps of a transformer encoder.
+
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
+    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    allow a retry a google.rpc.RetryInfo.
     """
 
     def __init__(self, channel):
@@ -37,80 +41,85 @@ class EncoderServiceStub:
         """
         self.Encode = channel.unary_unary(
                 '/attendant.v1.EncoderService/Encode',
-                request_serializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.EncodeResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.EncodeResponse.FromString,
                 _registered_method=True)
         self.EncodeStream = channel.stream_stream(
                 '/attendant.v1.EncoderService/EncodeStream',
-                request_serializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.EncodeStreamRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.EncodeStreamResponse.FromString,
                 _registered_method=True)
         self.Attend = channel.unary_stream(
                 '/attendant.v1.EncoderService/Attend',
-                request_serializer=service_dot_pb_dot_encoder__pb2.AttendRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.AttendResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.AttendRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.AttendResponse.FromString,
                 _registered_method=True)
         self.Compare = channel.unary_unary(
                 '/attendant.v1.EncoderService/Compare',
-                request_serializer=service_dot_pb_dot_encoder__pb2.CompareRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.CompareResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.CompareRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.CompareResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
-                request_serializer=service_dot_pb_dot_encoder__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.TokenizeResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/attendant.v1.EncoderService/GetModel',
-                request_serializer=service_dot_pb_dot_encoder__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=service_dot_pb_dot_encoder__pb2.GetModelResponse.FromString,
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.GetModelResponse.FromString,
                 _registered_method=True)
 
 
 class EncoderServiceServicer:
-    """Sentences in, what a trained encoder knows of them out.
+    """EncoderService returns the embeddings and attention maps of a transformer encoder.
+
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
+    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    allow a retry a google.rpc.RetryInfo.
     """
 
     def Encode(self, request, context):
-        """Vectors of the inputs: pooled, of each token, word or span, static.
-        INVALID_ARGUMENT names the field and the limit; RESOURCE_EXHAUSTED carries grpc-retry-pushback-ms.
+        """Encode returns embeddings of the inputs: pooled, per token, word or span, and static.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EncodeStream(self, request_iterator, context):
-        """Encode for a stream of requests. Replies come in the order of the requests, and a request that fails
-        gets its error as a message, so that one bad request does not end the stream.
+        """EncodeStream is Encode for a stream of requests. Responses come in the order of the requests. A request that
+        fails gets its error as a response message, and the stream continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request, context):
-        """Attention maps of the inputs: first one header with the units of every input, then one message a map.
-        Under gRPC's default limit of 4 MiB a message, a client can take any map of up to 1,000 tokens.
+        """Attend returns attention maps of the inputs: one header message with the units of every input, then one message
+        per map. Maps of up to 1,000 tokens fit into the default limit of gRPC clients, 4 MiB per message. Other responses
+        may need a higher limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Compare(self, request, context):
-        """One word in several texts: how alike its vectors are in each layer, and what each use draws on.
+        """Compare returns how similar the occurrences of a word in several texts are in each layer, and which other words
+        contribute to each of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The tokens and words of each input, whole: nothing is cut and nothing runs.
+        """Tokenize returns the tokens and words of each input, untruncated and without inference.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """What is served: the model's facts and digest, the limits, the precision in use.
+        """GetModel returns the served model: its properties, digest, precision and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,33 +130,33 @@ def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.EncodeResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.EncodeRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.EncodeResponse.SerializeToString,
             ),
             'EncodeStream': grpc.stream_stream_rpc_method_handler(
                     servicer.EncodeStream,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.EncodeRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.EncodeStreamRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.EncodeStreamResponse.SerializeToString,
             ),
             'Attend': grpc.unary_stream_rpc_method_handler(
                     servicer.Attend,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.AttendRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.AttendResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.AttendRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.AttendResponse.SerializeToString,
             ),
             'Compare': grpc.unary_unary_rpc_method_handler(
                     servicer.Compare,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.CompareRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.CompareResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.CompareRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.CompareResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.TokenizeRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=service_dot_pb_dot_encoder__pb2.GetModelRequest.FromString,
-                    response_serializer=service_dot_pb_dot_encoder__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.GetModelRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -158,7 +167,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EncoderService:
-    """Sentences in, what a trained encoder knows of them out.
+    """EncoderService returns the embeddings and attention maps of a transformer encoder.
+
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
+    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    allow a retry a google.rpc.RetryInfo.
     """
 
     @staticmethod
@@ -176,8 +189,8 @@ class EncoderService:
             request,
             target,
             '/attendant.v1.EncoderService/Encode',
-            service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.EncodeResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.EncodeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +216,8 @@ class EncoderService:
             request_iterator,
             target,
             '/attendant.v1.EncoderService/EncodeStream',
-            service_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.EncodeStreamRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.EncodeStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +243,8 @@ class EncoderService:
             request,
             target,
             '/attendant.v1.EncoderService/Attend',
-            service_dot_pb_dot_encoder__pb2.AttendRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.AttendResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.AttendRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -257,8 +270,8 @@ class EncoderService:
             request,
             target,
             '/attendant.v1.EncoderService/Compare',
-            service_dot_pb_dot_encoder__pb2.CompareRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.CompareResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.CompareRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -284,8 +297,8 @@ class EncoderService:
             request,
             target,
             '/attendant.v1.EncoderService/Tokenize',
-            service_dot_pb_dot_encoder__pb2.TokenizeRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.TokenizeResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -311,8 +324,8 @@ class EncoderService:
             request,
             target,
             '/attendant.v1.EncoderService/GetModel',
-            service_dot_pb_dot_encoder__pb2.GetModelRequest.SerializeToString,
-            service_dot_pb_dot_encoder__pb2.GetModelResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.GetModelRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,8 +8,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from service import __version__
 from service.auth import ApiKeys
@@ -17,21 +19,23 @@ from service.config import Settings
 from service.errors import Internal, NotFound, ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.request_ids import HEADER as REQUEST_ID_HEADER
+from service.rest.codec import TIMEOUT_HEADER
+from service.rest.examples import add_examples
+from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
 from service.rest.requests import RequestReader
-from service.rest.routes import explain, health, native, openai, page
-
-DOCS_PATHS = ("/docs", "/openapi.json")
+from service.rest.routes import docs, explain, health, native, openai, page
 
 
-def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> RequestMiddleware:
+def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
     """Return the application of the REST port."""
     app = FastAPI(
         title="Attendant",
         version=__version__,
         description="Contextual embeddings of tokens, words, spans and texts, and attention maps.",
-        docs_url="/docs" if settings.docs else None,
-        openapi_url="/openapi.json" if settings.docs else None,
+        docs_url=None,
+        openapi_url=docs.OPENAPI_PATH if settings.docs else None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
@@ -42,6 +46,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
         *(api.make_router(lifecycle, reader) for api in (native, explain, openai)),
         health.make_router(lifecycle),
         page.make_router(files),
+        *([docs.make_router()] if settings.docs else ()),
     )
     for router in routers:
         app.include_router(router)
@@ -50,17 +55,39 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
                 metrics.create_requests(api_of(route.path), [route.path])
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
-    return RequestMiddleware(app, routers, metrics, keys, (*health.PATHS, *DOCS_PATHS, *files))
+    hosts = HostCheck(settings.host, settings.allowed_hosts)
+    middleware = RequestMiddleware(app, routers, metrics, keys, (*health.PATHS, *docs.PATHS, *files), hosts)
+    return with_cors(middleware, settings.cors_origins)
 
 
-def make_admin_app(lifecycle: Lifecycle, metrics: Metrics) -> RequestMiddleware:
+def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Return the application, with cross-origin requests of browsers allowed for a comma-separated list of origins."""
+    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
+        allow_headers=["authorization", "content-type", TIMEOUT_HEADER, REQUEST_ID_HEADER],
+        expose_headers=[
+            "retry-after",
+            "server-timing",
+            "x-attendant-model",
+            "x-attendant-precision",
+            REQUEST_ID_HEADER,
+        ],
+    )
+
+
+def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -> ASGIApp:
     """Return the application of the admin port: probes and metrics, without client data and without a key."""
     app = FastAPI(openapi_url=None)
     routers = (health.make_router(lifecycle), health.make_metrics_router(metrics))
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)
-    return RequestMiddleware(app, routers, None, None, ())
+    return RequestMiddleware(app, routers, None, None, (), HostCheck(settings.admin_host, settings.allowed_hosts))
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
@@ -72,7 +99,14 @@ def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
 
     def openapi() -> dict[str, Any]:
         document = fastapi_document()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {}).update(schemas["$defs"])
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                # {} makes the key optional: the server may run without keys.
+                add_examples(operation)
+                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -90,7 +124,7 @@ def install_error_handlers(app: FastAPI) -> None:
         headers: Mapping[str, str] = error.headers or {}
         if error.status_code == 405:
             return method_response(request, headers["Allow"].split(", "))
-        not_found = NotFound("Path: not found. See /docs.", reason="no_such_route")
+        not_found = NotFound("Path not found", "See /docs.")
         return error_response(request.scope["context"], not_found if error.status_code == 404 else Internal())
 
     async def handle_exception(request: Request, error: Exception) -> Response:

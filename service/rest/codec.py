@@ -1,4 +1,4 @@
-"""Request bodies: the JSON that routes accept, and the engine's types that it stands for."""
+"""Request bodies: the JSON that routes accept, and its conversion to the engine's types."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,30 +6,44 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fail
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
-from model.tokenizer import Source
+from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input
 from service.errors import InvalidArgument
 from service.rest.problems import ITEM_TAG, LIST_TAG, NUMBERS_TAG, OTHER_TAG, TOO_MANY
 
 JSON = "application/json"
-Encoding = Literal["float", "base64"]
+EncodingFormat = Literal["float", "base64"]
+MODEL_DESCRIPTION = "Name or alias of the served model."
+INPUTS_DESCRIPTION = "A text, or a list of texts and input objects."
+TRUNCATION_DESCRIPTION = "What to do with inputs over the token limit: reject, drop the end, or drop the beginning."
+ENCODING_DESCRIPTION = "How to encode arrays: numbers, or little-endian bytes in base64."
+
+
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+TIMEOUT_PARAMETER = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "description": "Timeout of the request in milliseconds.",
+    "schema": {"type": "integer", "minimum": 0},
+}
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI of a route that reads its body itself; `make_app` adds the schema it refers to."""
+    """Return the OpenAPI of a route that parses its own body; `make_app` adds the referenced schema."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+    content = {JSON: {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}, "parameters": [TIMEOUT_PARAMETER]}
 
 
 class StrictModel(BaseModel):
-    """A JSON object without coercion, unknown fields and NaN."""
+    """A JSON object that rejects type coercion, unknown fields and NaN."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _stop_at_unknown_field(cls, value: Any) -> Any:
-        """Drop what follows the first unknown field, because pydantic makes one error object per unknown field."""
+        """Drop the fields after the first unknown field, because pydantic makes one error object per unknown field."""
         if not isinstance(value, dict) or value.keys() <= cls.model_fields.keys():
             return value
         kept = {}
@@ -52,7 +66,7 @@ def at_most(name: str) -> BeforeValidator:
 
 
 def check_count(name: str, actual: int, info: ValidationInfo) -> None:
-    """Raise the validation error of a list over its limit; the context of the validation is `item_limits`."""
+    """Raise a validation error if a list is over its limit; `item_limits` is the validation context."""
     limit = (info.context or {})[name]
     if actual > limit:
         raise PydanticCustomError(TOO_MANY, "too many items", {"name": name, "actual": actual, "limit": limit})
@@ -73,7 +87,7 @@ class FirstError(FailFast):
 
 
 def by_type(kind: type, tag: str, other: str) -> Discriminator:
-    """Select a branch of a union by the type of the value, so that errors are those of one branch."""
+    """Select a branch of a union by the type of the value, so that only that branch reports errors."""
 
     def select(value: Any) -> str:
         return tag if isinstance(value, kind) else other
@@ -90,10 +104,10 @@ TokenIds = Annotated[Integers, at_most("token_ids")]
 class InputBody(StrictModel):
     """A text, a pair of texts, or token ids without special tokens."""
 
-    text: str | None = None
-    pair: str | None = None
-    spans: Spans | None = None
-    token_ids: TokenIds | None = None
+    text: str | None = Field(None, description="A text. Mutually exclusive with `token_ids`.")
+    pair: str | None = Field(None, description="A second text, encoded with the first.")
+    spans: Spans | None = Field(None, description="Character ranges `[start, end)` of the text.")
+    token_ids: TokenIds | None = Field(None, description="Token ids, without special tokens.")
 
 
 Item = Annotated[
@@ -116,11 +130,11 @@ HeadsOrAll = Annotated[
 
 
 def to_inputs(inputs: str | list[str | InputBody]) -> tuple[Input, ...]:
-    """Return the engine's inputs; raises `InvalidArgument` for an item that is not exactly one thing."""
+    """Return the engine's inputs; raises `InvalidArgument` for an item with both text and token ids, or neither."""
     if isinstance(inputs, str):
-        return (Input(Source(inputs)),)
+        return (Input(TokenizerInput(inputs)),)
     return tuple(
-        Input(Source(item)) if isinstance(item, str) else _to_input(item, f"inputs[{index}]")
+        Input(TokenizerInput(item)) if isinstance(item, str) else _to_input(item, f"inputs[{index}]")
         for index, item in enumerate(inputs)
     )
 
@@ -128,11 +142,11 @@ def to_inputs(inputs: str | list[str | InputBody]) -> tuple[Input, ...]:
 def _to_input(body: InputBody, field: str) -> Input:
     if body.token_ids is None:
         if body.text is None:
-            raise InvalidArgument(f"{field}: neither text nor token_ids is set. Send one.", reason="invalid_field")
+            raise InvalidArgument("text and token_ids are both missing", "Send one of them.", field=field)
     else:
         for name in ("text", "pair"):
             if getattr(body, name) is not None:
-                raise InvalidArgument(f"{field}: {name} and token_ids are both set. Send one.", reason="invalid_field")
+                raise InvalidArgument(f"{name} and token_ids are both set", "Send one of them.", field=field)
     ids = None if body.token_ids is None else tuple(body.token_ids)
     spans = tuple((start, end) for start, end in body.spans or ())
-    return Input(Source(body.text or "", body.pair, ids), spans)
+    return Input(TokenizerInput(body.text or "", body.pair, ids), spans)

@@ -1,4 +1,4 @@
-"""Around every REST request: request ID, API key, HEAD and OPTIONS, metrics, and errors in the format of their API.
+"""Middleware for all REST requests: request ID, API key, HEAD and OPTIONS, metrics, errors in the format of the API.
 
 FastAPI describes the routes. The middleware calls a route without path parameters directly: what FastAPI does before
 it (matching, dependencies, three layers of middleware) takes longer than all other Python code of a request.
@@ -21,6 +21,7 @@ from service.errors import Cancelled, Internal, MethodNotAllowed, Overloaded, Se
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
 from service.rest.codec import JSON
+from service.rest.hosts import HostCheck
 from service.rest.responses import native_error
 from service.rest.routes import health, native, openai
 
@@ -34,8 +35,8 @@ log = logging.getLogger("attendant.rest")
 class RequestContext:
     """The state of one request in the middleware.
 
-    It keeps of an error only what is counted. The error itself refers through its traceback to every frame it passed,
-    and would keep the whole request in memory until the next collection of garbage.
+    Holds only the error fields that metrics need. The exception's traceback references every frame and would keep the
+    request in memory until the next garbage collection.
     """
 
     request_id: str
@@ -46,7 +47,7 @@ class RequestContext:
 
 
 class RequestMiddleware:
-    """The outermost ASGI application. It counts no health checks, and nothing without `metrics`."""
+    """The outermost ASGI application. Health checks are not counted. If `metrics` is None, nothing is counted."""
 
     def __init__(
         self,
@@ -54,13 +55,15 @@ class RequestMiddleware:
         routers: Sequence[APIRouter],
         metrics: Metrics | None,
         keys: ApiKeys | None,
-        open_paths: Iterable[str],
+        public_paths: Iterable[str],
+        hosts: HostCheck,
     ) -> None:
         self._app = app
         self._endpoints = direct_endpoints(routers)
         self._metrics = metrics
         self._keys = keys
-        self._open_paths = frozenset(open_paths)
+        self._public_paths = frozenset(public_paths)
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,23 +88,26 @@ class RequestMiddleware:
             await send(message)
 
         if self._metrics is None or context.api == health.API:
-            await self._respond(scope, receive, send_response, context)
+            await self._respond(scope, receive, send_response, context, headers)
             return
         self._metrics.in_flight.inc()
         try:
-            await self._respond(scope, receive, send_response, context)
+            await self._respond(scope, receive, send_response, context, headers)
         finally:
             self._metrics.in_flight.dec()
             context.route = context.route or getattr(scope.get("route"), "path", OTHER)
             count_request(self._metrics, context, status or Cancelled.http_status, size, started)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext, headers: dict[bytes, bytes]
+    ) -> None:
         """Send the response of the route, or of the error that it raises."""
         request = Request(scope, receive)
         response: Response | FastAPI
         try:
-            if self._keys is not None and scope["path"] not in self._open_paths:
-                self._keys.check(dict(scope["headers"]).get(b"authorization"))
+            self._hosts.check(headers.get(b"host", b"").decode("latin-1"))
+            if self._keys is not None and scope["path"] not in self._public_paths:
+                self._keys.check(headers.get(b"authorization"))
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is None:
                 response = self._app
@@ -111,8 +117,10 @@ class RequestMiddleware:
                 response = await endpoint(request) if endpoint else method_response(request, endpoints)
         except ServiceError as error:
             response = error_response(context, error)
-        except asyncio.CancelledError:  # uvicorn cancels a request only when the time to drain is over
-            stopped = Unavailable("Server stopped before it finished the request. Retry elsewhere.", reason="draining")
+        except asyncio.CancelledError:  # uvicorn cancels a request only after the drain timeout
+            stopped = Unavailable(
+                "Server stopped before it finished the request", "Retry on another instance.", reason="DRAINING"
+            )
             response = error_response(context, stopped)
         except Exception:  # noqa: BLE001  # log_exception logs it
             log_exception(context)
@@ -122,7 +130,7 @@ class RequestMiddleware:
         except Exception:
             if response is not self._app:
                 raise
-            log_exception(context)  # FastAPI has responded, and raises the error again
+            log_exception(context)  # FastAPI has responded, and re-raises the error
 
 
 def log_exception(context: RequestContext) -> None:
@@ -145,13 +153,14 @@ def direct_endpoints(routers: Sequence[APIRouter]) -> dict[str, dict[str, Endpoi
 
 
 def method_response(request: Request, methods: Iterable[str]) -> Response:
-    """Return the response to OPTIONS, or the error of a method that the path does not have."""
+    """Return the response to OPTIONS, or the error for a method that the path does not support."""
     allowed = {*methods, "OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
     headers = {"allow": ", ".join(sorted(allowed))}
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=headers)
     response = error_response(
-        request.scope["context"], MethodNotAllowed("Method: not allowed for this path. Use one of the header Allow.")
+        request.scope["context"],
+        MethodNotAllowed("Method not allowed for this path", "Use a method listed in the Allow header."),
     )
     response.headers.update(headers)
     return response
@@ -165,13 +174,15 @@ def api_of(path: str) -> str:
 
 
 def error_response(context: RequestContext, error: ServiceError) -> Response:
-    """Return the error in the format of its API."""
+    """Return an error response in the format of the API."""
     context.rejection, context.cancelled = error.label, isinstance(error, Cancelled)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
+    if context.api == openai.API and not error.retryable and error.http_status >= 500:
+        headers["x-should-retry"] = "false"  # else OpenAI's clients retry every 5xx
     if error.http_status in (408, 413) or isinstance(error, Overloaded):
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
@@ -184,7 +195,7 @@ def error_response(context: RequestContext, error: ServiceError) -> Response:
 def count_request(metrics: Metrics, context: RequestContext, status: int, size: int, started: float) -> None:
     """Count a response; `started` is a time.perf_counter() reading."""
     if context.rejection:
-        metrics.rejected.labels(context.rejection).inc()
+        metrics.rejected_requests.labels(context.rejection).inc()
     if context.cancelled:
         status = Cancelled.http_status
     metrics.observe_request(context.api, context.route, str(status), status, started)

@@ -1,4 +1,4 @@
-"""Load shedding: while the queue is half full or more, small requests are rejected before uvicorn starts their task.
+"""Load shedding: while the queue is nearly full, small requests are rejected before uvicorn starts their task.
 
 Such a rejection takes a tenth of the time of one by the engine. Under four times the load that the server can take,
 rejections by the engine took half a core from the accepted requests.
@@ -21,7 +21,7 @@ from service.rest.routes import native, openai
 
 
 class LoadShedder:
-    """Rejects requests for which the queue of the fast lane has no capacity."""
+    """Rejects requests that exceed the capacity of the fast lane's queue."""
 
     def __init__(self, lifecycle: Lifecycle, metrics: Metrics, keys: ApiKeys | None) -> None:
         self._lifecycle = lifecycle

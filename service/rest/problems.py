@@ -48,30 +48,29 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
         case "extra_forbidden":
             return _unknown_field(steps, model)
         case "missing":
-            return InvalidArgument(f"{path}: missing. Send it.", reason="invalid_field")
+            return InvalidArgument("missing", "Send it.", field=path)
         case "too_many":
             return too_many(path, details["name"], details["actual"], details["limit"])
         case "too_long" | "too_short":
             return InvalidArgument(
-                f"{path}: wrong number of items ({details['actual_length']}). Send [start, end].",
-                reason="invalid_field",
+                "wrong number of items", "Send [start, end].", field=path, actual=details["actual_length"], limit=2
             )
         case "literal_error":
             allowed = re.sub(r"'([^']*)'", r'"\1"', details["expected"])
-            return InvalidArgument(f"{path}: unknown value. Use {allowed}.", reason="invalid_field")
+            return InvalidArgument("unknown value", f"Use {allowed}.", field=path)
     actual = _JSON_TYPES.get(type(_value(steps, document)), "null")
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
-    return InvalidArgument(f"{path}: wrong type ({actual}). {remedy}", reason="invalid_field")
+    return InvalidArgument("wrong type", remedy, field=path, actual=actual)
 
 
 def _unknown_field(steps: Sequence[Step], model: type[BaseModel]) -> InvalidArgument:
     name = str(steps[-1])
     known = _nested_fields(model) if len(steps) > 1 else model.model_fields
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
-    remedy = f'Did you mean "{nearest[0]}"?' if nearest else "Remove it."
+    remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
     path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])
-    return InvalidArgument(f"{path}: unknown field. {remedy}", reason="unknown_field")
+    return InvalidArgument("unknown field", remedy, field=path, reason="UNKNOWN_FIELD")
 
 
 def _nested_fields(model: type[BaseModel]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits, and with the checks of RFC 9112 that uvicorn and llhttp leave out.
+"""uvicorn's HTTP protocol with limits, and with the checks of RFC 9112 that uvicorn and llhttp omit.
 
 Errors are sent in the order of the requests: a rejection never precedes the response to an earlier request.
 """
@@ -22,7 +22,7 @@ from service.rest.responses import native_error
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 * 1024
 LINGER_S = 1.0
-"""How long a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
+"""Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
 
 log = logging.getLogger("attendant.rest")
 
@@ -32,7 +32,7 @@ class Shedder(Protocol):
 
     @property
     def active(self) -> bool:
-        """True while every request is to be passed to `try_reject`."""
+        """True while the server must pass every request to `try_reject`."""
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection; None to handle the request as usual."""
@@ -49,7 +49,11 @@ class NoLoadShedding:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """`max_connections` None: no limit. `count_rejection` gets the metric label of each rejection of this file."""
+    """Limits of the connections of a server.
+
+    `max_connections`: None means no limit. `count_rejection`: called with the metric label of each rejection in this
+    module.
+    """
 
     header_timeout_s: float
     max_connections: int | None = None
@@ -76,7 +80,7 @@ class HttpProtocol(HttpToolsProtocol):
         limit = self.limits.max_connections
         if limit is not None and len(self.connections) > limit:
             self.connections.discard(self)
-            self._reject_connection(Overloaded(f"Connections: too many (limit {limit}). Retry later.", retry_after_s=1))
+            self._reject_connection(Overloaded("Too many connections", "Retry later.", limit=limit, retry_after_s=1))
             return
         self._start_header_timer()
 
@@ -95,7 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             log.debug("invalid request", exc_info=True)
-            self._fail(MalformedRequest("Request: not valid HTTP. Correct it."))
+            self._fail(MalformedRequest("Request is not valid HTTP", "Correct it."))
         else:
             if self._in_head and max(self._partial_bytes, self._head_bytes) > MAX_HEADER_BYTES:
                 self._fail(_headers_too_large())
@@ -103,7 +107,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._start_header_timer()
         self._in_head, self._head_bytes = True, 0
-        self._partial_bytes = 0  # the first read of a head may hold a body too: only later reads are counted whole
+        # The read that starts a head may also contain body bytes, so only later reads count in full.
+        self._partial_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -151,23 +156,23 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _special_app(self) -> ASGIApp | None:
-        """Return the app that responds to this head instead of the usual one, if any."""
+        """Return the app that answers this request head in place of the main app; None for a valid head."""
         error: ServiceError | None = None
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
         if self._head_bytes > MAX_HEADER_BYTES:
             error = _headers_too_large()
         elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
-            error = MalformedRequest("Host: missing or repeated. Send it once.")
+            error = MalformedRequest("missing or repeated", "Send it once.", field="Host")
         elif encodings not in ([], [b"chunked"]):
             error = Unsupported(
-                "Transfer-Encoding: not supported. Use chunked alone.", reason="unsupported_transfer_encoding"
+                "not supported", "Use chunked alone.", field="Transfer-Encoding", reason="UNSUPPORTED_TRANSFER_ENCODING"
             )
         elif self.url == b"*":
             self.url = b"/"
             if self.parser.get_method() == b"OPTIONS":
                 return Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})
-            error = MalformedRequest("Path: * is for OPTIONS. Send a path.")
+            error = MalformedRequest("Path * is supported for OPTIONS only", "Send a path.")
         if error is None:
             return None
         if len(self.url) > MAX_HEADER_BYTES:
@@ -175,20 +180,20 @@ class HttpProtocol(HttpToolsProtocol):
         return self._rejection(error)
 
     def _can_buffer(self) -> bool:
-        """Return whether this is a small request of known length, with no response due before its own."""
+        """Return whether this is a small request of known length, and no earlier request is unanswered."""
         size = next((value for name, value in self.headers if name == b"content-length"), b"")
         waiting = self.cycle is not None and not self.cycle.response_complete
         return size.isdigit() and int(size) <= MAX_BUFFERED_BYTES and not (waiting or self.expect_100_continue)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its headers of an upgrade, which HTTP allows a server to ignore.
+        """Parse the request again without its Upgrade headers, which HTTP allows a server to ignore.
 
         Works around https://github.com/Kludex/uvicorn/issues/2722: uvicorn drops the body. curl --http2 and the HTTP
         client of the JDK send `Upgrade: h2c` with the first request of a connection.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._fail(Unsupported("Method: CONNECT is not supported. Use another.", reason="method_not_supported"))
+            self._fail(Unsupported("Method CONNECT is not supported", "Use another.", reason="UNSUPPORTED_METHOD"))
             return
         lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -202,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.data_received(b"".join((*lines, b"\r\n", rest)))
 
     def _respond(self, response: Response, *, close: bool = False) -> None:
-        """Write a response to a request that has no cycle of uvicorn's."""
+        """Write a response to a request without a request cycle of uvicorn."""
         keep_alive = not close and self.parser.should_keep_alive()
         self.transport.write(self._serialize(response, keep_alive))
         if not keep_alive:
@@ -210,7 +215,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def _fail(self, error: ServiceError) -> None:
-        """Reject what cannot be parsed, and close the connection after the responses to earlier requests."""
+        """Reject an unparsable request and close the connection after earlier responses."""
         self._discards = True
         self._stop_header_timer()
         cycle = self.cycle
@@ -231,11 +236,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _rejection(self, error: ServiceError) -> Response:
         self.limits.count_rejection(error.label)
-        identity = request_id("")
-        headers = {"connection": "close", HEADER: identity}
+        new_request_id = request_id("")
+        headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))
-        return Response(native_error(error, identity), error.http_status, headers, JSON)
+        return Response(native_error(error, new_request_id), error.http_status, headers, JSON)
 
     def _serialize(self, response: Response, keep_alive: bool) -> bytes:
         lines = [STATUS_LINE[response.status_code]]
@@ -256,4 +261,4 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _headers_too_large() -> ServiceError:
-    return HeadersTooLarge(f"Request headers: too large (limit {MAX_HEADER_BYTES} bytes). Shorten them.")
+    return HeadersTooLarge("Request headers too large", "Shorten them.", limit=MAX_HEADER_BYTES, unit="bytes")

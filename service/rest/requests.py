@@ -1,4 +1,4 @@
-"""Reading a request: its body within limits of size, time and memory, its deadline, and its client's disconnection."""
+"""Reading of request bodies under size, time and memory limits; deadlines; client disconnects."""
 
 import asyncio
 import contextlib
@@ -24,15 +24,14 @@ from service.errors import (
 )
 from service.lifecycle import Lifecycle
 from service.limits import item_limits
-from service.rest.codec import JSON
+from service.rest.codec import JSON, TIMEOUT_HEADER
 from service.rest.problems import invalid_body
 
-TIMEOUT_HEADER = "x-request-timeout-ms"
 DISCONNECT_CHECK_DELAY_S = 0.25
-"""Most responses are ready sooner; only later ones get a task that waits for the client to disconnect."""
-NO_COLLECTION_FROM_BYTES = 64 * 1024
-SPARE_CONTAINERS = 1024
-"""Arrays and objects beside inputs, spans and occurrences."""
+"""Most responses are ready earlier. Only later ones need a task that waits for the client to disconnect."""
+GC_PAUSE_MIN_BYTES = 64 * 1024
+EXTRA_CONTAINERS = 1024
+"""Allowance for arrays and objects other than inputs, spans and occurrences."""
 STRINGS_PER_CONTAINER = 8
 MAX_TIMEOUT_DIGITS = 18
 
@@ -47,17 +46,17 @@ class BodyBudget:
         self._limit = limit
         self.used = 0
 
-    def take(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
         """Count bytes that were received; raises `Overloaded` over the limit."""
         if self.used + size > self._limit:
             raise Overloaded(
-                f"Request bodies: too much memory in use ({self.used + size} bytes, limit {self._limit}). Retry later.",
-                retry_after_s=1,
-            )
+                "Too much memory in use for request bodies", "Retry later.",
+                actual=self.used + size, limit=self._limit, unit="bytes", retry_after_s=1,
+            )  # fmt: skip
         self.used += size
 
-    def give_back(self, size: int) -> None:
-        """Uncount bytes whose request was accepted or rejected."""
+    def release(self, size: int) -> None:
+        """Release the bytes of an accepted or rejected request."""
         self.used -= size
 
 
@@ -70,32 +69,32 @@ class RequestReader:
         self.budget = BodyBudget(settings.max_pending_request_bytes)
 
     async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
-        """Return the body as the model; raises a `ServiceError` for any other body.
+        """Read and parse the body as `model`. Raises `ServiceError` if it is invalid.
 
-        `limits` replace those of `item_limits`.
+        `limits` override those of `item_limits`.
         """
         info = self._lifecycle.engine.info
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
         ):
-            raise UnsupportedMedia(f"Content-Type: not {JSON} in UTF-8. Send that.")
+            raise UnsupportedMedia(f"not {JSON} in UTF-8", f"Send {JSON}.", field="Content-Type")
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise UnsupportedMedia("Content-Encoding: not supported. Send the body without it.")
+            raise UnsupportedMedia("not supported", "Send the body uncompressed.", field="Content-Encoding")
         body = await self._receive(request)
         return parse_json(body, model, item_limits(info) | limits)
 
     def deadline(self, request: Request) -> float | None:
-        """Return the time.monotonic() reading that X-Request-Timeout-Ms stands for; None without that header."""
+        """Return the deadline set by X-Request-Timeout-Ms, a time.monotonic() reading; None without that header."""
         value = request.headers.get(TIMEOUT_HEADER)
         if value is None:
             return None
         value = value.strip(" \t")
         if not re.fullmatch(r"[0-9]+", value):
             raise InvalidArgument(
-                f"{TIMEOUT_HEADER}: not a whole number of milliseconds, 0 or more. Correct it.", reason="bad_header"
+                "not a whole number of milliseconds", "Send digits only.", field=TIMEOUT_HEADER, reason="INVALID_HEADER"
             )
-        limit = self.settings.max_deadline_ms
+        limit = self.settings.max_timeout_ms
         milliseconds = limit if len(value) > MAX_TIMEOUT_DIGITS else min(int(value), limit)
         return time.monotonic() + milliseconds / 1000
 
@@ -111,33 +110,31 @@ class RequestReader:
                 async for chunk in request.stream():
                     if len(body) + len(chunk) > limit:
                         raise _too_large(limit)
-                    self.budget.take(len(chunk))
+                    self.budget.acquire(len(chunk))
                     counted += len(chunk)
                     body += chunk
         except TimeoutError:
             raise RequestTimeout(
-                f"Request body: not received in time (limit {settings.body_timeout_ms} ms). Retry the request."
+                "Request body not received in time", "Retry the request.", limit=settings.body_timeout_ms, unit="ms"
             ) from None
         except ClientDisconnect:
-            raise Cancelled("The client disconnected.") from None
+            raise Cancelled from None
         finally:
-            # From here to admission nothing waits: the body is parsed and submitted in the same step of the loop.
-            self.budget.give_back(counted)
+            # No await between here and admission: the body is parsed and submitted in the same event-loop iteration.
+            self.budget.release(counted)
         return body
 
 
 def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(
-        f"Request body: too large (limit {limit} bytes). Split the request.", reason="body_too_large"
-    )
+    return RequestTooLarge("Request body too large", "Split the request.", limit=limit, unit="bytes")
 
 
 def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
-    """Return strict JSON as the model. Of duplicate keys the last counts."""
+    """Parse strict JSON as `model`. For duplicate keys, the last value wins."""
     _check_containers(body, limits)
-    if len(body) < NO_COLLECTION_FROM_BYTES:
+    if len(body) < GC_PAUSE_MIN_BYTES:
         return _parse(body, model, limits)
-    with _no_collections():
+    with _gc_paused():
         return _parse(body, model, limits)
 
 
@@ -145,7 +142,7 @@ def _parse(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise MalformedRequest(f"Request body: not JSON ({_reason(error)}). Correct it.") from None
+        raise MalformedRequest(f"Request body is not JSON ({_reason(error)})", "Correct it.") from None
     try:
         return model.model_validate(document, context=limits)
     except ValidationError as error:
@@ -153,11 +150,11 @@ def _parse(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -
 
 
 def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
-    """Reject a body of more arrays, objects or strings than any valid one has.
+    """Reject a body with more arrays, objects or strings than any valid body.
 
-    Parsing 2 MiB of `[],` takes 60 ms and holds the interpreter lock, and so do 200,000 field names.
+    Parsing 2 MiB of `[],` or 200,000 field names takes 60 ms and holds the GIL.
     """
-    limit = 2 * limits["inputs"] + limits["spans_per_request"] + limits["occurrences"] + SPARE_CONTAINERS
+    limit = 2 * limits["inputs"] + limits["spans_per_request"] + limits["occurrences"] + EXTRA_CONTAINERS
     string_limit = STRINGS_PER_CONTAINER * limit
     if body.count(b"[") + body.count(b"{") <= limit and body.count(b'"') <= 2 * string_limit:
         return
@@ -173,13 +170,15 @@ def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
 
 
 def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
-    message = f"Request body: too many {noun} ({actual}, limit {limit}). Split the request."
-    return InvalidArgument(message, reason="too_many_items")
+    return InvalidArgument(
+        f"Too many {noun} in the request body", "Split the request.",
+        actual=actual, limit=limit, reason="TOO_MANY_ITEMS",
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Collect no garbage while a large body is parsed: collections double the time."""
+def _gc_paused() -> Iterator[None]:
+    """Disable garbage collection while a large body is parsed; it doubles the parse time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -190,12 +189,12 @@ def _no_collections() -> Iterator[None]:
 
 
 def _reason(error: orjson.JSONDecodeError) -> str:
-    """Return the parser's message, a position included and input text not."""
-    return str(error).replace("surrogates not allowed", "half of a surrogate pair")
+    """Return the parser's message, with the position and without input text."""
+    return str(error).replace("surrogates not allowed", "unpaired surrogate")
 
 
 async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
-    """Await `work`, and cancel it when the client disconnects; the server itself would let it run to the end.
+    """Await `work`, and cancel it when the client disconnects; uvicorn does not cancel it.
 
     One task per waiting request sleeps until the connection closes. Polling connections several times a second took
     most of a core when thousands of clients waited in a full queue.
@@ -209,16 +208,16 @@ async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             del either
         if not work.done():
-            raise Cancelled("The client disconnected.")
+            raise Cancelled
         return work.result()
     finally:
         work.cancel()
         if watch is not None:
             watch.cancel()
-        del work, watch  # an error refers to this frame, and the future to its error: a reference cycle
+        del work, watch  # break the cycle exception -> traceback -> frame -> future
 
 
 async def _disconnect(request: Request) -> None:
-    """Return when the client has disconnected; the body has been read, so no other message follows."""
+    """Wait until the client disconnects; the body has been read, so no other message follows."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

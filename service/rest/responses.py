@@ -50,7 +50,17 @@ def metadata_headers(response: ResponseMetadata, digest: str) -> dict[str, str]:
 def native_error(error: ServiceError, request_id: str) -> bytes:
     """Return the error body of the native API."""
     return orjson.dumps(
-        {"error": {"code": error.code, "reason": error.reason, "message": error.message, "request_id": request_id}}
+        {
+            "error": {
+                "code": error.code,
+                "reason": error.reason,
+                "message": error.message,
+                "field": error.field,
+                "limit": error.limit,
+                "actual": error.actual,
+                "request_id": request_id,
+            }
+        }
     )
 
 

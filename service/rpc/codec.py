@@ -3,26 +3,49 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from model.tokenizer import Source
-from service.engine.schema.encode import Array, DType, Input, MapDType, Truncation
+from model.tokenizer import TokenizerInput
+from service.engine.schema.encode import ApiSpelling, Array, DType, Input, MapDType, Truncation
 from service.errors import InvalidArgument
 from service.limits import too_many
 from service.pb import encoder_pb2 as pb
 
-# The meaning of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
+# The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 TRUNCATIONS = ("error", *get_args(Truncation))
 DTYPE_NUMBERS: dict[DType | MapDType, int] = {
     **{name: number for number, name in enumerate(get_args(DType), start=1)},
     "sqrt_uint8": pb.DTYPE_SQRT_UINT8,
 }
 
+ENUM_PREFIXES = {
+    "dtype": "DTYPE",
+    "head_reduce": "HEAD_REDUCE",
+    "kind": "ATTENTION_KIND",
+    "layer_reduce": "LAYER_REDUCE",
+    "map_layer_reduce": "MAP_LAYER_REDUCE",
+    "outputs": "OUTPUT",
+    "pooling": "POOLING",
+    "segments": "SEGMENTS",
+    "special_tokens": "SPECIAL_TOKENS",
+    "truncation": "TRUNCATION",
+    "unit": "UNIT_KIND",
+}
+
+
+class ProtoSpelling(ApiSpelling):
+    """The spelling of gRPC: enum values by their names in the proto."""
+
+    def value(self, field: str, value: str) -> str:
+        return f"{ENUM_PREFIXES[field]}_{value.upper()}"
+
+
+PROTO = ProtoSpelling()
+
 
 def enum_value(values: Sequence[Any], number: int, field: str) -> Any:
-    """Return the meaning of an enum's number; raises `InvalidArgument` for an unknown number."""
+    """Return the value of an enum's number; raises `InvalidArgument` for an unknown number."""
     if not 0 <= number < len(values):
         raise InvalidArgument(
-            f"{field}: unknown value ({number}, limit {len(values) - 1}). Use {', '.join(values[1:])}.",
-            reason="invalid_field",
+            "unknown value", "Use a value of the enum.", field=field, actual=number, limit=len(values) - 1
         )
     return values[number]
 
@@ -34,7 +57,7 @@ def check_count(name: str, actual: int, limits: Mapping[str, int], field: str | 
 
 
 def to_inputs(inputs: Sequence[pb.Input], limits: Mapping[str, int]) -> tuple[Input, ...]:
-    """Return the engine's inputs; raises `InvalidArgument` for an item that is both a text and ids."""
+    """Return the engine's inputs; raises `InvalidArgument` for an item without text and token ids."""
     check_count("inputs", len(inputs), limits)
     check_count("spans_per_request", sum(len(item.spans) for item in inputs), limits, "inputs")
     return tuple(_to_input(item, f"inputs[{index}]", limits) for index, item in enumerate(inputs))
@@ -43,13 +66,15 @@ def to_inputs(inputs: Sequence[pb.Input], limits: Mapping[str, int]) -> tuple[In
 def _to_input(item: pb.Input, field: str, limits: Mapping[str, int]) -> Input:
     check_count("spans", len(item.spans), limits, f"{field}.spans")
     spans = tuple((span.start, span.end) for span in item.spans)
-    if not item.token_ids:
-        return Input(Source(item.text, item.pair if item.HasField("pair") else None), spans)
-    for name, is_set in (("text", bool(item.text)), ("pair", item.HasField("pair"))):
-        if is_set:
-            raise InvalidArgument(f"{field}: {name} and token_ids are both set. Send one.", reason="invalid_field")
-    check_count("token_ids", len(item.token_ids), limits, f"{field}.token_ids")
-    return Input(Source(token_ids=tuple(item.token_ids)), spans)
+    pair = item.pair if item.HasField("pair") else None
+    if item.HasField("text"):
+        return Input(TokenizerInput(item.text, pair), spans)
+    if not item.HasField("token_ids"):
+        raise InvalidArgument("text and token_ids are both missing", "Send one of them.", field=field)
+    if pair is not None:
+        raise InvalidArgument("pair and token_ids are both set", "Send one of them.", field=field)
+    check_count("token_ids", len(item.token_ids.ids), limits, f"{field}.token_ids")
+    return Input(TokenizerInput(token_ids=tuple(item.token_ids.ids)), spans)
 
 
 def tensor(array: Array | None) -> pb.Tensor | None:

@@ -1,12 +1,12 @@
 """Attend and Compare: messages as the engine's requests, and its responses as messages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from model.artifact import KINDS
 from service.engine.schema.encode import Array
 from service.engine.schema.explain import (
-    DRAWS_ON,
+    TOP_CONTRIBUTORS,
     AttendRequest,
     AttendResponse,
     AttendResult,
@@ -23,14 +23,14 @@ from service.engine.schema.explain import (
 )
 from service.errors import InvalidArgument
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import TRUNCATIONS, check_count, enum_value, tensor, to_inputs
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
 
-# The meaning of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
+# The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 ATTENTION_KINDS = ("probs", *KINDS)
 HEAD_REDUCES = ("none", *get_args(HeadReduce))
 MAP_LAYER_REDUCES = ("none", *get_args(MapLayerReduce))
 UNIT_KINDS = ("token", *get_args(UnitKind))
-SPECIALS = ("keep", *get_args(SpecialTokens))
+SPECIAL_TOKENS = ("keep", *get_args(SpecialTokens))
 SEGMENTS = ("all", *get_args(Segments))
 MAP_DTYPES = {
     pb.DTYPE_UNSPECIFIED: "float32",
@@ -46,18 +46,18 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
         check_count(name, len(getattr(request, name)), limits)
     if request.dtype not in MAP_DTYPES:
         raise InvalidArgument(
-            "dtype: unknown value. Use DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", reason="invalid_field"
+            "not supported for attention maps", "Use DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", field="dtype"
         )
     return AttendRequest(
         inputs=to_inputs(request.inputs, limits),
         model=request.model or None,
         kind=enum_value(ATTENTION_KINDS, request.kind, "kind"),
-        layers=_chosen(request.layers, request.all_layers, "layers"),
-        heads=_chosen(request.heads, request.all_heads, "heads"),
+        layers=tuple(request.layers) or None,
+        heads=tuple(request.heads) or None,
         head_reduce=enum_value(HEAD_REDUCES, request.head_reduce, "head_reduce"),
         layer_reduce=enum_value(MAP_LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
         unit=enum_value(UNIT_KINDS, request.unit, "unit"),
-        special=enum_value(SPECIALS, request.special, "special"),
+        special_tokens=enum_value(SPECIAL_TOKENS, request.special_tokens, "special_tokens"),
         segments=enum_value(SEGMENTS, request.segments, "segments"),
         top_p=request.top_p if request.HasField("top_p") else None,
         top_k=request.top_k if request.HasField("top_k") else None,
@@ -65,12 +65,13 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
         dtype=MAP_DTYPES[request.dtype],  # type: ignore[arg-type]  # its values are the Literal's
         wire="binary",
         deadline=deadline,
+        spelling=PROTO,
     )
 
 
 def attend_responses(response: AttendResponse) -> Iterator[pb.AttendResponse]:
     """Yield the header, then one message per map; each map is freed once its message exists."""
-    inputs = [_attended_input(result) for result in response.results]
+    inputs = [_attend_input_info(result) for result in response.results]
     yield pb.AttendResponse(header=pb.AttendHeader(model=response.model, precision=response.precision, inputs=inputs))
     for index, result in enumerate(response.results):
         result.maps.reverse()
@@ -87,15 +88,16 @@ def compare_request(request: pb.CompareRequest, limits: Mapping[str, int], deadl
             Occurrence(
                 item.text,
                 (item.span.start, item.span.end) if item.HasField("span") else None,
-                item.word if item.HasField("word") else None,
+                item.word_index if item.HasField("word_index") else None,
             )
             for item in request.occurrences
         ),
         model=request.model or None,
-        layers=_chosen(request.layers, request.all_layers, "layers"),
-        draws_on=request.draws_on if request.HasField("draws_on") else DRAWS_ON,
+        layers=tuple(request.layers) or None,
+        top_contributors=request.top_contributors if request.HasField("top_contributors") else TOP_CONTRIBUTORS,
         wire="binary",
         deadline=deadline,
+        spelling=PROTO,
     )
 
 
@@ -105,13 +107,13 @@ def compare_response(response: CompareResponse) -> pb.CompareResponse:
         model=response.model,
         precision=response.precision,
         occurrences=[
-            pb.ComparedOccurrence(
+            pb.OccurrenceResult(
                 text=item.text,
                 start=item.start,
                 end=item.end,
-                draws_on=[
-                    pb.DrawnWord(text=word.text, start=word.start, end=word.end, share=word.share)
-                    for word in item.draws_on
+                contributors=[
+                    pb.Contributor(text=word.text, start=word.start, end=word.end, share=word.share)
+                    for word in item.contributors
                 ],
             )
             for item in response.occurrences
@@ -124,14 +126,8 @@ def compare_response(response: CompareResponse) -> pb.CompareResponse:
     )
 
 
-def _chosen(numbers: Sequence[int], is_all: bool, field: str) -> tuple[int, ...] | None:
-    if is_all and numbers:
-        raise InvalidArgument(f"all_{field}: set, but {field} is not empty. Send one.", reason="invalid_field")
-    return tuple(numbers) or None
-
-
-def _attended_input(result: AttendResult) -> pb.AttendedInput:
-    return pb.AttendedInput(
+def _attend_input_info(result: AttendResult) -> pb.AttendInputInfo:
+    return pb.AttendInputInfo(
         truncated=result.truncated,
         units=[
             pb.Unit(text=unit.text, start=unit.start, end=unit.end, segment=unit.segment, special=unit.special)
@@ -152,16 +148,16 @@ def _map(attention_map: AttentionMap, index: int) -> pb.AttentionMap:
         sparse=None if attention_map.sparse is None else _sparse(attention_map.sparse),
         excluded_mass=_floats(attention_map.excluded_mass),
         bias_share=_floats(attention_map.bias_share),
-        no_mass_rows=attention_map.no_mass_rows,
+        empty_rows=attention_map.empty_rows,
     )
 
 
 def _sparse(matrix: SparseMatrix) -> pb.SparseMatrix:
     return pb.SparseMatrix(
-        row_starts=matrix.row_starts,
+        indptr=matrix.indptr,
         indices=matrix.indices,
         values=tensor(matrix.values),
-        rest_mass=_floats(matrix.rest_mass),
+        dropped_mass=_floats(matrix.dropped_mass),
     )
 
 

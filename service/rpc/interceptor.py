@@ -1,4 +1,4 @@
-"""Around every RPC: API key, metrics, request ID, and errors as canonical codes with details."""
+"""Interceptor for all RPCs: API key, metrics, request ID, and errors as canonical codes with details."""
 
 import asyncio
 import contextlib
@@ -8,24 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from service.auth import ApiKeys
-from service.errors import (
-    DOMAIN,
-    Cancelled,
-    Internal,
-    QueueFull,
-    RequestTooLarge,
-    ServiceError,
-    Unsupported,
-)
+from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
 from service.metrics import Metrics
 from service.request_ids import HEADER, request_id
-from service.rpc.messages import reject_malformed, tolerant
+from service.rpc.messages import STREAM_DEPTH, UNARY_DEPTH, reject_malformed, tolerant
+from service.rpc.status import retry_after_ms, status_of
 
 API = "grpc"
 OTHER = "_OTHER"
@@ -56,24 +46,24 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if method.startswith(OPEN_SERVICES) and handler is not None:
             return handler
         if handler is None:
-            # Not left to grpc: it would tell clients without a key which methods there are.
+            # grpc itself would reveal to clients without a key which methods exist.
             return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER))
         name = method if method in self._methods else OTHER
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 self._wrap_stream(handler.stream_stream, name),
-                tolerant(handler.request_deserializer),
+                tolerant(handler.request_deserializer, STREAM_DEPTH),
                 handler.response_serializer,
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._wrap_stream(handler.unary_stream, name),
-                tolerant(handler.request_deserializer),
+                tolerant(handler.request_deserializer, UNARY_DEPTH),
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._wrap_unary(handler.unary_unary, name),
-            tolerant(handler.request_deserializer),
+            tolerant(handler.request_deserializer, UNARY_DEPTH),
             handler.response_serializer,
         )
 
@@ -110,7 +100,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         sent_id = metadata.get(HEADER, "")
         call_id = request_id(sent_id if isinstance(sent_id, str) else "")
         self._metrics.in_flight.inc()
-        error: ServiceError | None = Cancelled("The client disconnected.")
+        error: ServiceError | None = Cancelled()
         try:
             if self._keys is not None:
                 self._keys.check(metadata.get("authorization"))
@@ -118,7 +108,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             yield
             error = None
         except ServiceError as raised:
-            error = raised.with_traceback(None)  # it refers to this frame, and would keep itself and the request
+            error = raised.with_traceback(None)  # its traceback would form a cycle that keeps the request alive
         except grpc.aio.AbortError:
             raise
         except Exception as exception:  # noqa: BLE001  # log_internal logs it
@@ -148,26 +138,21 @@ def log_internal(error: ServiceError, method: str, call_id: str) -> None:
 
 
 async def _no_such_method(request: object, context: Context) -> Message:
-    raise Unsupported("Method: not found. See the service definition.", reason="no_such_method")
+    raise Unsupported("Method not found", "See proto/attendant/v1/encoder.proto.", reason="METHOD_NOT_FOUND")
 
 
 async def abort(context: Context, error: ServiceError, call_id: str) -> NoReturn:
-    """End the call with the error's code and message, an ErrorInfo, and when to retry."""
-    code = grpc.StatusCode[error.code]
-    details = AnyMessage()
-    details.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"request_id": call_id}))
-    number: int = code.value[0]
-    status = Status(code=number, message=error.message, details=[details])
+    """End the call with the status of the error, and a retry pushback (gRFC A6) if the queue is full."""
     trailing: list[tuple[str, str | bytes]] = [
         (HEADER, call_id),
-        ("grpc-status-details-bin", status.SerializeToString()),
+        ("grpc-status-details-bin", status_of(error, call_id).SerializeToString()),
     ]
     if isinstance(error, QueueFull):
-        trailing.append(("grpc-retry-pushback-ms", str(max(1, round((error.retry_after_s or 1) * 1000)))))
+        trailing.append(("grpc-retry-pushback-ms", str(retry_after_ms(error.retry_after_s or 1))))
     elif isinstance(error, RequestTooLarge):
         trailing.append(("grpc-retry-pushback-ms", "-1"))  # a retry would be as large
     try:
-        await context.abort(code, error.message, tuple(trailing))
+        await context.abort(grpc.StatusCode[error.code], error.message, tuple(trailing))
     except grpc.aio.AbortError as end:
         # The call stores this exception. Drop the traceback to break the reference cycle that would keep the request.
         asyncio.get_running_loop().call_soon(end.with_traceback, None)

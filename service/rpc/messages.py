@@ -1,4 +1,4 @@
-"""Request messages from the wire: bytes that are invalid, or that would take long to parse, become an error."""
+"""Deserialization of request messages: invalid bytes, and bytes that take long to parse, become an error."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from service.errors import InvalidArgument, MalformedRequest, ServiceError
 
 SCAN_FROM_BYTES = 64 * 1024
 MAX_FIELDS = 32 * 1024
-"""Fields of a message and of its inputs. Parsing 8 MiB of empty inputs takes 160 ms and holds the interpreter lock."""
-ITEMS_FIELD = 2
-"""The number of `inputs` and of `occurrences` in every request message."""
-IDS_FIELD = 4
-"""The number of `token_ids` in an input."""
+"""Fields of a message and of its inputs. Parsing 8 MiB of empty inputs takes 160 ms and holds the GIL."""
+NESTED_FIELD = 2
+"""The field number of the request in EncodeStreamRequest, of its inputs or occurrences, and of their token ids."""
+UNARY_DEPTH, STREAM_DEPTH = 2, 3
+"""Levels of messages above the token ids."""
+IDS_FIELD = 1
 ID_BYTES_PER_FIELD = 128
-"""Packed token ids take as long to parse as one field per 128 bytes: 8 MiB of them take 70 ms."""
+"""Packed token ids take as long to parse as one field per 128 bytes; 8 MiB take 70 ms."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 M = TypeVar("M", bound=Message)
@@ -29,22 +30,25 @@ class Rejected:
     error: ServiceError
 
 
-def tolerant(deserializer: Callable[[bytes], M]) -> Callable[[bytes], M | Rejected]:
-    """Return a deserializer that returns `Rejected` instead of raising."""
+def tolerant(deserializer: Callable[[bytes], M], depth: int) -> Callable[[bytes], M | Rejected]:
+    """Return a deserializer that returns `Rejected` instead of raising; `depth` as in `count_fields`."""
 
     def deserialize(data: bytes) -> M | Rejected:
-        if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS) > MAX_FIELDS:
-            return Rejected(InvalidArgument(f"Message: too many fields (limit {MAX_FIELDS}). Split the request."))
+        if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS, depth) > MAX_FIELDS:
+            error = InvalidArgument("Message has too many fields", "Split the request.", limit=MAX_FIELDS)
+            return Rejected(error)
         try:
             return deserializer(data)
         except DecodeError:
-            return Rejected(MalformedRequest("Message: not valid protobuf of this type. Correct it."))
+            return Rejected(
+                MalformedRequest("Message is not valid protobuf of this type", "Check the client's proto file.")
+            )
 
     return deserialize
 
 
-def count_fields(data: bytes, start: int, end: int, limit: int, *, nested: bool = True) -> int:
-    """Return the number of fields of a message and of its items, or a number over `limit`.
+def count_fields(data: bytes, start: int, end: int, limit: int, depth: int) -> int:
+    """Return the number of fields of a message and of `depth` levels of nested ones, or a number over `limit`.
 
     It stops at the first byte that is not valid: the parser reports that.
     """
@@ -57,10 +61,10 @@ def count_fields(data: bytes, start: int, end: int, limit: int, *, nested: bool 
             _, place = _varint(data, place, end)
         elif kind == BYTES:
             size, place = _varint(data, place, end)
-            if not nested and tag >> 3 == IDS_FIELD:
+            if not depth and tag >> 3 == IDS_FIELD:
                 count += size // ID_BYTES_PER_FIELD
-            if nested and tag >> 3 == ITEMS_FIELD and place + size <= end:
-                count += count_fields(data, place, place + size, limit - count, nested=False)
+            if depth and tag >> 3 == NESTED_FIELD and place + size <= end:
+                count += count_fields(data, place, place + size, limit - count, depth - 1)
             place += size
         elif kind in (FIXED64, FIXED32):
             place += 8 if kind == FIXED64 else 4

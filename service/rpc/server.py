@@ -2,7 +2,7 @@
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from service.auth import ApiKeys
 from service.config import Settings
@@ -11,6 +11,9 @@ from service.metrics import Metrics
 from service.pb import encoder_pb2, encoder_pb2_grpc
 from service.rpc.interceptor import API, Interceptor
 from service.rpc.servicer import SERVICE, EncoderServicer
+
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+"""grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
 
 
 class RpcServer:
@@ -35,7 +38,7 @@ class RpcServer:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        _enable_reflection(self._server)
 
     async def start(self, address: str) -> int:
         """Listen on `host:port`, IPv6 in brackets, and return the port; raises OSError if it cannot be bound."""
@@ -60,3 +63,17 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Accept no new calls; cancel those that run longer than `grace_s`."""
         await self._server.stop(grace_s)
+
+
+def _enable_reflection(server: grpc.aio.Server) -> None:
+    """Serve reflection under v1 and v1alpha."""
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
+    servicer = reflection.aio.ReflectionServicer(names)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    service = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
+    server.add_generic_rpc_handlers((service,))

@@ -1,4 +1,4 @@
-"""attendant.v1.EncoderService of proto/attendant/v1/encoder.proto."""
+"""The servicer of attendant.v1.EncoderService, proto/attendant/v1/encoder.proto."""
 
 import contextlib
 import time
@@ -29,13 +29,15 @@ from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from service.request_ids import HEADER
-from service.rpc.codec import TRUNCATIONS, check_count, enum_value, tensor, to_inputs
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.interceptor import log_internal
 from service.rpc.messages import Rejected, reject_malformed
+from service.rpc.status import status_of
 from service.rpc.stream import respond_in_order
 
 SERVICE = "attendant.v1.EncoderService"
+MODEL_HEADER = "x-attendant-model"
 STREAM_WINDOW = 16
 """Requests of one stream that are in progress at a time."""
 
@@ -60,11 +62,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return _encode_response(response)
 
     async def EncodeStream(
-        self, request_iterator: AsyncIterator[pb.EncodeRequest | Rejected], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
+        info = self._lifecycle.engine.info
         call_id = dict(context.trailing_metadata())[HEADER]
+        context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, f"{info.name}@{info.digest}")))
 
-        async def respond(request: pb.EncodeRequest | Rejected) -> pb.EncodeStreamResponse:
+        async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
             return await self._stream_response(request, _deadline(context), call_id)
 
         responses = respond_in_order(request_iterator, respond, STREAM_WINDOW)
@@ -91,7 +95,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         engine = self._lifecycle.engine
         inputs = to_inputs(request.inputs, self._limits(engine))
         response = await engine.tokenize(
-            TokenizeRequest(inputs, request.model or None, wire="binary", deadline=_deadline(context))
+            TokenizeRequest(inputs, request.model or None, wire="binary", deadline=_deadline(context), spelling=PROTO)
         )
         return pb.TokenizeResponse(
             model=response.model,
@@ -111,22 +115,23 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             digest=info.digest,
             source=info.source,
             revision=info.revision or "",
-            licence=info.licence or "",
-            family=info.family,
-            layer_count=info.layer_count,
-            head_count=info.head_count,
-            width=info.width,
-            output_width=info.output_width,
-            vocabulary_size=info.vocabulary_size,
-            max_tokens=info.max_tokens,
-            pooling=POOLING_MODES.index(info.pooling),  # type: ignore[arg-type]  # the number is right
+            license=info.license or "",
+            model_type=info.model_type,
+            num_hidden_layers=info.num_hidden_layers,
+            num_attention_heads=info.num_attention_heads,
+            hidden_size=info.hidden_size,
+            dimensions=info.dimensions,
+            vocab_size=info.vocab_size,
+            max_input_tokens=info.max_input_tokens,
+            pooling=POOLING_MODES.index(info.pooling),  # type: ignore[arg-type]  # the numbers are those of the enum
             normalize=info.normalize,
             prompts=info.prompts,
+            default_prompt_name=info.default_prompt_name,
             precision=info.precision,
             provider=info.provider,
             threads=info.threads,
             backend_reason=info.backend_reason,
-            row_lengths=info.row_lengths,
+            length_buckets=info.length_buckets,
             layers=info.layers,
             attention_kinds=info.attention_kinds,
             limits=pb.Limits(**asdict(info.limits)),
@@ -137,35 +142,36 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return item_limits(engine.info)
 
     async def _stream_response(
-        self, request: pb.EncodeRequest | Rejected, deadline: float | None, call_id: str
+        self, message: pb.EncodeStreamRequest | Rejected, deadline: float | None, call_id: str
     ) -> pb.EncodeStreamResponse:
-        """Return the response to one request of a stream; an error ends that request alone."""
+        """Return the response to one request of a stream; an error fails that request alone."""
         error: ServiceError
+        request_id = "" if isinstance(message, Rejected) else message.id
         try:
-            reject_malformed(request)
-            assert isinstance(request, pb.EncodeRequest)
+            reject_malformed(message)
+            assert isinstance(message, pb.EncodeStreamRequest)
             engine = self._lifecycle.engine
-            response = await engine.encode(_encode_request(request, self._limits(engine), deadline))
+            response = await engine.encode(_encode_request(message.request, self._limits(engine), deadline))
         except ServiceError as raised:
             error = raised.with_traceback(None)
         except Exception as exception:  # noqa: BLE001  # log_internal logs it
             error = Internal()
             error.__cause__ = exception
         else:
-            return pb.EncodeStreamResponse(response=_encode_response(response))
+            return pb.EncodeStreamResponse(id=request_id, response=_encode_response(response))
         log_internal(error, f"/{SERVICE}/EncodeStream", call_id)
         self._metrics.count_rejection(error.label)
-        return pb.EncodeStreamResponse(error=_error(error, call_id))
+        return pb.EncodeStreamResponse(id=request_id, error=status_of(error, call_id))
 
 
 def _add_metadata(
     context: grpc.aio.ServicerContext, response: EncodeResponse | AttendResponse | CompareResponse, digest: str
 ) -> None:
-    """Name in the trailing metadata the model and the time of each stage."""
+    """Add the model and the duration of each stage to the trailing metadata."""
     context.set_trailing_metadata(
         (
             *context.trailing_metadata(),
-            ("x-attendant-model", f"{response.model}@{digest}"),
+            (MODEL_HEADER, f"{response.model}@{digest}"),
             ("server-timing", response.timing.describe()),
         )
     )
@@ -183,22 +189,35 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
         inputs=to_inputs(request.inputs, limits),
         model=request.model or None,
         outputs=tuple(enum_value(OUTPUTS, number, "outputs") or "pooled" for number in request.outputs) or ("pooled",),
-        layers=tuple(request.layers) or (-1,),
+        layers=_layers(request),
         layer_reduce=enum_value(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
         pooling=enum_value(POOLING_MODES, request.pooling, "pooling"),
         normalize=request.normalize if request.HasField("normalize") else None,
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         truncation=enum_value(TRUNCATIONS, request.truncation, "truncation"),
+        prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+        prompt=request.prompt if request.HasField("prompt") else None,
         dtype=_dtype(request.dtype),
         wire="binary",
         deadline=deadline,
+        spelling=PROTO,
     )
+
+
+def _layers(request: pb.EncodeRequest) -> tuple[int, ...] | None:
+    if not request.all_layers:
+        return tuple(request.layers) or (-1,)
+    if request.layers:
+        raise InvalidArgument("set, but layers is not empty", "Send one of them.", field="all_layers")
+    return None
 
 
 def _dtype(number: int) -> DType:
     if number == pb.DTYPE_SQRT_UINT8:
         raise InvalidArgument(
-            "dtype: DTYPE_SQRT_UINT8 is for attention maps (components of embeddings may be negative). Use another."
+            "DTYPE_SQRT_UINT8 is not supported for embeddings (they may be negative)",
+            "Use DTYPE_FLOAT16.",
+            field="dtype",
         )
     dtype: DType = enum_value(DTYPES, number, "dtype")
     return dtype
@@ -223,6 +242,8 @@ def _encode_response(response: EncodeResponse) -> pb.EncodeResponse:
             for result in response.results
         ],
         usage=pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs),
+        prompt_name=None if response.prompt is None else response.prompt.name,
+        prompt=None if response.prompt is None else response.prompt.text,
     )
 
 
@@ -233,7 +254,7 @@ def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:
             text=token.text,
             start=token.start,
             end=token.end,
-            word=token.word,
+            word_index=token.word_index,
             segment=token.segment,
             special=token.special,
         )
@@ -243,11 +264,3 @@ def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:
 
 def _words(words: Sequence[Word]) -> list[pb.Word]:
     return [pb.Word(text=word.text, start=word.start, end=word.end, segment=word.segment) for word in words]
-
-
-def _error(error: ServiceError, call_id: str) -> pb.Error:
-    number: int = grpc.StatusCode[error.code].value[0]
-    retry_after_ms = None if error.retry_after_s is None else max(1, round(error.retry_after_s * 1000))
-    return pb.Error(
-        code=number, reason=error.reason, message=error.message, retry_after_ms=retry_after_ms, request_id=call_id
-    )

@@ -1,4 +1,4 @@
-"""A window over a stream of requests: several in progress at a time, responses in the order of the requests."""
+"""Concurrent processing of a request stream: bounded window, responses in request order."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -11,9 +11,10 @@ Response = TypeVar("Response")
 async def respond_in_order(
     requests: AsyncIterator[Request], respond: Callable[[Request], Awaitable[Response]], window: int
 ) -> AsyncGenerator[Response, None]:
-    """Yield the responses; raises what `requests` raises, after the responses to the requests before it.
+    """Yield the responses in request order, with at most `window` requests in progress.
 
-    At most `window` requests are in progress. When the iterator is closed, no task is left.
+    An exception from `requests` is raised after the responses to all earlier requests. Closing the iterator cancels
+    all remaining tasks.
     """
     slots = asyncio.Semaphore(window)
     tasks: asyncio.Queue[asyncio.Task[Response] | None] = asyncio.Queue()  # bounded by the slots

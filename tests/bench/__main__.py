@@ -1,6 +1,6 @@
-"""`make bench`: the workloads, the limit beside each, and peers beside both, in one run on one machine.
+"""`make bench`: the workloads, the limit of the machine, and peers, in one run on one machine.
 
-BENCH=quick is a short run without peers, PEERS=0 leaves them out of a long one, SECTIONS=W1,OL selects sections.
+BENCH=quick is a short run without peers, PEERS=0 omits the peers of a full run, SECTIONS=W1,OL selects sections.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from tests.bench import plots, report
 from tests.bench.accuracy import judge_accuracy, measure_accuracy
 from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
-from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, say
+from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
 from tests.bench.fairness import measure_fairness
 from tests.bench.int8 import measure_int8
 from tests.bench.machine import load_average
@@ -29,14 +29,14 @@ from tests.conftest import RunningServer, start_server, stop_server
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the selected sections; return 0 if every measured target was reached."""
+    """Measure the selected sections, and return 0 if every measured target was reached."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("length", nargs="?", choices=("full", "quick"), default="full")
-    parser.add_argument("--no-peers", action="store_true", help="leave other servers out")
+    parser.add_argument("--no-peers", action="store_true", help="do not measure other servers")
     parser.add_argument(
-        "--sections", default=",".join(SECTIONS), help=f"a comma-separated part of {','.join(SECTIONS)}"
+        "--sections", default=",".join(SECTIONS), help=f"comma-separated sections: {','.join(SECTIONS)}"
     )
-    parser.add_argument("--readme-plots", action="store_true", help="write the plots of the bench's README too")
+    parser.add_argument("--readme-plots", action="store_true", help="also write the plots of the README")
     options = parser.parse_args(arguments)
     sections = tuple(options.sections.upper().split(","))
     if unknown := set(sections) - set(SECTIONS):
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         verdicts = run(config, sections, config.peers and not options.no_peers, options.readme_plots)
     except KeyboardInterrupt:
-        print("\nstopped; nothing was written", file=sys.stderr)
+        print("\ninterrupted, no results written", file=sys.stderr)
         return 130
     return 0 if all_passed(verdicts) else 1
 
@@ -57,7 +57,7 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
     if "START" in sections:
         start = measure_start(context.model.directory, config.starts)
         context.add("start", start, start.verdicts())
-        say(start.describe())
+        progress(start.describe())
     figures = measure_workloads(context, sections, peers)
     offered: list[Offered] = []
     if "OL" in sections:
@@ -72,10 +72,10 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
         if (figure := median(workload.name, name, figures))
     ]
     if medians:
-        say(f"\nmedians\n{report.table(medians)}\n\n{report.stage_table(medians)}\n")
+        progress(f"\nmedians\n{report.table(medians)}\n\n{report.stage_table(medians)}\n")
     verdicts = sorted(context.verdicts, key=lambda verdict: int(verdict.target.name[1:] or 99))
-    say("\n".join(verdict.describe() for verdict in verdicts))
-    say(load_average())
+    progress("\n".join(verdict.describe() for verdict in verdicts))
+    progress(load_average())
     report.write(context.record | {"sections": sections, "load_after": load_average()}, verdicts)
     own = [figure for figure in medians if figure.system == ATTENDANT]
     for directory in (report.DIRECTORY, plots.README) if readme_plots else (report.DIRECTORY,):
@@ -84,18 +84,18 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
 
 
 def measure_workloads(context: BenchContext, sections: Sequence[str], peers: bool) -> list[Figure]:
-    """Measure the closed-loop workloads in rounds; the order of systems changes with the round."""
+    """Measure the closed-loop workloads in rounds. The order of systems changes with the round."""
     workloads = [workload for workload in WORKLOADS if workload.section in sections]
     figures: list[Figure] = []
     if not workloads:
         return figures
     config, texts = context.config, [*context.sentences[:64], *context.passages[:8]]
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     with serving(context) as server, ExitStack() as stack:
         own = System.attendant(server)
         systems = [own]
         if peers:
-            others, left_out = stack.enter_context(serving_peers(texts, context.limit.reference(texts), say))
+            others, skipped = stack.enter_context(serving_peers(texts, context.limit.reference(texts), progress))
             systems += others
         for number in range(config.rounds):
             turn = number % len(systems)
@@ -104,19 +104,19 @@ def measure_workloads(context: BenchContext, sections: Sequence[str], peers: boo
                 measured = measure(workload, order, context.limit, context.corpus, config.seconds)
                 figures += measured
                 for figure in measured:
-                    say(f"[{number + 1}/{config.rounds}] {figure.describe()}")
+                    progress(f"[{number + 1}/{config.rounds}] {figure.describe()}")
         if "N1" in sections:
             measure_connections(context, own)
         context.record["rss_after_load_mib"] = resident_mib(server.pid)
-    for name, reason in left_out.items():
-        say(f"left out: {name}: {reason}")
-    context.record |= {"left_out": left_out}
+    for name, reason in skipped.items():
+        progress(f"skipped: {name}: {reason}")
+    context.record |= {"skipped": skipped}
     context.add("figures", figures, judge_figures(figures, context.machine.has_bfloat16))
     return figures
 
 
 def measure_connections(context: BenchContext, own: System) -> None:
-    """C13: new connections beside kept ones, and gzip beside plain responses, alternated."""
+    """C13: compare new with persistent connections, and gzip with plain responses, in alternation."""
     seconds, rounds = context.config.seconds / 2, 2 * context.config.rounds
     connections = alternate((BY_NAME["N1"], BY_NAME["W1 c=16"]), own, context.corpus, seconds, rounds)
     gzip = alternate((BY_NAME["W1 c=64"], BY_NAME["W1 c=64 plain"]), own, context.corpus, seconds, rounds)
@@ -125,35 +125,35 @@ def measure_connections(context: BenchContext, own: System) -> None:
 
 
 def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[Figure]) -> list[Offered]:
-    """C9: offer W1 at multiples of what W1 at 64 reached here."""
+    """C9: offer W1 at multiples of the measured rate of W1 at 64."""
     figure = median("W1 c=64", ATTENDANT, figures)
     if figure is None:
         own = System.attendant(server)
         (figure,) = measure(BY_NAME["W1 c=64"], [own], context.limit, context.corpus, context.config.seconds)
     offered = measure_overload(
-        server, context.sentences, figure.texts_per_second, context.config.overload_s, max_queue_ms(), say
+        server, context.sentences, figure.texts_per_second, context.config.overload_s, max_queue_ms(), progress
     )
     context.add("offered", offered, judge_overload(offered, max_queue_ms()))
     return offered
 
 
 def measure_sections(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
-    """Measure the sections that need nothing but a server."""
+    """Measure the sections that need only a server."""
     config = context.config
     if "A1" in sections:
         passage = next(text for text, size in context.corpus.passages if size > NORM_TOKENS)
         attention = measure_attention(server, context.sentences, passage, config.seconds, config.rounds)
-        say(attention.describe())
+        progress(attention.describe())
         context.add("attention", attention, attention.verdicts())
     if "FAIR" in sections:
-        fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, say)
+        fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, progress)
         context.add("fairness", fairness, fairness.verdicts())
     if "LIVEZ" in sections:
-        responsiveness = measure_responsiveness(server, say)
+        responsiveness = measure_responsiveness(server, progress)
         context.add("responsiveness", responsiveness, responsiveness.verdicts())
     if "SCALING" in sections:
         scaling = measure_scaling(
-            server, context.corpus, context.model.tokenizer(), config.scaling_s, config.rounds, say
+            server, context.corpus, context.model.tokenizer(), config.scaling_s, config.rounds, progress
         )
         context.scaling = scaling
         context.add("scaling", scaling, scaling.verdicts())
@@ -161,7 +161,7 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
     reference = context.limit.reference(texts) if {"ACCURACY", "INT8"} & set(sections) else None
     if "ACCURACY" in sections and reference is not None:
         precision = served_precision(server.rest)
-        say(f"accuracy over {len(texts)} texts in {precision} and float32")
+        progress(f"accuracy over {len(texts)} texts in {precision} and float32")
         cosines = measure_accuracy(server.rest, texts, reference)
         context.add("cosines", {precision: cosines}, judge_accuracy(cosines, precision, len(texts)))
         if precision != "float32":
@@ -170,20 +170,20 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
             context.add("cosines_float32", cosines, judge_accuracy(cosines, "float32", len(texts)))
     if "INT8" in sections and reference is not None:
         if context.machine.has_vnni:
-            int8 = measure_int8(texts, reference, config.seconds, config.rounds, say)
+            int8 = measure_int8(texts, reference, config.seconds, config.rounds, progress)
             context.add("int8", int8, int8.verdicts())
         else:
             context.add("int8", None, [not_measured("int8_rate", "this CPU has no VNNI")])
 
 
 def spread(texts: Sequence[str], count: int) -> list[str]:
-    """Return `count` of the texts at even distances, so that all lengths are among them."""
+    """Return `count` texts at equal distances, which covers all lengths."""
     return [texts[number * len(texts) // count] for number in range(count)]
 
 
 @contextmanager
 def serving(context: BenchContext, **options: object) -> Iterator[RunningServer]:
-    """Serve the default model until the block ends."""
+    """Serve the default model inside a `with` block."""
     server = start_server(model_dir=context.model.directory, **options)
     try:
         yield server

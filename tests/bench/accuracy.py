@@ -1,4 +1,4 @@
-"""C11: the server's vectors beside float32, each text alone, packed with others, and in another order."""
+"""C11: cosine of the vectors of the server to float32, for single texts, packed batches and another order."""
 
 import random
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Vectors = NDArray[np.float64]
 
 
 def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dict[str, float]:
-    """Return the smallest cosine over `texts` to `reference`, `(N, D)`, by the way they were sent."""
+    """Return the smallest cosine over `texts` to `reference`, (N, D), per way of sending the texts."""
     shuffled = list(range(len(texts)))
     random.Random(SEED).shuffle(shuffled)
     return {
@@ -29,7 +29,7 @@ def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dic
 
 
 def judge_accuracy(cosines: dict[str, float], precision: str, count: int) -> list[Verdict]:
-    """Return the verdicts of the target of that precision."""
+    """Return the verdicts on the target of a precision."""
     return [judge(precision, cosine, f"{count} texts {how}") for how, cosine in cosines.items()]
 
 
@@ -53,7 +53,7 @@ def encode(
 
 
 def min_cosine(vectors: Vectors, reference: Vectors) -> float:
-    """Return the smallest cosine between rows; NaN if the shapes differ or a value is not a number."""
+    """Return the smallest cosine between rows, or NaN if the shapes differ or a value is NaN."""
     if vectors.shape != reference.shape:
         return float("nan")
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)

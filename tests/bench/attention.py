@@ -1,6 +1,6 @@
-"""The attention workload A1 (C7): maps of one sentence, words, all layers, head mean; alone, and beside embedding.
+"""The attention workload A1 (C7): word maps of one sentence, all layers, mean of heads, with and without embedding.
 
-Its reference is transformers in this process, eager, with `output_attentions`: the usual way without a server.
+The reference is transformers in this process, in eager mode with `output_attentions`.
 """
 
 import time
@@ -57,7 +57,7 @@ class AttentionFigures:
 def measure_attention(
     server: RunningServer, sentences: Sequence[str], passage: str, seconds: float, rounds: int
 ) -> AttentionFigures:
-    """Alternate the compared loads, so that drift of the machine affects both alike."""
+    """Alternate the compared loads, so that drift of the machine affects both equally."""
     served, eager = _alone(server, sentences[:TEXTS])
     probs, norm = _kinds(server, passage)
     with (
@@ -77,7 +77,7 @@ def measure_attention(
 
 
 def _alone(server: RunningServer, texts: Sequence[str]) -> tuple[float, float]:
-    """Return medians in ms: served over one connection, and transformers in this process, in turn for each text."""
+    """Return medians in ms: one connection to the server, and transformers in this process, alternating per text."""
     directory = str(checkpoint_directory())
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     encoder: Any = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
@@ -95,9 +95,9 @@ def _alone(server: RunningServer, texts: Sequence[str]) -> tuple[float, float]:
 
 
 def _kinds(server: RunningServer, passage: str) -> tuple[float, float]:
-    """Return medians in ms of all layers' probs, and of their norms, for a text of 128 tokens."""
+    """Return median times in ms of probs and of norm, for all layers of a text of 128 tokens."""
     times: dict[str, list[float]] = {"probs": [], "norm": []}
-    # Not gzipped: that costs the same for both, and more than either.
+    # Without gzip, which takes longer than both.
     with httpx.Client(base_url=server.rest, timeout=60, headers={"accept-encoding": "identity"}) as client:
         (result,) = client.post("/v1/tokenize", json={"inputs": passage}).json()["results"]
         end = result["tokens"][min(NORM_TOKENS, result["token_count"]) - 2]["end"]

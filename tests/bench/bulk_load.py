@@ -1,4 +1,4 @@
-"""One client that sends large requests back to back, in a process of its own."""
+"""One client in a separate process that sends large requests back to back."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ DEADLINE = {"x-request-timeout-ms": "60000"}
 
 @dataclass(frozen=True)
 class BulkFigure:
-    """Requests that were answered in `seconds`, which end with the last answer, and requests that failed."""
+    """Successful and failed requests in `seconds`, measured until the last response."""
 
     answered: int
     failed: int

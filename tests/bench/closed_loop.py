@@ -1,4 +1,4 @@
-"""Closed loop: each workload over its number of connections, on each system under test right after the limit."""
+"""Closed loop: workloads over a fixed number of connections, per system under test, right after the limit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ WARM_UP_S = 1.0
 LIMIT_S = 2.0
 SINGLE_TEXTS = 200
 PEER_TIME = 1.5
-"""Peers get more time: requests of a slow one that are in flight at the end count for less then."""
+"""Factor of the duration for peers, which reduces the effect of slow requests in flight at the end."""
 SETTLE_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is sent: `texts` per request, over `connections`. Peers take part in workloads that are `common`."""
+    """A load of `texts` per request over `connections`. Peers run `common` workloads only."""
 
     name: str
     section: str
@@ -62,20 +62,20 @@ BY_NAME = {workload.name: workload for workload in WORKLOADS}
 
 @dataclass(frozen=True)
 class System:
-    """A system under test: Attendant, or a peer with its own spelling of a request."""
+    """A system under test: Attendant, or a peer with its own request format."""
 
     name: str
     url: str
     grpc: str = ""
     admin: str = ""
     model: str = ""
-    """The model name in the body of an OpenAI-style peer; empty means the plain body {"inputs": [...]}."""
+    """Model name for peers with OpenAI-style requests. Empty for requests with `inputs` only."""
 
     @classmethod
     def attendant(cls, server: RunningServer) -> "System":
         return cls(ATTENDANT, f"{server.rest}/v1/encode", server.grpc, server.admin)
 
-    def takes(self, workload: Workload) -> bool:
+    def runs(self, workload: Workload) -> bool:
         return workload.common or self.name == ATTENDANT
 
     def body(self, texts: Sequence[str], workload: Workload | None = None) -> dict[str, object]:
@@ -88,7 +88,7 @@ class System:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measurement of one workload on one system, and the limit of the same minute."""
+    """One measurement of a workload on a system, and the limit measured just before."""
 
     workload: str
     system: str
@@ -118,7 +118,7 @@ class Figure:
 def measure(
     workload: Workload, systems: Sequence[System], limit: Limit, corpus: Corpus, seconds: float
 ) -> list[Figure]:
-    """Measure the limit, and right after it the workload on each system that takes it."""
+    """Measure the limit, and then the workload on each system that runs it."""
     limit_now = limit.measure(LIMIT_S)
     single = None
     if workload.texts == workload.connections == 1:
@@ -127,7 +127,7 @@ def measure(
     mean_tokens = sum(size for group in groups for _, size in group) / len(groups)
     figures = []
     for system in systems:
-        if not system.takes(workload):
+        if not system.runs(workload):
             continue
         with bodies_file([system.body([text for text, _ in group], workload) for group in groups]) as bodies:
             send(workload, system, bodies, WARM_UP_S)
@@ -154,7 +154,7 @@ def measure(
 
 
 def alternate(pair: tuple[Workload, Workload], system: System, corpus: Corpus, seconds: float, rounds: int) -> float:
-    """Return the rate of the first workload over that of the second: the median of ratios of adjacent slices."""
+    """Return the ratio of the rates of two workloads, as the median over pairs of adjacent measurements."""
     rates: list[list[float]] = [[], []]
     for number in range(rounds):
         for place in (0, 1) if number % 2 else (1, 0):
@@ -166,7 +166,7 @@ def alternate(pair: tuple[Workload, Workload], system: System, corpus: Corpus, s
 
 
 def send(workload: Workload, system: System, bodies: str, seconds: float) -> Answered:
-    """Send a workload to a system; a peer that fails entirely has answered nothing."""
+    """Send a workload to a system. The result of a peer that fails completely has no requests."""
     if workload.grpc:
         return run_rpc(Load(system.grpc, workload.connections, bodies), seconds)
     try:
@@ -178,7 +178,7 @@ def send(workload: Workload, system: System, bodies: str, seconds: float) -> Ans
 
 
 def median(workload: str, system: str, figures: Sequence[Figure]) -> Figure | None:
-    """Return the figure whose share of the limit is in the middle."""
+    """Return the figure with the median share of the limit."""
     chosen = [figure for figure in figures if (figure.workload, figure.system) == (workload, system)]
     chosen.sort(key=lambda figure: figure.share)
     return chosen[len(chosen) // 2] if chosen else None
@@ -191,9 +191,9 @@ def _groups(workload: Workload, corpus: Corpus) -> list[list[tuple[str, int]]]:
 
 
 def _settle(system: System, texts: Sequence[str]) -> None:
-    """Wait until the system has finished the requests that the warm-up left behind; not every server drops them.
+    """Wait until the system has finished the unfinished requests of the warm-up.
 
-    One that does not answer at all shows in the measurement that follows.
+    Some servers process requests of disconnected clients. The measurement reports a system that does not respond.
     """
     with suppress(httpx.HTTPError):
         httpx.post(system.url, json=system.body(texts), timeout=SETTLE_TIMEOUT_S)

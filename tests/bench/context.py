@@ -1,4 +1,4 @@
-"""The lengths of a run, and the objects that every section of it uses."""
+"""The configuration of a run, and the objects that all sections share."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -43,7 +43,7 @@ FULL = BenchConfig(
 
 @dataclass
 class BenchContext:
-    """The machine, the texts and the limit of a run, and what it has measured so far."""
+    """The machine, texts and limit of a run, and its results."""
 
     config: BenchConfig
     machine: Machine
@@ -59,15 +59,15 @@ class BenchContext:
         """Read the machine and the texts, and calibrate the limit."""
         machine, model = Machine.read(), Model.default()
         corpus = read_corpus(model.tokenizer())
-        say(f"{machine.describe()}\n{corpus.describe()}\n{load_average()}")
-        limit = Limit(model, machine.cores, machine.has_bfloat16, say)
-        limit.calibrate([text for text, _ in corpus.sentences[:CALIBRATION_TEXTS]], config.calibration_s, say)
+        progress(f"{machine.describe()}\n{corpus.describe()}\n{load_average()}")
+        limit = Limit(model, machine.cores, machine.has_bfloat16, progress)
+        limit.calibrate([text for text, _ in corpus.sentences[:CALIBRATION_TEXTS]], config.calibration_s, progress)
         context = cls(config, machine, model, corpus, limit)
         context.record |= {
             "machine": asdict(machine),
             "load_before": load_average(),
             "config": asdict(config),
-            "limit": {"backend": limit.backend.name, "cosines": limit.cosines, "left_out": limit.left_out},
+            "limit": {"backend": limit.backend.name, "cosines": limit.cosines, "skipped": limit.skipped},
         }
         return context
 
@@ -85,12 +85,12 @@ class BenchContext:
         self.verdicts += verdicts
 
 
-def say(line: str) -> None:
-    """Print a line at once."""
+def progress(line: str) -> None:
+    """Print a line without buffering."""
     print(line, flush=True)
 
 
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(item) for item in value] if isinstance(value, list) else value

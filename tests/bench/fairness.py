@@ -1,10 +1,10 @@
-"""Fairness (C14): single sentences beside one client that sends requests of 256 passages back to back."""
+"""Fairness (C14): single sentences while one client sends requests of 256 passages back to back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.bench.bulk_load import BulkFigure
-from tests.bench.load import GZIP, Answered, Load, bodies_file, run_senders, run_wrk, started_wrk, wrk_answer
+from tests.bench.load import GZIP, Answered, Load, bodies_file, run_senders, run_wrk, started_wrk, wrk_result
 from tests.bench.project import encode_body
 from tests.bench.targets import TARGETS, Verdict, judge
 from tests.conftest import RunningServer
@@ -18,7 +18,7 @@ ALLOWED_MS = 150.0
 
 @dataclass(frozen=True)
 class FairnessFigures:
-    """Each client alone, W1 at 4 beside the bulk client, and W1 at 64 beside it."""
+    """Results of each client alone, and of the bulk client together with W1 at 4 and at 64."""
 
     single_alone: Answered
     bulk_alone: BulkFigure
@@ -47,21 +47,25 @@ class FairnessFigures:
 
 
 def tail_ratio(alone_ms: float, beside_ms: float) -> float:
-    """Return the ratio of the tails; 150 ms more are allowed whatever the ratio."""
+    """Return the ratio of the 99th percentiles. An increase of at most 150 ms passes with any ratio."""
     ratio = beside_ms / alone_ms
-    return min(ratio, TARGETS["fair_tail"].wanted) if beside_ms - alone_ms <= ALLOWED_MS else ratio
+    return min(ratio, TARGETS["fair_tail"].threshold) if beside_ms - alone_ms <= ALLOWED_MS else ratio
 
 
 def measure_fairness(
-    server: RunningServer, sentences: Sequence[str], passages: Sequence[str], seconds: float, say: Callable[[str], None]
+    server: RunningServer,
+    sentences: Sequence[str],
+    passages: Sequence[str],
+    seconds: float,
+    progress: Callable[[str], None],
 ) -> FairnessFigures:
-    """Measure each client alone, then both; W1 is sent for as long as the bulk client needs for its last request."""
+    """Measure each client alone, then both. W1 runs until the last request of the bulk client ends."""
     url = f"{server.rest}/v1/encode"
     ends = range(BULK_BODIES)
-    turned = [[passages[(end + place) % len(passages)] for place in range(BULK_TEXTS)] for end in ends]
+    rotated = [[passages[(end + place) % len(passages)] for place in range(BULK_TEXTS)] for end in ends]
     with (
         bodies_file([encode_body([text]) for text in sentences]) as w1,
-        bodies_file([encode_body(texts) for texts in turned]) as bulk,
+        bodies_file([encode_body(texts) for texts in rotated]) as bulk,
     ):
         single_alone = run_wrk(Load(url, FEW, w1, GZIP), seconds)
         bulk_alone = _run_bulk(url, bulk, seconds)
@@ -69,9 +73,9 @@ def measure_fairness(
         for connections in (FEW, MANY):
             with started_wrk(Load(url, connections, w1, GZIP), MAX_S) as wrk:
                 bulk_beside = _run_bulk(url, bulk, seconds)
-                pairs.append((wrk_answer(wrk, stop=True), bulk_beside))
+                pairs.append((wrk_result(wrk, stop=True), bulk_beside))
     figures = FairnessFigures(single_alone, bulk_alone, *pairs[0], *pairs[1])
-    say(figures.describe())
+    progress(figures.describe())
     return figures
 
 

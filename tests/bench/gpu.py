@@ -1,7 +1,7 @@
-"""`make bench-gpu`: the targets of a GPU, in one run of a few minutes, on a machine with little but Python and CUDA.
+"""`make bench-gpu`: the targets of a GPU, in a run of a few minutes, on a machine with only Python and CUDA.
 
-Models of two shapes are made on the spot (random weights, for speed knows no meaning), or given by the directories of
-their artifacts, exported with `--with cuda` wherever there is torch.
+The models are exported with random weights, which do not change the speed. Alternatively, options name artifacts that
+were exported with `--variant cuda` on a machine with torch.
 """
 
 import argparse
@@ -32,41 +32,41 @@ STARTED = time.monotonic()
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if every measured target was reached, else 1, also if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=__doc__)
-    parser.add_argument("--bert", type=Path, help="an artifact of BERT-base's shape (default: a random one is made)")
-    parser.add_argument("--minilm", type=Path, help="an artifact of MiniLM-L6's shape (default: the default model)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each rate is measured")
-    parser.add_argument("--missing", action="store_true", help="print the packages that pip should install, and stop")
+    parser.add_argument("--bert", type=Path, help="artifact of the size of BERT-base (default: random weights)")
+    parser.add_argument("--minilm", type=Path, help="artifact of the size of MiniLM-L6 (default: the default model)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of each throughput measurement")
+    parser.add_argument("--missing", action="store_true", help="print the missing packages for pip, and exit")
     options = parser.parse_args(arguments)
     if options.missing:
         print(" ".join(gpu_artifacts.missing_packages()))
         return 0
     needed = ["model", "engine", *([] if options.bert and options.minilm else ["export"])]
     if missing := gpu_artifacts.missing_packages(needed):
-        return _fail(f"these packages are missing: pip install {' '.join(missing)}")
+        return _fail(f"missing packages: pip install {' '.join(missing)}")
     from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 
     if not built_for_cuda():
-        return _fail("this onnxruntime is not built for CUDA: pip install onnxruntime-gpu in its place")
+        return _fail("onnxruntime is not built for CUDA. Install onnxruntime-gpu in its place.")
     if not gpu_count():
-        return _fail("there is no CUDA device: the driver is missing or knows none")
+        return _fail("no CUDA device: the driver is missing or reports none")
     with tempfile.TemporaryDirectory() as scratch:
         verdicts = run(options.bert, options.minilm, Path(scratch), options.seconds)
-    say("\n".join(verdict.describe() for verdict in verdicts))
+    progress("\n".join(verdict.describe() for verdict in verdicts))
     return 0 if all_passed(verdicts) else 1
 
 
 def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
-    """Make what is not given, then measure all."""
-    say(describe_machine())
+    """Export the missing artifacts, then measure all targets."""
+    progress(describe_machine())
     if bert is None:
-        say("making a random model of BERT-base's shape")
+        progress("exporting a random model of the size of BERT-base")
         bert = gpu_artifacts.make_artifact(gpu_artifacts.BERT_BASE, scratch / "bert" / "artifact")
     if minilm is None:
-        say("making a model of MiniLM-L6's shape")
+        progress("exporting a model of the size of MiniLM-L6")
         minilm = make_minilm(scratch / "minilm" / "artifact")
     verdicts = measure_engine(bert, seconds)
     if missing := gpu_artifacts.missing_packages(["server"]):
-        reason = f"these packages are missing: {' '.join(missing)}"
+        reason = f"missing packages: {' '.join(missing)}"
         verdicts += [not_measured("gpu_grpc", reason), not_measured("gpu_minilm", reason)]
     else:
         texts, tokens = measure_server(bert, seconds)
@@ -77,8 +77,8 @@ def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -
 
 
 def make_minilm(out: Path) -> Path:
-    """The default model where its package is installed, else a random one of its shape."""
-    from model.source import SourceError
+    """Export the default model if its package is installed, otherwise a random model of its size."""
+    from model.model_source import SourceError
 
     try:
         return gpu_artifacts.export_artifact("default", out)
@@ -87,7 +87,7 @@ def make_minilm(out: Path) -> Path:
 
 
 def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
-    """G1, G2, G4 and G5, in this process but for the kernels."""
+    """Measure G1, G2, G4 and G5. Only the kernels are read in another process."""
     from model.artifact import TOKENIZER, Artifact
     from model.tokenizer import Tokenizer
     from tests.bench import gpu_engine
@@ -98,11 +98,11 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     artifact = Artifact.open(directory)
     manifest = artifact.manifest
     kernels = read_kernels(directory)
-    say(kernels.describe())
+    progress(kernels.describe())
     backend = gpu_engine.open_on(artifact, "cuda")
     before = time.perf_counter()
     backend.warm_up()
-    say(f"warming every shape took {time.perf_counter() - before:.1f} s")
+    progress(f"warm-up of all shapes took {time.perf_counter() - before:.1f} s")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, manifest.vocab_size, FULL_SIZE, FULL_TEXTS)
     sentences = [text for text, _ in read_corpus(Model(directory).tokenizer()).sentences]
@@ -111,7 +111,10 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     mixed_rate = gpu_engine.measure_throughput(backend, mixed, seconds)
     single_ms = gpu_engine.measure_latency_ms(backend, full, SINGLE_RUNS)
     cosine = gpu_engine.measure_accuracy(backend, artifact, mixed[:ACCURACY_TEXTS])
-    say(f"full rows {full_rate:.0f} tokens/s, mixed {mixed_rate:.0f}, one text {single_ms:.2f} ms, cosine {cosine:.7f}")
+    progress(
+        f"full batches {full_rate:.0f} tokens/s, mixed {mixed_rate:.0f}, one text {single_ms:.2f} ms, "
+        f"cosine {cosine:.7f}"
+    )
     return [
         judge("gpu_full", full_rate),
         judge("gpu_mixed", mixed_rate / full_rate),
@@ -122,7 +125,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
 
 
 def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
-    """Texts a second through gRPC, and how many tokens a text has on average."""
+    """Return texts per second over gRPC, and the mean number of tokens per text."""
     from tests.bench.project import Model
     from tests.bench.rpc_load import run_rpc
     from tests.bench.workloads import read_corpus
@@ -136,8 +139,8 @@ def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
         run_rpc(load, 2.0, processes)
         answered = run_rpc(load, seconds, processes)
     rate = answered.per_second * SERVED_TEXTS
-    say(
-        f"{directory.parent.name} through gRPC: {rate:.0f} texts/s, p50 {answered.p50_ms:.1f} ms, "
+    progress(
+        f"{directory.parent.name} over gRPC: {rate:.0f} texts/s, p50 {answered.p50_ms:.1f} ms, "
         f"p99 {answered.p99_ms:.1f} ms, {answered.failed} failed"
     )
     return rate, sum(size for _, size in corpus) / len(corpus)
@@ -145,33 +148,33 @@ def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
 
 @contextmanager
 def serving(directory: Path, **options: object) -> Iterator[str]:
-    """A server on the GPU in its own process; gives the address of its gRPC door."""
-    chosen = {"model_dir": directory, "provider": "cuda", "rest_port": 0, "grpc_port": 0, "admin_port": 0}
-    chosen |= {"max_queue_tokens": 1 << 20} | options
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
-    environment = kept | {f"ATTENDANT_{name.upper()}": str(value) for name, value in chosen.items()}
+    """Start a server on the GPU in a separate process, and yield its gRPC address."""
+    values = {"model_dir": directory, "provider": "cuda", "rest_port": 0, "grpc_port": 0, "admin_port": 0}
+    values |= {"max_queue_tokens": 1 << 20} | options
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
+    environment |= {f"ATTENDANT_{name.upper()}": str(value) for name, value in values.items()}
     command = [sys.executable, "-m", "service", "serve"]
     with started(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         words = process.stdout.readline().replace(",", " ").split()
         if "gRPC" not in words:
-            raise RuntimeError("the server did not become ready; its log is above")
+            raise RuntimeError("the server did not become ready, see its log above")
         yield words[words.index("gRPC") + 1]
 
 
 def describe_machine() -> str:
-    """The GPU, the versions: what a figure means nothing without."""
+    """Return the GPU, driver, CPUs and versions."""
     import onnxruntime
 
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        gpu = "a GPU that nvidia-smi does not describe"
+        gpu = "unknown GPU (nvidia-smi failed)"
     return f"{gpu}; {os.cpu_count()} CPUs; onnxruntime {onnxruntime.__version__}; Python {platform.python_version()}"
 
 
-def say(line: str) -> None:
+def progress(line: str) -> None:
     print(f"[{time.monotonic() - STARTED:5.1f} s] {line}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Packages and artifacts for the GPU bench: models of two shapes, random where no published one is installed."""
+"""Packages and artifacts for the GPU bench: models of two sizes, with random weights if no checkpoint is installed."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ PACKAGES = {
         "uvloop",
     ),
 }
-"""Modules by the step that needs them."""
+"""Required modules per step."""
 
 NAMES = {
     "dotenv": "python-dotenv",
@@ -33,7 +33,7 @@ NAMES = {
     "grpc_reflection": "grpcio-reflection",
     "onnxruntime": "onnxruntime-gpu[cuda,cudnn]",
 }
-"""Names of packages that differ from the name of their module."""
+"""Package names that differ from the module name."""
 
 MEASURED_TEXTS = 200
 
@@ -56,20 +56,20 @@ MINILM = Size("minilm-l6", layers=6, width=384, inner=1536)
 
 
 def missing_packages(kinds: Iterable[str] = PACKAGES) -> list[str]:
-    """Return the packages to install for these steps, by pip's names."""
+    """Return the missing packages of these steps, by their names for pip."""
     modules = [module for kind in kinds for module in PACKAGES[kind]]
-    return sorted(NAMES.get(module, module).replace("_", "-") for module in modules if not _is_there(module))
+    return sorted(NAMES.get(module, module).replace("_", "-") for module in modules if not _is_installed(module))
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def make_artifact(size: Size, out: Path) -> Path:
-    """Export a random encoder of that size, initialized as BERT is before training, with its graph for CUDA."""
+    """Export an encoder with the random initialization of BERT, and its graph for CUDA."""
     published = out.parent / f"{size.name}-published"
     published.mkdir(parents=True)
     _publish(size, published)
@@ -78,8 +78,8 @@ def make_artifact(size: Size, out: Path) -> Path:
 
 def export_artifact(source: str, out: Path) -> Path:
     """Export a published model with its graph for CUDA."""
-    from model.corpus import sample_sentences
     from model.export import Variants, export
+    from model.sample_texts import sample_sentences
 
     variants = Variants(("cuda",), sample_sentences(MEASURED_TEXTS))
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=variants)
@@ -95,7 +95,14 @@ def _publish(size: Size, directory: Path) -> None:
     from model.encoder import Encoder, EncoderConfig
 
     config = EncoderConfig(
-        size.vocabulary, size.width, size.layers, size.heads, size.inner, size.positions, types=2, layer_norm_eps=1e-12
+        size.vocabulary,
+        size.width,
+        size.layers,
+        size.heads,
+        size.inner,
+        size.positions,
+        type_vocab_size=2,
+        layer_norm_eps=1e-12,
     )
     encoder = Encoder(config)
     generator = torch.Generator().manual_seed(11)
@@ -103,13 +110,13 @@ def _publish(size: Size, directory: Path) -> None:
         for module in encoder.modules():
             for parameter in () if isinstance(module, nn.LayerNorm) else module.parameters(recurse=False):
                 parameter.normal_(0, 0.02, generator=generator)
-    spelled = {}
+    renamed = {}
     for name, tensor in encoder.state_dict().items():
         block, _, rest = name.removeprefix("blocks.").partition(".")
         part, _, kind = (rest if name.startswith("blocks.") else name).rpartition(".")
         prefix = f"{BERT_NAMES['blocks']}.{block}." if name.startswith("blocks.") else ""
-        spelled[f"{prefix}{BERT_NAMES[part]}.{kind}"] = tensor
-    save_file(spelled, directory / "model.safetensors")
+        renamed[f"{prefix}{BERT_NAMES[part]}.{kind}"] = tensor
+    save_file(renamed, directory / "model.safetensors")
     (directory / "tokenizer.json").write_text(_train_tokenizer(size.vocabulary))
     described = {
         "model_type": "bert",
@@ -127,10 +134,10 @@ def _publish(size: Size, directory: Path) -> None:
 
 
 def _train_tokenizer(vocabulary: int) -> str:
-    """Train a tokenizer of BERT's kind on the sample sentences."""
+    """Train a BERT tokenizer on the sample sentences."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    from model.corpus import find_sentences
+    from model.sample_texts import find_sentences
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -1,4 +1,4 @@
-"""The GPU in the engine, without a server: tokens per second, the time of one text, and the cosine to float32."""
+"""The CUDA backend without a server: tokens per second, latency of one text, and cosine to float32."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.tokenizer import Source, Tokenizer
+from model.tokenizer import Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
 from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
 from service.engine.schema.encode import EncodeTask, TextVectors
@@ -31,33 +31,33 @@ def open_on(artifact: Artifact, provider: Provider) -> BatchBackend:
 def full_texts(tokenizer: Tokenizer, vocabulary: int, size: int, count: int) -> list[EncodeTask]:
     """Return `count` random texts of exactly `size` tokens."""
     rng = np.random.default_rng(SEED)
-    special = len(tokenizer.encode([Source(token_ids=())])[0])
+    special = len(tokenizer.encode([TokenizerInput(token_ids=())])[0])
     ids = rng.integers(5, vocabulary, (count, size - special)).tolist()
-    sources = [Source(token_ids=tuple(row)) for row in ids]
+    sources = [TokenizerInput(token_ids=tuple(row)) for row in ids]
     return [EncodeTask(tokens, "mean", False) for tokens in tokenizer.encode(sources)]
 
 
 def sentence_texts(tokenizer: Tokenizer, sentences: Sequence[str], max_tokens: int) -> list[EncodeTask]:
     """Return sentences, truncated to `max_tokens`."""
-    encoded = tokenizer.encode([Source(sentence) for sentence in sentences], offsets=False)
+    encoded = tokenizer.encode([TokenizerInput(sentence) for sentence in sentences], offsets=False)
     return [EncodeTask(tokens.truncate(max_tokens, "right"), "mean", False) for tokens in encoded]
 
 
 def fill_batches(backend: BatchBackend, texts: Sequence[EncodeTask]) -> list[list[EncodeTask]]:
-    """Return the texts in batches that are as full as the backend allows, in their order."""
+    """Fill batches up to the limits of the backend, in the order of the texts."""
     batches: list[list[EncodeTask]] = []
-    room = 0
+    remaining = 0
     for text in texts:
-        if len(text.tokens) > room or len(batches[-1]) == backend.max_batch_size:
+        if len(text.tokens) > remaining or len(batches[-1]) == backend.max_batch_size:
             batches.append([])
-            room = backend.max_batch_tokens
+            remaining = backend.max_batch_tokens
         batches[-1].append(text)
-        room -= len(text.tokens)
+        remaining -= len(text.tokens)
     return batches
 
 
 def measure_throughput(backend: BatchBackend, texts: Sequence[EncodeTask], seconds: float) -> float:
-    """Return tokens per second of full batches from as many threads as the engine has workers."""
+    """Return tokens per second of full batches, with one thread per worker of the engine."""
     # The last batch is rarely full.
     repeats = math.ceil(2 * backend.max_batch_tokens / sum(len(text.tokens) for text in texts))
     batches = fill_batches(backend, list(texts) * max(1, repeats))[:-1]
@@ -80,7 +80,7 @@ def measure_throughput(backend: BatchBackend, texts: Sequence[EncodeTask], secon
 
 
 def measure_latency_ms(backend: BatchBackend, texts: Sequence[EncodeTask], count: int) -> float:
-    """Return the median time of one text alone, in milliseconds."""
+    """Return the median time of a batch of one text, in milliseconds."""
     times = []
     for text in itertools.islice(itertools.cycle(texts), count):
         started = time.perf_counter()
@@ -90,7 +90,7 @@ def measure_latency_ms(backend: BatchBackend, texts: Sequence[EncodeTask], count
 
 
 def measure_accuracy(backend: BatchBackend, artifact: Artifact, texts: Sequence[EncodeTask]) -> float:
-    """Return the smallest cosine to the fast graph in float32; NaN if a value is not finite."""
+    """Return the smallest cosine to the fast graph in float32, or NaN if a value is not finite."""
     vectors, reference = _vectors(backend, texts), _vectors(open_on(artifact, "cpu"), texts)
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     cosines = (vectors * reference).sum(axis=1) / lengths

@@ -1,4 +1,4 @@
-"""C12: the int8 variant, exported here, served beside float32 and compared with it."""
+"""C12: export of the int8 variant, and its rate and accuracy compared with float32."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ W32 = BY_NAME["W32"]
 
 @dataclass(frozen=True)
 class Int8Figures:
-    """`digest` names the exported bytes: it must be the same on every machine."""
+    """`digest` is that of the exported artifact, which must be equal on all machines."""
 
     export_s: float
     digest: str
@@ -45,10 +45,10 @@ class Int8Figures:
 
 
 def measure_int8(
-    texts: Sequence[str], reference: Vectors, seconds: float, rounds: int, say: Callable[[str], None]
+    texts: Sequence[str], reference: Vectors, seconds: float, rounds: int, progress: Callable[[str], None]
 ) -> Int8Figures:
-    """Export, serve in int8 and in float32, alternate W32, and compare vectors with `reference`, `(N, D)`."""
-    say("exporting with int8")
+    """Export, serve in int8 and float32, alternate W32, and compare the vectors with `reference`, (N, D)."""
+    progress("exporting with int8")
     with tempfile.TemporaryDirectory(prefix="bench-int8-") as scratch:
         directory = Path(scratch) / "artifact"
         export_s = export_int8(directory)
@@ -70,5 +70,5 @@ def measure_int8(
     figures = Int8Figures(
         export_s, digest, rate, float32_rate, min_cosine(packed, reference), min_cosine(alone, packed), len(texts)
     )
-    say(figures.describe())
+    progress(figures.describe())
     return figures

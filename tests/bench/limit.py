@@ -1,7 +1,7 @@
-"""The limit: the fastest correct backend of this CPU, fed full dense batches with no server around it.
+"""The limit: the fastest correct backend of this CPU with full dense batches and without a server.
 
-Candidates are ONNX Runtime in float32 and OpenVINO in bfloat16, each as one stream per core and as one stream over all
-cores. A candidate is correct if its vectors have a cosine of at least 0.9999 to float32.
+Candidates are ONNX Runtime in float32 and OpenVINO in bfloat16, each with one stream per core and with one stream over
+all cores. A candidate is correct if its vectors have a cosine of at least 0.9999 to float32.
 """
 
 import threading
@@ -21,11 +21,11 @@ from tests.bench.project import Model
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
 MIN_COSINE = 0.9999
 REMEASURED = 3
-"""The best configurations of the calibration, of which every later measurement takes the best again."""
+"""Number of the best configurations that each later measurement runs again."""
 
 Inputs = dict[str, NDArray[np.int64]]
 Run = Callable[[Inputs], NDArray[np.float32]]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Backend:
     runs: tuple[Run, ...]
 
     def dense(self, ids: NDArray[np.int64]) -> Inputs:
-        """The graph's inputs for a dense batch of ids, `(rows, tokens)`."""
+        """Return the inputs of the graph for a dense batch of ids, (rows, tokens)."""
         return {name: _input(name, ids) for name in self.names}
 
-    def tokens_per_second(self, rows: int, tokens: int, seconds: float, vocabulary_size: int) -> float:
+    def tokens_per_second(self, rows: int, tokens: int, seconds: float, vocab_size: int) -> float:
         rng = np.random.default_rng(rows * tokens)
-        inputs = self.dense(rng.integers(0, vocabulary_size, (rows, tokens)))
+        inputs = self.dense(rng.integers(0, vocab_size, (rows, tokens)))
         counts = [0] * len(self.runs)
         for run in self.runs:
             run(inputs)
@@ -62,7 +62,7 @@ class Backend:
         return sum(counts) * rows * tokens / (time.perf_counter() - started)
 
     def vector(self, ids: Sequence[int]) -> NDArray[np.float64]:
-        """The mean of the last hidden state of one text run alone, `(D,)`, of length 1."""
+        """Return the normalized mean of the last hidden state of one text, (D,)."""
         hidden = self.runs[0](self.dense(np.array([ids], dtype=np.int64)))[0].astype(np.float64)
         mean = hidden.mean(axis=0)
         unit: NDArray[np.float64] = mean / np.linalg.norm(mean)
@@ -81,23 +81,23 @@ class LimitFigure:
 class Limit:
     """The backends of this machine, calibrated once."""
 
-    def __init__(self, model: Model, cores: int, bfloat16: bool, say: Say) -> None:
+    def __init__(self, model: Model, cores: int, bfloat16: bool, progress: Progress) -> None:
         self._tokenizer = model.tokenizer()
-        self._vocabulary_size = model.vocabulary_size
+        self._vocabulary_size = model.vocab_size
         self._single = [_onnxruntime(model, cores, streams=1)]
-        # Threads of one stream wait for each other awake: on a busy machine, independent streams are far faster.
+        # The threads of one stream spin while they wait. On a busy machine, independent streams are much faster.
         self._independent = _onnxruntime(model, cores, streams=cores) if cores > 1 else self._single[0]
         backends = list(dict.fromkeys([*self._single, self._independent]))
-        self.left_out = ""
+        self.skipped = ""
         if bfloat16:
             try:
-                found = [_openvino(model, cores, streams=streams) for streams in dict.fromkeys((1, cores))]
-            except Exception as error:  # noqa: BLE001 - a missing or broken package leaves this candidate out, by name
-                self.left_out = f"OpenVINO bfloat16: {type(error).__name__}: {error}"
-                say(f"limit: left out: {self.left_out}")
+                openvino = [_openvino(model, cores, streams=streams) for streams in dict.fromkeys((1, cores))]
+            except Exception as error:  # noqa: BLE001 - a missing or broken package skips this candidate
+                self.skipped = f"OpenVINO bfloat16: {type(error).__name__}: {error}"
+                progress(f"limit: skipped: {self.skipped}")
             else:
-                self._single.append(found[0])
-                backends += found
+                self._single.append(openvino[0])
+                backends += openvino
         self._backends = backends
         self._best: list[tuple[Backend, int, int]] = []
         self._float32: list[tuple[Backend, int, int]] = []
@@ -105,11 +105,11 @@ class Limit:
 
     @property
     def backend(self) -> Backend:
-        """The fastest correct one."""
+        """The fastest correct backend."""
         return self._best[0][0]
 
-    def calibrate(self, texts: Sequence[str], seconds: float, say: Say) -> None:
-        """Measure every backend on every shape for `seconds` each, and the cosine of its vectors over `texts`."""
+    def calibrate(self, texts: Sequence[str], seconds: float, progress: Progress) -> None:
+        """Measure each backend on each shape for `seconds`, and the smallest cosine of its vectors over `texts`."""
         reference = self.reference(texts)
         correct, rates = [], {}
         for backend in self._backends:
@@ -121,31 +121,31 @@ class Limit:
                 rate = backend.tokens_per_second(rows, tokens, seconds, self._vocabulary_size)
                 rates[backend.name, rows, tokens] = rate
             best = max(SHAPES, key=lambda shape: rates[backend.name, *shape])
-            say(f"limit: {backend.name}: {rates[backend.name, *best]:.0f} tokens/s at {best[0]} x {best[1]}, "
+            progress(f"limit: {backend.name}: {rates[backend.name, *best]:.0f} tokens/s at {best[0]} x {best[1]}, "
                 f"smallest cosine {self.cosines[backend.name]:.7f}")  # fmt: skip
         ranked = [(backend, rows, tokens) for backend in correct for rows, tokens in SHAPES]
-        ranked.sort(key=lambda one: -rates[one[0].name, one[1], one[2]])
+        ranked.sort(key=lambda item: -rates[item[0].name, item[1], item[2]])
         self._best = ranked[:REMEASURED]
-        self._float32 = [one for one in ranked if one[0].precision == "float32"][:1]
+        self._float32 = [item for item in ranked if item[0].precision == "float32"][:1]
 
     def measure(self, seconds: float) -> LimitFigure:
-        """Measure the best configurations again, as the machine is now."""
-        configurations = list({id(one): one for one in (*self._best, *self._float32)}.values())
-        each = seconds / len(configurations)
+        """Measure the best configurations again under the current load of the machine."""
+        configurations = list({id(item): item for item in (*self._best, *self._float32)}.values())
+        duration = seconds / len(configurations)
         rates = [
-            (backend.tokens_per_second(rows, tokens, each, self._vocabulary_size), backend)
+            (backend.tokens_per_second(rows, tokens, duration, self._vocabulary_size), backend)
             for backend, rows, tokens in configurations
         ]
-        rate, backend = max(rates, key=lambda one: one[0])
+        rate, backend = max(rates, key=lambda item: item[0])
         float32 = max(rate for rate, backend in rates if backend.precision == "float32")
         return LimitFigure(rate, float32, backend.name)
 
     def median_run_ms(self, texts: Sequence[str]) -> float:
-        """The median time of one run on all cores, tokenization included, of each text alone, in milliseconds."""
+        """Return the median time to tokenize and run one text on all cores, in milliseconds."""
         precision = self.backend.precision
         backend = next(backend for backend in self._single if backend.precision == precision)
         for ids in {len(ids): ids for ids in self._tokenizer.ids(texts)}.values():
-            backend.vector(ids)  # a shape costs more the first time
+            backend.vector(ids)  # the first run of a shape takes longer
         times = []
         for text in texts:
             started = time.perf_counter()
@@ -154,13 +154,13 @@ class Limit:
         return float(np.median(times)) * 1000
 
     def reference(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """The vectors of texts run alone by ONNX Runtime in float32, `(N, D)`, of length 1."""
+        """Return normalized vectors of single texts by ONNX Runtime in float32, (N, D)."""
         with ThreadPoolExecutor(len(self._independent.runs)) as pool:
             return np.stack(list(pool.map(self._independent.vector, self._tokenizer.ids(texts))))
 
 
 def _input(name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The input of that name for dense rows that are one sequence each."""
+    """Return an input by name, for a dense batch with one sequence per row."""
     if "position" in name:
         return np.tile(np.arange(ids.shape[1]), (ids.shape[0], 1))
     if "type" in name:
@@ -178,13 +178,13 @@ def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
         return hidden
 
     names = tuple(node.name for node in session.get_inputs())
-    return Backend(f"ONNX Runtime float32, {_spell(streams)}", "float32", names, (run,) * streams)
+    return Backend(f"ONNX Runtime float32, {_describe(streams)}", "float32", names, (run,) * streams)
 
 
 def _openvino(model: Model, cores: int, streams: int) -> Backend:
     core: Any = import_openvino().Core()
     settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
-    # The model is read from its path: external weights are found from nowhere else.
+    # OpenVINO resolves external weights relative to the path of the model.
     compiled: Any = core.compile_model(core.read_model(model.graph), "CPU", settings)
 
     def make(request: Any) -> Run:
@@ -197,8 +197,8 @@ def _openvino(model: Model, cores: int, streams: int) -> Backend:
 
     names = tuple(port.get_any_name() for port in compiled.inputs)
     runs = tuple(make(compiled.create_infer_request()) for _ in range(streams))
-    return Backend(f"OpenVINO bfloat16, {_spell(streams)}", "bfloat16", names, runs)
+    return Backend(f"OpenVINO bfloat16, {_describe(streams)}", "bfloat16", names, runs)
 
 
-def _spell(streams: int) -> str:
+def _describe(streams: int) -> str:
     return "one stream over all cores" if streams == 1 else "one stream per core"

@@ -1,5 +1,5 @@
--- wrk: post the bodies of a file, one per line, in turn; print what happened as one line of JSON.
--- A line is a body for the URL that wrk was given, or "/path<TAB>body". BENCH_HEADERS holds "name: value" lines.
+-- Script for wrk: post the bodies of a file in a cycle, and print the figures as one line of JSON.
+-- A line is a body for the URL of wrk, or "/path<TAB>body". BENCH_HEADERS holds "name: value" lines.
 local requests, at = {}, 0
 local file = assert(os.getenv("BENCH_BODIES"))
 

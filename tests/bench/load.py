@@ -1,4 +1,4 @@
-"""Load from other processes: wrk, and senders in Python. Each sends the bodies of a file in turn."""
+"""Load generators in other processes: wrk and Python senders. They send the bodies of a file in a cycle."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 GZIP = {"accept-encoding": "gzip, deflate"}
-"""What httpx, requests, the openai package and browsers send."""
+"""The default of httpx, requests, the openai package and browsers."""
 CLOSE = {"connection": "close"}
 END_TIMEOUT_S = 10
 
 
 class LoadError(Exception):
-    """A sender could not do its work; the message names it."""
+    """A sender failed. The message names it."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent where, over how many connections; `bodies` is a file with one JSON body per line."""
+    """A load on a URL over several connections. `bodies` is a file with one JSON body per line."""
 
     url: str
     connections: int
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Answered:
-    """What was answered: `failed` counts every status but 2xx, and broken connections; latencies are of all."""
+    """Responses to a load. `failed` counts responses other than 2xx and lost connections. Latencies include all."""
 
     requests: int
     seconds: float
@@ -51,7 +51,7 @@ class Answered:
 
 @contextmanager
 def bodies_file(bodies: Sequence[object], paths: Sequence[str] = ()) -> Iterator[str]:
-    """Write JSON bodies to a file, one per line, each with its own path if `paths` are given, until the block ends."""
+    """Write a temporary file with one JSON body per line, each after its path if `paths` is not empty."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         heads = [f"{path}\t" for path in paths] or [""] * len(bodies)
         file.writelines(f"{head}{json.dumps(body)}\n" for head, body in zip(heads, bodies, strict=True))
@@ -61,7 +61,7 @@ def bodies_file(bodies: Sequence[object], paths: Sequence[str] = ()) -> Iterator
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Start a process that ends with the block, whatever ends the block."""
+    """Start a process, and stop it at the end of the block or after an exception."""
     process = subprocess.Popen(command, text=True, **options)
     try:
         yield process
@@ -80,7 +80,7 @@ def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Pope
 
 @contextmanager
 def started_wrk(load: Load, seconds: float) -> Iterator["subprocess.Popen[str]"]:
-    """Start wrk; read its figures with `wrk_answer`."""
+    """Start wrk. `wrk_result` reads its figures."""
     command = ["wrk", "-t1", f"-c{load.connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
                "-s", str(Path(__file__).parent / "load.lua"), load.url]  # fmt: skip
     headers = "\n".join(f"{name}: {value}" for name, value in load.headers.items())
@@ -89,8 +89,8 @@ def started_wrk(load: Load, seconds: float) -> Iterator["subprocess.Popen[str]"]
         yield process
 
 
-def wrk_answer(process: "subprocess.Popen[str]", stop: bool = False) -> Answered:
-    """Wait for wrk, or stop it now, and read the line that its script prints. Raises `LoadError`."""
+def wrk_result(process: "subprocess.Popen[str]", stop: bool = False) -> Answered:
+    """Wait for wrk or stop it, and parse the line that its script prints. Raises `LoadError`."""
     if stop:
         process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
@@ -103,14 +103,14 @@ def wrk_answer(process: "subprocess.Popen[str]", stop: bool = False) -> Answered
 def run_wrk(load: Load, seconds: float) -> Answered:
     """Send a load for `seconds`. Raises `LoadError`."""
     with started_wrk(load, seconds) as process:
-        return wrk_answer(process)
+        return wrk_result(process)
 
 
 def run_senders(module: str, jobs: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
     """Run one process of tests.bench.`module` per job and return the JSON object that each prints.
 
-    A sender reads its job from its first line of input, prints "ready", and begins when the next line comes, so that
-    all begin together. Raises `LoadError`.
+    A sender reads its job from the first line of its input, prints "ready", and starts after the next line, so that
+    all senders start together. Raises `LoadError`.
     """
     command = [sys.executable, "-m", f"tests.bench.{module}"]
     with ExitStack() as stack:
@@ -125,18 +125,18 @@ def run_senders(module: str, jobs: Sequence[dict[str, object]]) -> list[dict[str
                 raise LoadError(f"{module}: a sender did not become ready")
         for sender in senders:
             _write(sender, "go")
-        answers = [sender.communicate()[0] for sender in senders]
-    return [json.loads(answer) for answer in answers]
+        outputs = [sender.communicate()[0] for sender in senders]
+    return [json.loads(output) for output in outputs]
 
 
 def receive_job() -> dict[str, Any]:
-    """Read a sender's job from its first line of input."""
+    """Read the job of a sender from the first line of its input."""
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     return job
 
 
 def await_start() -> None:
-    """Report that a sender is ready, and wait until all are."""
+    """Report that a sender is ready, and wait until all senders are ready."""
     print("ready", flush=True)
     sys.stdin.readline()
 

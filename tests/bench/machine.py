@@ -1,4 +1,4 @@
-"""The machine that a result was measured on: without it, a figure means nothing."""
+"""The machine of a measurement."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("attendant", "onnxruntime", "openvino", "torch", "numpy", "tokenizer
 
 @dataclass(frozen=True)
 class Machine:
-    """Processor, features that decide between backends, cores of this process, versions and commit."""
+    """Processor, CPU features that select the backend, cores of this process, versions and commit."""
 
     name: str
     cpu: str
@@ -39,7 +39,7 @@ class Machine:
             features=tuple(feature for feature in FEATURES if feature in flags),
             cores=len(os.sched_getaffinity(0)),
             python=platform.python_version(),
-            versions={name: found for name in PACKAGES if (found := _version(name))},
+            versions={name: installed for name in PACKAGES if (installed := _version(name))},
             commit=_commit(),
         )
 
@@ -52,7 +52,7 @@ class Machine:
         return any(feature in self.features for feature in VNNI)
 
     def describe(self) -> str:
-        versions = ", ".join(f"{name} {found}" for name, found in self.versions.items())
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return (
             f"{self.name}: {self.cores} cores of {self.cpu} ({', '.join(self.features) or 'no AVX'})\n"
             f"Python {self.python}, {versions}, commit {self.commit}"
@@ -60,7 +60,7 @@ class Machine:
 
 
 def load_average() -> str:
-    """Return how busy the machine is: figures of a busy one mean less."""
+    """Return the load average, because figures of a busy machine are less reliable."""
     return f"load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
 
 

@@ -1,8 +1,8 @@
-"""Open loop: requests leave when they are due, whatever has been answered. One sender, in a process of its own.
+"""Open loop: a sender in a separate process sends requests on a schedule, independent of the responses.
 
-A request takes a free connection or opens another, so that no response delays the next request. Latencies of accepted
-requests start when the request was due, which a slow server cannot put off. Those of rejections start when the request
-was written: the question there is how soon the server rejects. The sender's own delay is reported too.
+A request uses an idle connection or opens a new one, so that no response delays the next request. Latencies of accepted
+requests start at the scheduled time, which avoids coordinated omission. Latencies of rejections start when the request
+is written, because they measure how fast the server rejects. The delay of the sender is reported too.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from tests.bench.load import Load, await_start, receive_job, run_senders
 
 SEED = 20_262
-LEFT_S = 3.0
-"""Time for accepted requests to be answered after the last one was sent."""
+RESPONSE_WAIT_S = 3.0
+"""Time to wait for responses after the last request."""
 MIN_SLEEP_MS = 2.0
-"""The shortest sleep between sends; requests due together leave together."""
+"""Shortest sleep between sends. Requests that are due in the meantime are sent together."""
 MAX_CONNECTIONS = 15_000
 REJECTIONS_FROM_S = 1.0
-"""Rejections count from the first second on, accepted requests once the queue has filled."""
+"""Rejections count from this time on, accepted requests after the queue has filled."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Offered:
 
 
 def run_open(load: Load, rate: float, fill_s: float, seconds: float, pid: int) -> Offered:
-    """Offer `rate` requests per second, Poisson: for `fill_s`, in which the queue fills, then for `seconds`.
+    """Offer `rate` requests per second as a Poisson process, for `fill_s` until the queue is full, then for `seconds`.
 
-    `pid` is the server's process.
+    `pid` is the process of the server.
     """
     job = {
         "url": load.url, "bodies": load.bodies, "headers": load.headers,
@@ -80,19 +80,19 @@ def run_open(load: Load, rate: float, fill_s: float, seconds: float, pid: int) -
 
 
 def main_thread_s(pid: int) -> float:
-    """Return the CPU seconds that the main thread of a process has used."""
+    """Return the CPU time of the main thread of a process, in seconds."""
     fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def allow_connections() -> None:
-    """Raise the limit on open files of this process and of the servers that it starts."""
+    """Raise the limit of open files of this process and of its child processes."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with at most one request on it."""
+    """An HTTP/1.1 connection with at most one request in flight."""
 
     def __init__(self, sender: "Sender") -> None:
         self._sender = sender
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
 
 
 class Sender:
-    """Sends on a timetable and records the outcomes."""
+    """Sends requests on a schedule and records their responses."""
 
     def __init__(self, url: str, requests: Sequence[bytes]) -> None:
         address = urlsplit(url)
@@ -141,11 +141,11 @@ class Sender:
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.answers: list[tuple[float, int, float, float]] = []
+        self.responses: list[tuple[float, int, float, float]] = []
         self.failed = 0
 
     def answered(self, connection: Connection, status: int, due: float, written: float) -> None:
-        self.answers.append((time.perf_counter(), status, due, written))
+        self.responses.append((time.perf_counter(), status, due, written))
         if connection.closes and connection.transport is not None:
             self._all.discard(connection)
             connection.transport.close()
@@ -162,7 +162,7 @@ class Sender:
             self.failed += 1
 
     async def send_all(self, due: NDArray[np.float64]) -> list[float]:
-        """Send at the times `due`, seconds from now; return the delay of each."""
+        """Send at the times `due`, in seconds from now, and return the delay per request."""
         late: list[float] = []
         started = time.perf_counter()
         at = 0
@@ -174,16 +174,16 @@ class Sender:
                 at += 1
             if at < len(due):
                 await asyncio.sleep(max(due[at] - (time.perf_counter() - started), MIN_SLEEP_MS / 1000))
-        await asyncio.sleep(LEFT_S)
+        await asyncio.sleep(RESPONSE_WAIT_S)
         return late
 
     def unanswered(self) -> list[float]:
-        """Return how long each request without a response has waited, in seconds."""
+        """Return the waiting time of each request without a response, in seconds."""
         now = time.perf_counter()
         return [now - connection.written for connection in self._all.difference(self._free)]
 
     def close(self) -> None:
-        """Close all connections; the server drops the inputs that it has not run."""
+        """Close all connections. The server then discards queued inputs."""
         self._closing = True
         for connection in list(self._all):
             if connection.transport is not None:
@@ -221,7 +221,7 @@ def request_of(url: str, body: str, headers: Mapping[str, str]) -> bytes:
 async def offer(
     url: str, requests: Sequence[bytes], rate: float, fill_s: float, seconds: float
 ) -> dict[str, float | int]:
-    """Offer requests and return the figures: rejections from the first second on, the rest after `fill_s`."""
+    """Offer requests and return the figures of rejections after the first second, and of others after `fill_s`."""
     end_s = fill_s + seconds
     count = int(rate * end_s)
     due = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, count))
@@ -231,19 +231,19 @@ async def offer(
     late = await sender.send_all(due)
     unanswered = sender.unanswered()
     sender.close()
-    answers = [(at - started, status, at - due_at, at - written) for at, status, due_at, written in sender.answers]
-    accepted = [waited * 1000 for at, status, waited, _ in answers if status == 200 and at >= fill_s]
-    good = sum(status == 200 and fill_s <= at <= end_s for at, status, _, _ in answers)
-    rejected = [waited * 1000 for at, status, _, waited in answers if status == 429 and at >= REJECTIONS_FROM_S]
-    # A server that does not answer has not rejected in time.
+    responses = [(at - started, status, at - due_at, at - written) for at, status, due_at, written in sender.responses]
+    accepted = [waited * 1000 for at, status, waited, _ in responses if status == 200 and at >= fill_s]
+    good = sum(status == 200 and fill_s <= at <= end_s for at, status, _, _ in responses)
+    rejected = [waited * 1000 for at, status, _, waited in responses if status == 429 and at >= REJECTIONS_FROM_S]
+    # A missing response counts as a slow rejection.
     rejections = [*rejected, *(waited * 1000 for waited in unanswered)]
     return {
         "sent": len(late) / max(end_s, due[-1] + late[-1]),
-        "answered": len(answers),
+        "answered": len(responses),
         "unanswered": len(unanswered),
         "goodput": good / seconds,
         "rejected": len(rejected) / (end_s - REJECTIONS_FROM_S),
-        "failed": sender.failed + sum(status not in (200, 429) for _, status, _, _ in answers),
+        "failed": sender.failed + sum(status not in (200, 429) for _, status, _, _ in responses),
         "p50_ms": quantile(accepted, 0.5),
         "p99_ms": quantile(accepted, 0.99),
         "rejection_p50_ms": quantile(rejections, 0.5),
@@ -253,7 +253,7 @@ async def offer(
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, NaN of no values."""
+    """Return a quantile, or NaN without values."""
     return float(np.quantile(values, share)) if values else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""The workload OL (C9): W1 offered at multiples of the capacity, open loop. Overload must not reduce goodput."""
+"""The open-loop workload OL (C9): W1 at multiples of the capacity. Overload must not reduce goodput."""
 
 import math
 import time
@@ -22,26 +22,26 @@ def measure_overload(
     capacity: float,
     seconds: float,
     queue_ms: int,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> list[Offered]:
-    """Offer each share of `capacity` (requests per second) for `seconds` once the queue has filled, lowest first."""
+    """Offer increasing shares of `capacity` (requests per second), each for `seconds` after the queue has filled."""
     results = []
     with bodies_file([encode_body([text]) for text in texts]) as bodies:
         load = Load(f"{server.rest}/v1/encode", 0, bodies, GZIP)
         for share in SHARES:
             results.append(run_open(load, share * capacity, seconds_to_fill(share, queue_ms), seconds, server.pid))
-            say(f"OL {share:<4g} {results[-1].describe()}")
+            progress(f"OL {share:<4g} {results[-1].describe()}")
             time.sleep(SETTLE_S)
     return results
 
 
 def seconds_to_fill(share: float, queue_ms: int) -> float:
-    """Return the seconds until the wait has grown to its limit, when more is offered than is answered."""
+    """Return the seconds until the queue wait reaches its limit at a load over the capacity."""
     return WARM_UP_S if share <= 1 else WARM_UP_S + queue_ms / 1000 / (share - 1)
 
 
 def judge_overload(results: Sequence[Offered], queue_ms: int) -> list[Verdict]:
-    """Return the verdicts on the last result, the highest load."""
+    """Return the verdicts on the last result, which has the highest load."""
     peak = max(result.goodput for result in results)
     highest = results[-1]
     return [
@@ -53,9 +53,9 @@ def judge_overload(results: Sequence[Offered], queue_ms: int) -> list[Verdict]:
 
 
 def rejection_cpu_ms(results: Sequence[Offered]) -> float:
-    """Return the event loop's CPU time per rejection at the highest load, in milliseconds.
+    """Return the CPU time of the event loop per rejection at the highest load, in milliseconds.
 
-    An accepted request is taken to cost as much there as at capacity; the rest is shared by the rejections.
+    Assumption: an accepted request takes as much CPU time as at capacity. The rejections share the remaining time.
     """
     capacity, highest = results[CAPACITY_SHARE], results[-1]
     if not highest.rejected:

@@ -1,4 +1,4 @@
-"""Run in a peer's environment: its model as ONNX, the way its engine expects it. `peer_export.py SOURCE TARGET`."""
+"""Export the model of a peer to ONNX, in the environment of the peer. Usage: `peer_export.py SOURCE TARGET`."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Run in a peer's environment: a library behind the simplest route. `peer_server.py ENGINE MODEL PORT`.
+"""Serve a library with a minimal route, in the environment of a peer. Usage: `peer_server.py ENGINE MODEL PORT`.
 
-ENGINE is a backend of sentence-transformers (torch, onnx, openvino), or fastembed. One lock, as a route needs for a
-model that is not made for several threads.
+ENGINE is a backend of sentence-transformers (torch, onnx, openvino), or fastembed. A lock serializes the calls, because
+the models are not thread-safe.
 """
 
 import sys

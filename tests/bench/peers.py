@@ -1,7 +1,7 @@
-"""Peers: other servers of the same weights, each installed in its own environment under bench-peers/.
+"""Peers: other servers of the same weights, installed in separate environments under bench-peers/.
 
-A peer that cannot be installed, does not start, or returns wrong vectors is left out by name and reason. Peers run with
-their default settings, except those that make their vectors right.
+A peer that cannot be installed, does not start, or returns wrong vectors is skipped, and the reason is reported. Peers
+run with their default settings, except for settings that are required for correct vectors.
 """
 
 import os
@@ -31,12 +31,12 @@ INSTALL_TIMEOUT_S, PREPARE_TIMEOUT_S, START_TIMEOUT_S, STEP_S = 1800, 300, 180, 
 MIN_COSINE = 0.999
 MODEL_NAME = "peer"
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 Paths = Mapping[str, str]
 
 
 class PeerError(Exception):
-    """The reason why a peer does not take part."""
+    """The reason why a peer is skipped."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Environment:
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()
-    """Packages that others require but that do not work with this torch."""
+    """Dependencies that do not work with this version of torch."""
 
     @property
     def directory(self) -> Path:
@@ -56,22 +56,22 @@ class Environment:
     def python(self) -> Path:
         return self.directory / "bin" / "python"
 
-    def install(self, say: Say) -> None:
-        """Install the requirements unless exactly these are there already. Raises `PeerError`."""
-        wanted, marker = (
+    def install(self, progress: Progress) -> None:
+        """Install the requirements unless the same ones are already installed. Raises `PeerError`."""
+        requirements, marker = (
             "\n".join((*self.requirements, *(f"not {name}" for name in self.removed))),
             self.directory / "installed.txt",
         )
-        if marker.is_file() and marker.read_text() == wanted:
+        if marker.is_file() and marker.read_text() == requirements:
             return
-        say(f"{self.name}: making an environment in {self.directory.relative_to(ROOT)}")
+        progress(f"{self.name}: creating an environment in {self.directory.relative_to(ROOT)}")
         log = HOME / f"{self.name}.install.log"
-        _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, say)
+        _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, progress)
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-        _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S, say)
+        _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S, progress)
         if self.removed:
-            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S, say)
-        marker.write_text(wanted)
+            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S, progress)
+        marker.write_text(requirements)
 
 
 INFINITY = Environment(
@@ -83,14 +83,14 @@ WEB = ("fastapi", "uvicorn")
 SENTENCE_TRANSFORMERS = Environment("sentence-transformers", ("sentence-transformers", *WEB, TORCH))
 # Each of the two extras pins its own versions of transformers.
 ST_ONNX = Environment("st-onnx", ("sentence-transformers[onnx]", *WEB, TORCH))
-# A torchvision of PyPI is built for torch with CUDA, and fails to load beside one without.
+# The torchvision of PyPI requires torch with CUDA.
 ST_OPENVINO = Environment("st-openvino", ("sentence-transformers[openvino]", *WEB, TORCH), removed=("torchvision",))
 FASTEMBED = Environment("fastembed", ("fastembed", *WEB))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A command with `{bin}`, `{model}`, `{port}` and `{here}` to fill in; `prepare` runs before the first start."""
+    """A command with placeholders: bin, model, port and here. `prepare` runs before the first start."""
 
     name: str
     environment: Environment
@@ -98,7 +98,7 @@ class Peer:
     route: str
     prepare: tuple[str, ...] = ()
     prepared: str = ""
-    """The file that `prepare` writes, relative to the model's directory."""
+    """The file that `prepare` writes, relative to the model directory."""
     model: str = ""
 
     def system(self, port: int) -> System:
@@ -108,7 +108,7 @@ class Peer:
 def _served(
     name: str, environment: Environment, engine: str, prepare: tuple[str, ...] = (), prepared: str = ""
 ) -> Peer:
-    """Return a peer behind the simplest route."""
+    """Return a peer that `peer_server.py` serves."""
     command = ("{bin}/python", "{here}/peer_server.py", engine, "{model}", "{port}")
     return Peer(name, environment, command, "/encode", prepare, prepared)
 
@@ -131,7 +131,7 @@ PEERS = (
     _served("st torch", SENTENCE_TRANSFORMERS, "torch"),
     _served("st onnx", ST_ONNX, "onnx"),
     _served("st openvino", ST_OPENVINO, "openvino"),
-    # fastembed reads ONNX only; an environment with torch exports for it.
+    # fastembed reads ONNX only. An environment with torch exports the model.
     _served(
         "fastembed",
         FASTEMBED,
@@ -144,32 +144,32 @@ PEERS = (
 
 @contextmanager
 def serving_peers(
-    texts: Sequence[str], reference: NDArray[np.float64], say: Say
+    texts: Sequence[str], reference: NDArray[np.float64], progress: Progress
 ) -> Iterator[tuple[list[System], dict[str, str]]]:
-    """Start the peers; yield those with the vectors of `reference`, `(N, D)`, and why the others are left out."""
+    """Start the peers. Yield those whose vectors match `reference`, (N, D), and the reasons for skipping others."""
     systems: list[System] = []
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
         for peer in PEERS:
             try:
-                system = _start(peer, stack, say)
+                system = _start(peer, stack, progress)
                 cosine = min_cosine(_vectors(system, texts), reference)
                 if not cosine >= MIN_COSINE:
-                    raise PeerError(f"wrong vectors: smallest cosine {cosine:.5f}, wanted {MIN_COSINE}")
+                    raise PeerError(f"wrong vectors: smallest cosine {cosine:.5f}, limit {MIN_COSINE}")
             except (PeerError, OSError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
                 reasons[peer.name] = str(error) or type(error).__name__
-                say(f"{peer.name}: left out: {reasons[peer.name]}")
+                progress(f"{peer.name}: skipped: {reasons[peer.name]}")
             else:
-                say(f"{peer.name}: up, smallest cosine {cosine:.7f}")
+                progress(f"{peer.name}: up, smallest cosine {cosine:.7f}")
                 systems.append(system)
         yield systems, reasons
 
 
-def _start(peer: Peer, stack: ExitStack, say: Say) -> System:
-    """Install, prepare and start; return when it answers. Its process ends with the stack."""
+def _start(peer: Peer, stack: ExitStack, progress: Progress) -> System:
+    """Install, prepare and start a peer, and wait until it responds. The stack stops its process."""
     HOME.mkdir(exist_ok=True)
-    peer.environment.install(say)
-    # A copy of its own: some write beside what they read.
+    peer.environment.install(progress)
+    # Some peers write to the model directory, so each gets a copy.
     model = HOME / "models" / peer.name.replace(" ", "-")
     if not (model / "config.json").is_file():
         shutil.rmtree(model, ignore_errors=True)
@@ -179,9 +179,9 @@ def _start(peer: Peer, stack: ExitStack, say: Say) -> System:
     log = HOME / f"{peer.name.replace(' ', '-')}.log"
     log.unlink(missing_ok=True)
     if peer.prepare and not (model / peer.prepared).is_file():
-        say(f"{peer.name}: making {peer.prepared}")
-        _run(_fill(peer.prepare, paths), log, PREPARE_TIMEOUT_S, say)
-    say(f"{peer.name}: starting")
+        progress(f"{peer.name}: creating {peer.prepared}")
+        _run(_fill(peer.prepare, paths), log, PREPARE_TIMEOUT_S, progress)
+    progress(f"{peer.name}: starting")
     out = stack.enter_context(log.open("a"))
     command = _fill(peer.command, paths)
     process = stack.enter_context(started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT))
@@ -189,14 +189,14 @@ def _start(peer: Peer, stack: ExitStack, say: Say) -> System:
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise PeerError(f"it ended with {process.returncode}: {_last_line(log)}")
+            raise PeerError(f"exited with status {process.returncode}: {_last_line(log)}")
         try:
             if httpx.post(system.url, json=system.body(["ready?"]), timeout=10).is_success:
                 return system
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    raise PeerError(f"it did not answer within {START_TIMEOUT_S} s: {_last_line(log)}")
+    raise PeerError(f"no response within {START_TIMEOUT_S} s: {_last_line(log)}")
 
 
 def _vectors(system: System, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -209,9 +209,9 @@ def _vectors(system: System, texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _environment() -> dict[str, str]:
-    """Return this environment without Attendant's options; nothing is downloaded and no usage is reported."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENDANT_", "PYTHON"))}
-    return kept | {
+    """Return the environment without options of Attendant, with downloads and usage reports disabled."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENDANT_", "PYTHON"))}
+    return environment | {
         "DO_NOT_TRACK": "1",
         "INFINITY_ANONYMOUS_USAGE_STATS": "0",
         "HF_HUB_OFFLINE": "1",
@@ -224,21 +224,21 @@ def _fill(command: Sequence[str], paths: Paths) -> list[str]:
     return [word.format_map(paths) for word in command]
 
 
-def _run(command: Sequence[str], log: Path, timeout_s: float, say: Say) -> None:
-    """Run to the end and report progress. Raises `PeerError`."""
-    begun = time.monotonic()
+def _run(command: Sequence[str], log: Path, timeout_s: float, progress: Progress) -> None:
+    """Run a command and report progress. Raises `PeerError`."""
+    started_at = time.monotonic()
     with log.open("a") as out, started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT) as process:
         while True:
             try:
                 status = process.wait(STEP_S)
                 break
             except subprocess.TimeoutExpired:
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - started_at
                 if seconds > timeout_s:
-                    raise PeerError(f"it took more than {timeout_s:.0f} s: {_last_line(log)}") from None
-                say(f"  {seconds:4.0f} s  {_last_line(log)[:80]}")
+                    raise PeerError(f"took more than {timeout_s:.0f} s: {_last_line(log)}") from None
+                progress(f"  {seconds:4.0f} s  {_last_line(log)[:80]}")
     if status:
-        raise PeerError(f"{Path(command[0]).name} ended with {status}: {_last_line(log)}")
+        raise PeerError(f"{Path(command[0]).name} exited with status {status}: {_last_line(log)}")
 
 
 def _last_line(log: Path) -> str:

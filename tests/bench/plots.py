@@ -1,4 +1,4 @@
-"""PNG plots of a run. Without matplotlib (the extra `bench`) there are none, and the run says so."""
+"""PNG plots of a run, if matplotlib (extra `bench`) is installed."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ INK, SECOND, THIRD, FOURTH = "#1f4e79", "#c55a11", "#548235", "#7f7f7f"
 
 
 def can_plot() -> bool:
-    """Return whether matplotlib is installed; print a line if not."""
+    """Return whether matplotlib is installed, and print a line if not."""
     if importlib.util.find_spec("matplotlib"):
         return True
     print("no plots: matplotlib is not installed (pip install -e '.[bench]')")
@@ -37,20 +37,22 @@ def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], scaling: Sca
 def plot_offered(results: Sequence[Offered], directory: Path) -> None:
     """Plot goodput, rejections and latency over the offered load."""
     canvas, (rates, times) = _axes(2)
-    offered = [one.offered for one in results]
+    offered = [result.offered for result in results]
     rates.plot(offered, offered, color=FOURTH, linestyle=":", label="offered")
-    rates.plot(offered, [one.goodput for one in results], color=INK, marker="o", label="accepted")
-    rates.plot(offered, [one.rejected for one in results], color=SECOND, marker="s", label="rejected")
+    rates.plot(offered, [result.goodput for result in results], color=INK, marker="o", label="accepted")
+    rates.plot(offered, [result.rejected for result in results], color=SECOND, marker="s", label="rejected")
     rates.set(xlabel="offered, requests/s", ylabel="requests/s", title="throughput against offered load")
-    times.plot(offered, [one.p50_ms for one in results], color=INK, marker="o", label="accepted, p50")
-    times.plot(offered, [one.p99_ms for one in results], color=THIRD, marker="^", label="accepted, p99")
-    times.plot(offered, [one.rejection_p99_ms for one in results], color=SECOND, marker="s", label="rejected, p99")
+    times.plot(offered, [result.p50_ms for result in results], color=INK, marker="o", label="accepted, p50")
+    times.plot(offered, [result.p99_ms for result in results], color=THIRD, marker="^", label="accepted, p99")
+    times.plot(
+        offered, [result.rejection_p99_ms for result in results], color=SECOND, marker="s", label="rejected, p99"
+    )
     times.set(xlabel="offered, requests/s", ylabel="ms", yscale="log", title="latency against offered load")
     _save(canvas, (rates, times), directory / "offered.png")
 
 
 def plot_stages(figures: Sequence[Figure], directory: Path) -> None:
-    """Plot each workload's time by stage, from the server's own metrics."""
+    """Plot the time per stage of each workload, from the metrics of the server."""
     shown = [figure for figure in figures if figure.stages]
     canvas, (axes,) = _axes(1)
     left = [0.0] * len(shown)
@@ -60,12 +62,12 @@ def plot_stages(figures: Sequence[Figure], directory: Path) -> None:
         axes.barh(names, widths, left=left, color=color, label=stage)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="mean ms; inference is of one batch", title="where the time goes")
+    axes.set(xlabel="mean ms; inference is per batch", title="where the time goes")
     _save(canvas, (axes,), directory / "stages.png")
 
 
 def plot_scaling(scaling: Scaling, directory: Path) -> None:
-    """Plot the cost over the length, and tokens per second over texts in flight."""
+    """Plot the time per token over the length, and tokens per second over texts in flight."""
     canvas, (cost, flight) = _axes(2)
     lengths = list(scaling.by_length)
     cost.plot(lengths, [1e6 / rate for rate in scaling.by_length.values()], color=INK, marker="o",
@@ -100,10 +102,10 @@ def _axes(count: int) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _save(canvas: Any, axes: Sequence[Any], path: Path) -> None:
-    for one in axes:
-        one.grid(alpha=0.25)
-        one.legend(frameon=False, fontsize="small")
-        one.spines[["top", "right"]].set_visible(False)
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize="small")
+        axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, dpi=110, metadata={"Software": None})
     print(f"wrote {path.parent.name}/{path.name}")

@@ -1,6 +1,6 @@
-"""Everything that the bench takes from the project's own modules, apart from starting a server.
+"""The parts of the project that the bench imports, except for the start of servers.
 
-All else is measured through the public API, so that a change of the engine is followed here and nowhere else.
+All other measurements use the public API, so that changes of the engine affect only this module.
 """
 
 import json
@@ -15,21 +15,21 @@ from typing import Any
 
 import tokenizers
 
-from model.corpus import find_sentences
-from model.source import locate
+from model.model_source import locate
+from model.sample_texts import find_sentences
 from service.config import Settings
 from service.pb import encoder_pb2 as pb
 from tests.bench.load import ROOT
 
-BASE64 = {"encoding": "base64"}
-INT8_VARIANT = ("--with", "int8")
+BASE64 = {"encoding_format": "base64"}
+INT8_VARIANT = ("--variant", "int8")
 MAX_QUEUE_MS = 2000
 EXPORT_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Model:
-    """The artifact that is served, read as the files that it is."""
+    """The served artifact."""
 
     directory: Path
 
@@ -39,12 +39,12 @@ class Model:
 
     @property
     def graph(self) -> Path:
-        """The ONNX file of the last layer; its weights lie beside it."""
+        """The ONNX file of the fast graph. Its weights are in the same directory."""
         return self.directory / str(self._manifest["graphs"]["fast"]["file"])
 
     @property
-    def vocabulary_size(self) -> int:
-        return self.tokenizer().vocabulary_size
+    def vocab_size(self) -> int:
+        return self.tokenizer().vocab_size
 
     @property
     def _manifest(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Model:
 
 
 class Tokenizer:
-    """The model's tokenizer without any of the server's code, so that lengths are those of the model."""
+    """The tokenizer of the model, independent of the code of the server."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -64,7 +64,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
 
     @property
-    def vocabulary_size(self) -> int:
+    def vocab_size(self) -> int:
         return int(self._tokenizer.get_vocab_size())
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -74,7 +74,7 @@ class Tokenizer:
         return [len(ids) for ids in self.ids(texts)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The characters of each token, special tokens left out."""
+        """Return the character range per token, without special tokens."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return [(int(start), int(end)) for start, end in encoding.offsets]
 
@@ -85,19 +85,19 @@ def read_sentences() -> Iterable[str]:
 
 
 def checkpoint_directory() -> Path:
-    """Return the published weights of the default model, for peers and oracles. Raises `SourceError`."""
+    """Return the directory of the checkpoint of the default model, for peers and references. Raises `SourceError`."""
     return Path(locate("default").directory)
 
 
 def max_queue_ms() -> int:
-    """Return the longest wait that the server accepts by default, in milliseconds."""
+    """Return the default limit of the queue time of the server, in milliseconds."""
     field = Settings.model_fields.get("max_queue_ms")
     return int(field.default) if field else MAX_QUEUE_MS
 
 
 def served_precision(rest: str) -> str:
     """Return the precision that a server reports."""
-    import httpx  # not installed where the GPU is measured
+    import httpx  # not installed on machines of the GPU bench
 
     model: dict[str, Any] = httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()
     return str(model["precision"])
@@ -122,7 +122,7 @@ def encode_message(body: dict[str, Any]) -> bytes:
 
 
 def export_int8(out: Path) -> float:
-    """Export the default model with its int8 graph and return the seconds that it took."""
+    """Export the default model with its int8 graph, and return the duration in seconds."""
     command = [sys.executable, "-m", "model", "export", "default", "-o", str(out), *INT8_VARIANT]
     started = time.perf_counter()
     subprocess.run(command, cwd=ROOT, env=os.environ, check=True, capture_output=True, timeout=EXPORT_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""Worst requests that the limits allow, one after another, and how long /livez of another connection takes meanwhile.
+"""Latency of /livez during the most expensive requests that the limits allow.
 
-Run as a module it is the probe: it asks /livez every two milliseconds and prints the latencies.
+As a module, it is the probe: it requests /livez every 2 ms and prints the latencies.
 """
 
 import json
@@ -25,8 +25,8 @@ PREPARED_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
-class Probed:
-    """One request: its status, its time, and the slowest /livez beside it."""
+class ProbeResult:
+    """The status and time of a request, and the slowest /livez in the meantime."""
 
     name: str
     status: int
@@ -36,14 +36,14 @@ class Probed:
 
 @dataclass(frozen=True)
 class Responsiveness:
-    """The slowest /livez of an idle server, and beside each request."""
+    """The slowest /livez of an idle server, and during each request."""
 
     idle_ms: float
-    probed: list[Probed]
+    results: list[ProbeResult]
     preparation_ms: float
 
     def verdicts(self) -> list[Verdict]:
-        worst = max(self.probed, key=lambda one: one.livez_ms)
+        worst = max(self.results, key=lambda result: result.livez_ms)
         return [
             judge("livez", worst.livez_ms - self.idle_ms, worst.name),
             judge("preparation", self.preparation_ms),
@@ -52,13 +52,14 @@ class Responsiveness:
     def describe(self) -> str:
         lines = [f"/livez of an idle server: {self.idle_ms:.1f} ms at most"]
         lines += [
-            f"  {one.livez_ms:6.1f} ms beside {one.name} ({one.status}, {one.request_ms:.0f} ms)" for one in self.probed
+            f"  {result.livez_ms:6.1f} ms during {result.name} ({result.status}, {result.request_ms:.0f} ms)"
+            for result in self.results
         ]
         return "\n".join([*lines, f"preparation of {PREPARED_CHARACTERS} characters: {self.preparation_ms:.0f} ms"])
 
 
 def worst_requests() -> dict[str, tuple[str, Any]]:
-    """Return requests at the limits, by name: path and body."""
+    """Return path and body per request name, for requests at the limits."""
     cjk = "\u4e00" * 16_000
     passage = "the river bank " * 84  # 254 tokens
     return {
@@ -68,10 +69,10 @@ def worst_requests() -> dict[str, tuple[str, Any]]:
         "2 MiB of CJK, attend by word": (
             "attend",
             {"inputs": [cjk] * 42, "unit": "word", "truncation": "right", "layers": [1], "head_reduce": "mean",
-             "dtype": "float16", "encoding": "base64", "top_k": 1},
+             "dtype": "float16", "encoding_format": "base64", "top_k": 1},
         ),
         "2 MiB of CJK, tokenize": ("tokenize", {"inputs": [cjk] * 42}),
-        "64 long occurrences": ("compare", {"occurrences": [{"text": cjk[:10_000], "word": 0}] * 64}),
+        "64 long occurrences": ("compare", {"occurrences": [{"text": cjk[:10_000], "word_index": 0}] * 64}),
         "4,096 spans": (
             "encode",
             {"inputs": [{"text": passage, "spans": [[n % 900, n % 900 + 9] for n in range(1024)]}] * 4,
@@ -87,12 +88,12 @@ def worst_requests() -> dict[str, tuple[str, Any]]:
     }  # fmt: skip
 
 
-def measure_responsiveness(server: RunningServer, say: Callable[[str], None]) -> Responsiveness:
-    """Send each request once beside the probe."""
+def measure_responsiveness(server: RunningServer, progress: Callable[[str], None]) -> Responsiveness:
+    """Send each request once while the probe runs."""
     with httpx.Client(base_url=server.rest, timeout=120) as client:
         with probing(server.rest) as idle:
             time.sleep(IDLE_S)
-        probed = []
+        results = []
         for name, (operation, body) in worst_requests().items():
             content = json.dumps(body, ensure_ascii=False).encode()
             with probing(server.rest) as beside:
@@ -101,7 +102,7 @@ def measure_responsiveness(server: RunningServer, say: Callable[[str], None]) ->
                     f"/v1/{operation}", content=content, headers={"content-type": "application/json"}
                 )
                 seconds = time.perf_counter() - started
-            probed.append(Probed(name, response.status_code, seconds * 1e3, max(beside)))
+            results.append(ProbeResult(name, response.status_code, seconds * 1e3, max(beside)))
         text = "\u6cb3 bank " * (PREPARED_CHARACTERS // 8)
         prepared = []
         for _ in range(3):
@@ -109,14 +110,14 @@ def measure_responsiveness(server: RunningServer, say: Callable[[str], None]) ->
             timing = client.post("/v1/encode", json=body).headers["server-timing"]
             stages = dict(stage.strip().split(";dur=") for stage in timing.split(","))
             prepared.append(float(stages["tokenize"]) + float(stages["postprocess"]))
-    figures = Responsiveness(max(idle), probed, min(prepared))
-    say(figures.describe())
+    figures = Responsiveness(max(idle), results, min(prepared))
+    progress(figures.describe())
     return figures
 
 
 @contextmanager
 def probing(url: str) -> Any:
-    """Probe in a process of its own while the block lasts; the list has the latencies in milliseconds afterwards."""
+    """Run the probe in a separate process. After the block, the list has the latencies in milliseconds."""
     latencies: list[float] = []
     command = [sys.executable, "-m", "tests.bench.responsiveness", url]
     probe = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -130,7 +131,7 @@ def probing(url: str) -> Any:
 
 
 def main(url: str) -> None:
-    """Probe until a line arrives."""
+    """Probe until a line of input arrives."""
     stop = threading.Event()
 
     def wait_for_line() -> None:

@@ -1,4 +1,4 @@
-"""Load over gRPC: several processes of grpc.aio clients. Requests are encoded beforehand."""
+"""Load over gRPC from several processes with grpc.aio clients. Requests are serialized in advance."""
 
 import asyncio
 import itertools
@@ -19,20 +19,20 @@ OPTIONS = [("grpc.max_receive_message_length", 1 << 28)]
 
 
 def run_rpc(load: Load, seconds: float, processes: int = PROCESSES) -> Answered:
-    """Send a load for `seconds`: its URL is a gRPC address, its connections are calls in flight of all processes."""
+    """Send a load for `seconds`. Its URL is a gRPC address, and its connections are the total calls in flight."""
     calls = load.connections // processes
     jobs: list[dict[str, object]] = [
         {"address": load.url, "calls": calls, "bodies": load.bodies, "seconds": seconds, "skip": number / processes}
         for number in range(processes)
     ]
     results = run_senders("rpc_load", jobs)
-    times = np.concatenate([one["times_ms"] for one in results])
+    times = np.concatenate([result["times_ms"] for result in results])
     return Answered(
         requests=len(times),
-        seconds=max(one["seconds"] for one in results),
+        seconds=max(result["seconds"] for result in results),
         p50_ms=float(np.quantile(times, 0.5)),
         p99_ms=float(np.quantile(times, 0.99)),
-        failed=sum(one["failed"] for one in results),
+        failed=sum(result["failed"] for result in results),
     )
 
 
@@ -49,13 +49,13 @@ async def send(address: str, requests: Sequence[bytes], calls: int, seconds: flo
 
         async def client() -> None:
             nonlocal failed
-            while (begun := time.perf_counter()) - started < seconds:
+            while (sent_at := time.perf_counter()) - started < seconds:
                 try:
                     await encode(next(turn), timeout=30)
                 except grpc.aio.AioRpcError:
                     failed += 1
                 else:
-                    times.append((time.perf_counter() - begun) * 1000)
+                    times.append((time.perf_counter() - sent_at) * 1000)
 
         await asyncio.gather(*(client() for _ in range(calls)))
         return {"times_ms": times, "failed": failed, "seconds": time.perf_counter() - started}
@@ -66,8 +66,8 @@ def main() -> None:
     with open(job["bodies"]) as file:
         requests = [encode_message(json.loads(line)) for line in file]
     at = int(job["skip"] * len(requests))
-    turned = requests[at:] + requests[:at]
-    print(json.dumps(uvloop.run(send(job["address"], turned, job["calls"], job["seconds"]))))
+    rotated = requests[at:] + requests[:at]
+    print(json.dumps(uvloop.run(send(job["address"], rotated, job["calls"], job["seconds"]))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scaling (C8): tokens per second by the length of texts, and by the number of texts in flight, through gRPC."""
+"""Scaling (C8): tokens per second over gRPC, by length of texts and by number of texts in flight."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.conftest import RunningServer
 LENGTHS = (8, 16, 32, 64, 128, 256)
 IN_FLIGHT = (4, 16, 32, 64, 128, 256)
 REQUEST_TOKENS, REQUESTS = 256, 8
-"""The tokens of a request of texts of one length, and the requests in flight."""
+"""Tokens per request of texts of equal length, and requests in flight."""
 DISTINCT = 128
 
 
@@ -46,9 +46,14 @@ def evenness(rates: dict[int, float]) -> float:
 
 
 def measure_scaling(
-    server: RunningServer, corpus: Corpus, tokenizer: Tokenizer, seconds: float, rounds: int, say: Callable[[str], None]
+    server: RunningServer,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    seconds: float,
+    rounds: int,
+    progress: Callable[[str], None],
 ) -> Scaling:
-    """Measure each point for `seconds`, in turn, so that drift of the machine affects all points alike."""
+    """Measure each point for `seconds` in turn, so that drift of the machine affects all points equally."""
     long = " ".join(text for text, _ in corpus.passages)
     lengths: dict[int, list[float]] = {length: [] for length in LENGTHS}
     flights: dict[int, list[float]] = {count: [] for count in IN_FLIGHT}
@@ -61,16 +66,16 @@ def measure_scaling(
         for count in IN_FLIGHT:
             rate = _rate(server, [[text] for text, _ in corpus.sentences], count, seconds)
             flights[count].append(rate * mean_tokens)
-        say(f"scaling [{number + 1}/{rounds}]")
+        progress(f"scaling [{number + 1}/{rounds}]")
     scaling = Scaling(_medians(lengths), _medians(flights))
-    say(scaling.describe())
+    progress(scaling.describe())
     return scaling
 
 
 def _requests(texts: Sequence[str], length: int) -> list[list[str]]:
     size = REQUEST_TOKENS // length
     if len(texts) < size:
-        raise RuntimeError(f"only {len(texts)} texts of {length} tokens could be cut")
+        raise RuntimeError(f"only {len(texts)} texts of {length} tokens available")
     return [list(texts[at : at + size]) for at in range(0, len(texts) - size + 1, size)]
 
 

@@ -1,4 +1,4 @@
-"""Where a request's time went, as the server's own /metrics tell: means over what happened between two readings."""
+"""Mean time per stage of requests between two readings of /metrics."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ REQUEST_METRIC = "attendant_request_duration_seconds"
 
 @dataclass(frozen=True)
 class Reading:
-    """Sums and counts of the histograms of the stages, and of whole requests."""
+    """Sums and counts of the histograms of stages and of requests."""
 
     sums: dict[str, float]
     counts: dict[str, float]
 
     @classmethod
     def of(cls, text: str) -> "Reading":
-        """Of a page of metrics; only the fast lane, and requests of any door and route that ended well."""
+        """Parse metrics of the fast lane, and of successful requests of all APIs and endpoints."""
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -33,17 +33,17 @@ class Reading:
                     key = "request"
                 else:
                     continue
-                kept = sums if kind == "sum" else counts
-                kept[key] = kept.get(key, 0.0) + sample.value
+                totals = sums if kind == "sum" else counts
+                totals[key] = totals.get(key, 0.0) + sample.value
         return cls(sums, counts)
 
     @classmethod
     def take(cls, admin: str) -> "Reading":
-        """Of the server whose admin port is at `admin`."""
+        """Read the metrics of the server with the admin URL `admin`."""
         return cls.of(httpx.get(f"{admin}/metrics", timeout=10).raise_for_status().text)
 
     def means_since(self, earlier: "Reading") -> dict[str, float]:
-        """Milliseconds: each stage's mean, and of the whole request; inference is of a row, which requests share."""
+        """Return means in milliseconds per stage and per request. Inference is per batch, which requests share."""
         means = {}
         for key in (*STAGES, "request"):
             count = self.counts.get(key, 0.0) - earlier.counts.get(key, 0.0)

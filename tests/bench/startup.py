@@ -1,4 +1,4 @@
-"""C10: from start to ready with warm files, memory at rest, and what importing costs a fresh process."""
+"""C10: time from start to ready with cached files, memory of an idle server, and import time in a new process."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True)
 class StartFigures:
-    """Medians; `import_app_s` covers everything that `attendant serve` imports before it starts."""
+    """Medians. `import_app_s` is the time of all imports of `attendant serve`."""
 
     ready_s: float
     rest_mib: float
@@ -38,7 +38,7 @@ class StartFigures:
 
 
 def measure_start(model_dir: Path, times: int) -> StartFigures:
-    """Start and stop a server `times` times, after a first time that reads the files into memory."""
+    """Start and stop a server `times` times, after a first start that fills the file cache."""
     ready, rest = [], []
     for _ in range(times + 1):
         started = time.perf_counter()
@@ -60,7 +60,7 @@ def resident_mib(pid: int, field: str = "VmRSS") -> float:
 
 
 def _import_s(module: str) -> float:
-    """Return the seconds that an import takes in a fresh process, without the interpreter's own start."""
+    """Return the duration of an import in a new process in seconds, without the start of the interpreter."""
     code = f"import time; started = time.perf_counter(); import {module}; print(time.perf_counter() - started)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return float(result.stdout)

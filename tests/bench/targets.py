@@ -1,4 +1,4 @@
-"""The targets of BENCH.md, each written once, and what a measurement says of them."""
+"""The targets of the bench, and the verdicts on them."""
 
 import math
 from collections.abc import Iterable
@@ -8,21 +8,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Target:
-    """One number to reach: `name` as in BENCH.md, `what` is measured, in `unit`."""
+    """A threshold for a measurement: its name in README.md, the measured quantity and its unit."""
 
     name: str
     what: str
     sense: Literal[">=", "<="]
-    wanted: float
+    threshold: float
     unit: str = ""
 
 
-def _at_least(name: str, what: str, wanted: float, unit: str = "") -> Target:
-    return Target(name, what, ">=", wanted, unit)
+def _at_least(name: str, what: str, threshold: float, unit: str = "") -> Target:
+    return Target(name, what, ">=", threshold, unit)
 
 
-def _at_most(name: str, what: str, wanted: float, unit: str = "") -> Target:
-    return Target(name, what, "<=", wanted, unit)
+def _at_most(name: str, what: str, threshold: float, unit: str = "") -> Target:
+    return Target(name, what, "<=", threshold, unit)
 
 
 OF_LIMIT = "of the limit"
@@ -53,6 +53,7 @@ TARGETS = {
     "in_flight": _at_least("C8", "slowest number in flight, 16 to 256", 0.85, "of the fastest"),
     "in_flight_4": _at_least("C8", "4 texts in flight", 0.75, "of the fastest"),
     "soak_growth": _at_most("C8", "change of memory after five minutes", 0.05, "of it"),
+    "soak_errors": _at_most("C8", "responses with status 5xx", 0),
     "soak_peak": _at_most("C8", "high-water mark of memory", 900, "MiB"),
     "goodput": _at_least("C9", "goodput at 4 x capacity", 0.90, "of the peak"),
     "rejection_tail": _at_most("C9", "p99 of rejections at 4 x capacity", 50, "ms"),
@@ -80,9 +81,9 @@ TARGETS = {
     "failed": _at_most("", "failed requests", 0),
     "norm": _at_most("", "norm of 128 tokens", 3.0, "x its probs"),
     "gpu_full": _at_least("G1", "full batches of 128 tokens per text", 2e6, "tokens/s"),
-    "gpu_mixed": _at_least("G1", "mixed s", 0.8, "of full batches"),
+    "gpu_mixed": _at_least("G1", "mixed sentences", 0.8, "of full batches"),
     "gpu_single": _at_most("G2", "one text of 128 tokens, p50", 0.7, "ms"),
-    "gpu_grpc": _at_least("G3", "mixed s through gRPC", 1e6, "tokens/s"),
+    "gpu_grpc": _at_least("G3", "mixed sentences through gRPC", 1e6, "tokens/s"),
     "gpu_kernels": _at_least("G4", "layers with only fast attention kernels", 1.0, "of all"),
     "gpu_fallback": _at_most("G4", "kinds of operator off the GPU", 0),
     "gpu_cosine": _at_least("G5", "smallest cosine", 0.999),
@@ -92,7 +93,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was measured; None where nothing was, with the reason in `note`."""
+    """A target and its measurement, or None and the reason in `note` if it was not measured."""
 
     target: Target
     measured: float | None
@@ -100,11 +101,11 @@ class Verdict:
 
     @property
     def passed(self) -> bool | None:
-        """None where nothing was measured. NaN passes no target."""
+        """True if the target was reached, or None without a measurement. NaN fails every target."""
         if self.measured is None:
             return None
-        wanted = self.target.wanted
-        return self.measured >= wanted if self.target.sense == ">=" else self.measured <= wanted
+        threshold = self.target.threshold
+        return self.measured >= threshold if self.target.sense == ">=" else self.measured <= threshold
 
     def describe(self) -> str:
         """Format as `pass  C2   P8: 0.93 (>= 0.9 of the limit, by 3%)`."""
@@ -112,12 +113,12 @@ class Verdict:
         name = f"{target.name:<4} {target.what}"
         if self.measured is None:
             return f"--    {name}: not measured, {self.note}"
-        has_margin = target.wanted and math.isfinite(self.measured)
-        margin = f", by {abs(self.measured - target.wanted) / abs(target.wanted):.0%}" if has_margin else ""
+        has_margin = target.threshold and math.isfinite(self.measured)
+        margin = f", by {abs(self.measured - target.threshold) / abs(target.threshold):.0%}" if has_margin else ""
         word = "pass" if self.passed else "FAIL"
         # Cosines differ in their last digits.
         measured = f"{self.measured:.7f}" if "cosine" in target.what else f"{self.measured:.3g}"
-        limits = f"{target.sense} {target.wanted:g} {target.unit}".rstrip()
+        limits = f"{target.sense} {target.threshold:g} {target.unit}".rstrip()
         return f"{word}  {name}: {measured} ({limits}{margin})" + (f", {self.note}" if self.note else "")
 
 
@@ -127,10 +128,10 @@ def judge(key: str, measured: float, note: str = "") -> Verdict:
 
 
 def not_measured(key: str, reason: str) -> Verdict:
-    """Return the verdict of a run that says nothing about the target `key`."""
+    """Return the verdict of a run that did not measure the target `key`."""
     return Verdict(TARGETS[key], None, reason)
 
 
 def all_passed(verdicts: Iterable[Verdict]) -> bool:
-    """Return whether no target is missed; targets that were not measured do not count."""
+    """Return whether all measured targets were reached."""
     return all(verdict.passed is not False for verdict in verdicts)

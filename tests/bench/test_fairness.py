@@ -1,4 +1,4 @@
-"""The verdicts on fairness."""
+"""Verdicts on fairness."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ FIGURES = FairnessFigures(SINGLE, BULK, SINGLE, BULK, SINGLE, BULK)
 
 
 @pytest.mark.parametrize(("alone", "beside", "ratio"), [(20, 60, 3.0), (20, 160, 4.0), (20, 200, 10.0)])
-def test_tail_may_grow_by_150_ms_whatever_the_ratio(alone: float, beside: float, ratio: float) -> None:
+def test_tail_increase_of_at_most_150_ms_passes(alone: float, beside: float, ratio: float) -> None:
     assert tail_ratio(alone, beside) == pytest.approx(ratio)
 
 
-def test_fairness_passes_when_nobody_notices_the_other() -> None:
+def test_fairness_passes_when_figures_are_equal() -> None:
     assert {verdict.passed for verdict in FIGURES.verdicts()} == {True}
 
 

@@ -1,4 +1,4 @@
-"""The GPU's bench where there is no GPU: what it reads, what it measures with, and what it says when it cannot."""
+"""The GPU bench on a machine without a GPU: parsing, measurements on the CPU, and error messages."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model.artifact import TOKENIZER, Artifact
-from model.corpus import sample_sentences
+from model.sample_texts import sample_sentences
 from model.tokenizer import Tokenizer
 from service.engine.backends.cuda_session import gpu_count
 from tests.bench import gpu, gpu_engine
@@ -18,7 +18,7 @@ from tests.service.engine.backends.varlen_models import open_varlen
 
 TINY = Size("tiny", layers=2, width=48, inner=64, heads=3, positions=128, vocabulary=2000)
 
-SPOKEN = """ready
+LOG = """ready
 \x1b[36mOperator=PackedMultiHeadAttention Node=a DataType=fp16 SdpaKernel=FLASH_ATTENTION\x1b[0m
 \x1b[36mOperator=PackedMultiHeadAttention Node=b DataType=fp16 SdpaKernel=FLASH_ATTENTION\x1b[0m
 \x1b[36mOperator=PackedMultiHeadAttention Node=a DataType=fp16 SdpaKernel=EFFICIENT_ATTENTION\x1b[0m
@@ -28,35 +28,34 @@ PLACED []
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A random model as the bench makes it, but tiny."""
+    """A small random model, exported by the bench."""
     return Artifact.open(make_artifact(TINY, tmp_path_factory.mktemp("bench") / "artifact"))
 
 
 def test_kernels_are_read_from_the_log() -> None:
-    """Each node once, with all that it ran."""
-    found = Kernels.of(SPOKEN)
-    assert found.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
-    assert found.elsewhere == set()
-    assert [verdict.passed for verdict in found.verdicts(layers=2)] == [True, True]
+    """A node has the set of all its kernels."""
+    kernels = Kernels.of(LOG)
+    assert kernels.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
+    assert kernels.off_gpu == set()
+    assert [verdict.passed for verdict in kernels.verdicts(layers=2)] == [True, True]
 
 
 @pytest.mark.parametrize(
-    ("spoken", "passed"),
+    ("log", "passed"),
     [
         ("", [False, True]),
-        (SPOKEN.replace("EFFICIENT_ATTENTION", "MATH"), [False, True]),
-        (SPOKEN.replace("Node=b", "Node=a"), [False, True]),
-        (SPOKEN.replace("[]", '["MatMul"]'), [True, False]),
+        (LOG.replace("EFFICIENT_ATTENTION", "MATH"), [False, True]),
+        (LOG.replace("Node=b", "Node=a"), [False, True]),
+        (LOG.replace("[]", '["MatMul"]'), [True, False]),
     ],
-    ids=["silence", "an unfused kernel once", "one node of two", "a product on the CPU"],
+    ids=["empty log", "unfused kernel", "missing node", "operator on the CPU"],
 )
-def test_target_is_missed_when_log_does_not_prove_it(spoken: str, passed: list[bool]) -> None:
-    """Neither what was not said, nor what was said of another node."""
-    assert [verdict.passed for verdict in Kernels.of(spoken).verdicts(layers=2)] == passed
+def test_kernel_targets_fail_when_the_log_is_incomplete(log: str, passed: list[bool]) -> None:
+    assert [verdict.passed for verdict in Kernels.of(log).verdicts(layers=2)] == passed
 
 
-def test_random_model_has_the_requested_shape(artifact: Artifact) -> None:
-    """And its graph for CUDA, as near to float32 as any."""
+def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
+    """Its CUDA graph has the required accuracy."""
     manifest = artifact.manifest
     assert (
         manifest.num_hidden_layers,
@@ -71,8 +70,7 @@ def test_random_model_has_the_requested_shape(artifact: Artifact) -> None:
     assert (accuracy.texts, accuracy.min_cosine > 0.9999) == (200, True)
 
 
-def test_engine_is_measured(artifact: Artifact) -> None:
-    """Rates, the time of one text and the smallest cosine, with the same code as on a GPU."""
+def test_engine_measurements_run_on_the_cpu(artifact: Artifact) -> None:
     backend = open_varlen(artifact, max_batch_tokens=512)
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
     full = gpu_engine.full_texts(tokenizer, 2000, 64, 20)
@@ -84,27 +82,26 @@ def test_engine_is_measured(artifact: Artifact) -> None:
     assert 0.9999 < gpu_engine.measure_accuracy(backend, artifact, mixed) < 1.000001
 
 
-def test_packages_are_those_that_are_imported(capsys: pytest.CaptureFixture[str]) -> None:
-    """Here none is missing; where nothing can be imported, each is named as pip calls it."""
+def test_missing_packages_are_named_for_pip(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tests run with all packages. The subprocess has none."""
     assert gpu.main(["--missing"]) == 0
     assert capsys.readouterr().out == "\n"
     bare = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; from tests.bench import gpu; "
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {bare}sys.exit(gpu.main([]))"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith("bench-gpu: these packages are missing: pip install ")
-    assert {"tokenizers", "torch", "onnxruntime-gpu[cuda,cudnn]"} <= set(done.stderr.split())
+    assert result.returncode == 1
+    assert result.stderr.startswith("bench-gpu: missing packages: pip install ")
+    assert {"tokenizers", "torch", "onnxruntime-gpu[cuda,cudnn]"} <= set(result.stderr.split())
     assert missing_packages(["server"]) == []
     assert len({module for modules in PACKAGES.values() for module in modules}) > 20
 
 
-@pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU here")
-def test_message_is_one_line_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a status that is not 0."""
+@pytest.mark.skipif(gpu_count() > 0, reason="this machine has a GPU")
+def test_error_is_one_line_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--bert", str(tmp_path), "--minilm", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     assert out == ""

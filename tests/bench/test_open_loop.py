@@ -1,4 +1,4 @@
-"""The open-loop sender against a server that never responds, or rejects."""
+"""The open-loop sender with servers that do not respond, reject, or close the connection."""
 
 import asyncio
 import os
@@ -12,22 +12,24 @@ from tests.bench.load import GZIP
 from tests.bench.open_loop import Sender, main_thread_s, request_of
 
 
-class Replier(asyncio.Protocol):
-    """Answers every request with the same bytes; records requests and open connections."""
+class FixedResponseServer(asyncio.Protocol):
+    """Responds to every request with the same bytes, and records requests and open connections."""
 
-    seen: list[bytes]
-    opened: set["Replier"]
+    received: list[bytes]
+    opened: set["FixedResponseServer"]
 
-    def __init__(self, reply: bytes, seen: list[bytes], opened: set["Replier"], all_closed: asyncio.Event) -> None:
-        self._reply, self.seen, self.opened, self.all_closed = reply, seen, opened, all_closed
+    def __init__(
+        self, response: bytes, received: list[bytes], opened: set["FixedResponseServer"], all_closed: asyncio.Event
+    ) -> None:
+        self._response, self.received, self.opened, self.all_closed = response, received, opened, all_closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.opened.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self.seen.append(data)
-        self._transport.write(self._reply)
+        self.received.append(data)
+        self._transport.write(self._response)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.opened.discard(self)
@@ -35,42 +37,46 @@ class Replier(asyncio.Protocol):
             self.all_closed.set()
 
 
-@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
-async def test_requests_leave_on_time_when_responses_are_missing_or_rejections(reply: bytes) -> None:
-    seen: list[bytes] = []
-    opened: set[Replier] = set()
+@pytest.mark.parametrize("response", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
+async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejections(response: bytes) -> None:
+    received: list[bytes] = []
+    opened: set[FixedResponseServer] = set()
     all_closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Replier(reply, seen, opened, all_closed), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: FixedResponseServer(response, received, opened, all_closed), "127.0.0.1", 0
+    )
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
         sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
         late = await sender.send_all(np.arange(1, 6) / 100)
-        assert len(sender.unanswered()) == (0 if reply else 5)
+        assert len(sender.unanswered()) == (0 if response else 5)
         sender.close()
         async with asyncio.timeout(20):
             await all_closed.wait()
     assert not opened
-    assert len(late) == len(seen) == 5
-    assert [status for _, status, _, _ in sender.answers] == ([429] * 5 if reply else [])
+    assert len(late) == len(received) == 5
+    assert [status for _, status, _, _ in sender.responses] == ([429] * 5 if response else [])
     assert sender.failed == 0
 
 
-async def test_connection_is_not_used_again_when_the_response_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server would not answer on it: that is no failure of the server."""
-    monkeypatch.setattr(open_loop, "LEFT_S", 0.2)
-    seen: list[bytes] = []
-    opened: set[Replier] = set()
-    reply = b"HTTP/1.1 503 Unavailable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno"
+async def test_connection_is_not_reused_when_the_response_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request on it would be counted as a failure of the server."""
+    monkeypatch.setattr(open_loop, "RESPONSE_WAIT_S", 0.2)
+    received: list[bytes] = []
+    opened: set[FixedResponseServer] = set()
+    response = b"HTTP/1.1 503 Unavailable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno"
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Replier(reply, seen, opened, asyncio.Event()), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: FixedResponseServer(response, received, opened, asyncio.Event()), "127.0.0.1", 0
+    )
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
         sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
         await sender.send_all(np.arange(1, 6) / 100)
         assert not opened
         sender.close()
-    assert (len(seen), len(sender.answers), sender.failed, sender.unanswered()) == (5, 5, 0, [])
+    assert (len(received), len(sender.responses), sender.failed, sender.unanswered()) == (5, 5, 0, [])
 
 
 def test_main_thread_time_grows_with_work() -> None:
@@ -79,7 +85,7 @@ def test_main_thread_time_grows_with_work() -> None:
         sum(range(100_000))
 
 
-def test_request_carries_its_headers() -> None:
+def test_request_has_the_headers_of_the_load() -> None:
     request = request_of("http://127.0.0.1:80/v1/encode", "{}", GZIP)
     assert request.startswith(b"POST /v1/encode HTTP/1.1\r\nhost: 127.0.0.1:80\r\n")
     assert b"\r\naccept-encoding: gzip, deflate\r\n" in request

@@ -1,4 +1,4 @@
-"""Texts of an exact length, and the verdicts on scaling."""
+"""Texts of an exact length, and verdicts on scaling."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ LONG = " ".join(
 
 
 @pytest.mark.parametrize("length", [8, 256])
-def test_texts_have_exactly_the_length(default_artifact: Path, length: int) -> None:
+def test_texts_of_length_have_exactly_that_length(default_artifact: Path, length: int) -> None:
     tokenizer = Model(default_artifact).tokenizer()
     texts = texts_of_length(length, LONG, tokenizer, 16)
     assert texts
     assert set(tokenizer.lengths(texts)) == {length}
 
 
-def test_four_in_flight_have_a_target_of_their_own() -> None:
+def test_four_texts_in_flight_have_a_separate_target() -> None:
     rates = dict.fromkeys(IN_FLIGHT, 1000.0) | {IN_FLIGHT[0]: 760.0}
     verdicts = Scaling(dict.fromkeys(LENGTHS, 1000.0), rates).verdicts()
     assert [(verdict.measured, verdict.passed) for verdict in verdicts] == [(1.0, True), (1.0, True), (0.76, True)]

@@ -1,4 +1,4 @@
-"""Means between two readings of the server's own metrics."""
+"""Mean times between two readings of the metrics."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -7,7 +7,7 @@ from service.metrics import Metrics
 from tests.bench.stages import STAGES, Reading
 
 
-def test_means_are_of_what_happened_between_two_readings_in_the_fast_lane() -> None:
+def test_means_cover_the_fast_lane_between_two_readings() -> None:
     metrics = Metrics(CollectorRegistry())
     for lane in ("fast", "explain"):
         metrics.create_lane(lane)
@@ -17,10 +17,10 @@ def test_means_are_of_what_happened_between_two_readings_in_the_fast_lane() -> N
     queue.observe(0.010)
     queue.observe(0.030)
     metrics.stage_seconds.labels("inference", "explain").observe(5.0)
-    found = Reading.of(generate_latest(metrics.registry).decode()).means_since(before)
-    assert set(found) == {"queue"}
-    assert abs(found["queue"] - 20.0) < 1e-6
+    means = Reading.of(generate_latest(metrics.registry).decode()).means_since(before)
+    assert set(means) == {"queue"}
+    assert abs(means["queue"] - 20.0) < 1e-6
 
 
-def test_every_stage_of_the_server_is_read() -> None:
+def test_reading_covers_all_stages_of_the_server() -> None:
     assert set(STAGES) == set(SERVED)

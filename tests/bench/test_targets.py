@@ -1,4 +1,4 @@
-"""Verdicts: pass or fail, and by how much."""
+"""Verdicts and their margins."""
 
 import math
 
@@ -31,13 +31,13 @@ def test_target_of_zero_is_exact() -> None:
     assert judge("failed", 1).describe() == "FAIL       failed requests: 1 (<= 0)"
 
 
-def test_cosine_is_printed_to_its_last_digits() -> None:
+def test_cosine_is_printed_with_7_decimals() -> None:
     assert "0.9999519" in judge("bfloat16", 0.9999519).describe()
 
 
-def test_verdict_does_not_count_when_nothing_was_measured() -> None:
-    verdict = not_measured("peers_p8", "no peer took part")
-    assert verdict.describe() == "--    C5   P8: not measured, no peer took part"
+def test_verdict_without_a_measurement_does_not_fail_the_run() -> None:
+    verdict = not_measured("peers_p8", "no peer was measured")
+    assert verdict.describe() == "--    C5   P8: not measured, no peer was measured"
     assert all_passed([verdict, judge("at_rest", 200)])
     assert not all_passed([verdict, judge("at_rest", 700)])
 

@@ -8,11 +8,11 @@ from tests.bench.targets import Verdict
 from tests.bench.verdicts import judge_figures
 
 LIMIT = LimitFigure(tokens_per_second=10_000, float32_tokens_per_second=5_000, backend="OpenVINO bfloat16")
-OWN = [Figure(one.name, ATTENDANT, 900.0, 9500.0, LIMIT, 10.0, 15.0, 0, bare_run_ms=9.0) for one in WORKLOADS]
+OWN = [Figure(workload.name, ATTENDANT, 900.0, 9500.0, LIMIT, 10.0, 15.0, 0, bare_run_ms=9.0) for workload in WORKLOADS]
 
 
 def peers(**rates: float) -> list[Figure]:
-    """Figures of peers that answer at these rates."""
+    """Return figures of peers with these rates."""
     return [
         replace(figure, system=name.replace("_", " "), texts_per_second=rate, p50_ms=20.0)
         for figure in OWN
@@ -21,15 +21,15 @@ def peers(**rates: float) -> list[Figure]:
 
 
 def verdict(what: str, unit: str, figures: list[Figure], has_bfloat16: bool = True) -> Verdict:
-    """Return the verdict on what was measured in a unit."""
+    """Return the verdict on a measurement by its name and unit."""
     verdicts = judge_figures(figures, has_bfloat16)
-    return next(one for one in verdicts if (one.target.what, one.target.unit[: len(unit)]) == (what, unit))
+    return next(item for item in verdicts if (item.target.what, item.target.unit[: len(unit)]) == (what, unit))
 
 
 def test_targets_of_peers_are_not_measured_without_them() -> None:
     verdicts = judge_figures(OWN, has_bfloat16=True)
-    assert {one.passed for one in verdicts if one.target.name != "C5"} == {True}
-    assert {one.passed for one in verdicts if one.target.name == "C5"} == {None}
+    assert {verdict.passed for verdict in verdicts if verdict.target.name != "C5"} == {True}
+    assert {verdict.passed for verdict in verdicts if verdict.target.name == "C5"} == {None}
 
 
 def test_rate_is_compared_with_the_best_peer_and_the_better_infinity_engine() -> None:
@@ -40,7 +40,7 @@ def test_rate_is_compared_with_the_best_peer_and_the_better_infinity_engine() ->
     assert (infinity.measured, infinity.note, infinity.passed) == (6.0, "infinity torch", True)
 
 
-def test_target_beside_infinity_depends_on_the_bfloat16_unit() -> None:
+def test_target_for_infinity_depends_on_the_bfloat16_unit() -> None:
     figures = OWN + peers(infinity_onnx=300.0)
     assert verdict("W32", "x the better infinity", figures, has_bfloat16=True).passed is False
     assert verdict("W32", "x the better infinity", figures, has_bfloat16=False).passed is True
@@ -57,7 +57,7 @@ def test_single_latency_is_compared_with_the_fastest_peer() -> None:
 
 def test_only_measured_workloads_are_judged() -> None:
     verdicts = judge_figures([figure for figure in OWN if figure.workload == "P8"], has_bfloat16=True)
-    assert {one.target.what for one in verdicts} == {"P8", "failed requests"}
+    assert {verdict.target.what for verdict in verdicts} == {"P8", "failed requests"}
 
 
 def test_failed_requests_fail_the_run() -> None:

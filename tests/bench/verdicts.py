@@ -1,4 +1,4 @@
-"""C1 to C6: verdicts on the closed-loop figures, by medians of the rounds."""
+"""C1 to C6: verdicts on the closed-loop figures, from medians over the rounds."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ Measure = Callable[[Figure], float]
 
 
 def judge_figures(figures: Sequence[Figure], has_bfloat16: bool) -> list[Verdict]:
-    """Return the verdicts on every workload that was measured, and on failed requests."""
+    """Return the verdicts on the measured workloads, and on failed requests."""
     own = _medians(figures, lambda figure: figure.share).get(ATTENDANT, {})
     verdicts = [judge(key, own[workload]) for key, workload in LIMIT_TARGETS.items() if workload in own]
     if "W1 c=64" in own:
@@ -48,34 +48,34 @@ def judge_figures(figures: Sequence[Figure], has_bfloat16: bool) -> list[Verdict
 
 
 def _beside(key: str, workload: str, figures: Sequence[Figure], rate: Measure, prefix: str = "") -> Verdict:
-    """Compare Attendant's rate with the best peer whose name starts with `prefix`."""
-    rates = {name: found[workload] for name, found in _medians(figures, rate).items() if workload in found}
+    """Compare the rate of Attendant with the best peer whose name starts with `prefix`."""
+    rates = {name: medians[workload] for name, medians in _medians(figures, rate).items() if workload in medians}
     own = rates.pop(ATTENDANT)
-    peers = {name: found for name, found in rates.items() if name.startswith(prefix) and found > 0}
+    peers = {name: value for name, value in rates.items() if name.startswith(prefix) and value > 0}
     if not peers:
-        return not_measured(key, "no peer took part")
+        return not_measured(key, "no peer was measured")
     best = max(peers, key=lambda name: peers[name])
     return judge(key, own / peers[best], best)
 
 
 def _single_beside_peers(figures: Sequence[Figure]) -> Verdict:
     medians = _medians(figures, lambda figure: figure.p50_ms)
-    latencies = {name: found["W1 c=1"] for name, found in medians.items() if "W1 c=1" in found}
+    latencies = {name: values["W1 c=1"] for name, values in medians.items() if "W1 c=1" in values}
     own = latencies.pop(ATTENDANT)
-    peers = {name: found for name, found in latencies.items() if np.isfinite(found)}
+    peers = {name: latency for name, latency in latencies.items() if np.isfinite(latency)}
     if not peers:
-        return not_measured("peers_w1_1", "no peer took part")
+        return not_measured("peers_w1_1", "no peer was measured")
     best = min(peers, key=lambda name: peers[name])
     return judge("peers_w1_1", own / peers[best], best)
 
 
 def _medians(figures: Sequence[Figure], measure: Measure) -> dict[str, dict[str, float]]:
-    """Return the median of a measure by system and workload."""
+    """Return the median of a measure per system and workload."""
     values: dict[str, dict[str, list[float]]] = {}
     for figure in figures:
         values.setdefault(figure.system, {}).setdefault(figure.workload, []).append(measure(figure))
     return {
-        system: {workload: float(np.median(found)) for workload, found in by_workload.items()}
+        system: {workload: float(np.median(samples)) for workload, samples in by_workload.items()}
         for system, by_workload in values.items()
     }
 

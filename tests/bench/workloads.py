@@ -1,6 +1,6 @@
-"""Texts: real English sentences of mixed lengths, seeded, read at run time from installed packages.
+"""Texts: English sentences of mixed lengths from the documentation of installed packages, in a reproducible order.
 
-`s` is sentences with token quantiles 5/25/50/75/95 % = 8/13/18/30/53; `p` is passages of 96 to 256 tokens.
+Sentences have the token quantiles 5/25/50/75/95 % = 8/13/18/30/53. Passages have 96 to 256 tokens.
 """
 
 import random
@@ -13,13 +13,13 @@ from tests.bench.project import Tokenizer, read_sentences
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 LENGTHS = (5, 8, 13, 18, 30, 53, 100)
-"""The sentences' quantiles, in tokens."""
+"""Quantiles of sentence lengths, in tokens."""
 SEED = 20_261
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`sentences` and `passages`, each a text and its number of tokens."""
+    """Sentences and passages, with their numbers of tokens."""
 
     sentences: list[tuple[str, int]]
     passages: list[tuple[str, int]]
@@ -34,22 +34,22 @@ class Corpus:
 
 
 def read_corpus(tokenizer: Tokenizer, count: int = 4000) -> Corpus:
-    """Return `count` different sentences of the lengths above, and a tenth as many passages."""
+    """Return `count` distinct sentences with these lengths, and `count // 10` passages."""
     rng = random.Random(SEED)
     texts = list(read_sentences())
     rng.shuffle(texts)
     by_length = sorted(zip(tokenizer.lengths(texts), texts, strict=True))
     sentences = []
     for _ in range(count):
-        wanted = float(np.interp(rng.random(), SHARES, LENGTHS))
-        at = min(bisect_left(by_length, (round(wanted), "")), len(by_length) - 1)
+        target = float(np.interp(rng.random(), SHARES, LENGTHS))
+        at = min(bisect_left(by_length, (round(target), "")), len(by_length) - 1)
         length, text = by_length.pop(at)
         sentences.append((text, length))
     return Corpus(sentences, _passages(tokenizer, [text for _, text in by_length] or texts, count // 10, rng))
 
 
 def texts_of_length(length: int, long: str, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Return up to `count` different parts of a long text, each of exactly `length` tokens."""
+    """Return at most `count` distinct parts of a long text with exactly `length` tokens."""
     offsets = tokenizer.offsets(long)
     words = length - 2  # the two special tokens
     step = max(1, (len(offsets) - words) // (4 * count))
@@ -61,8 +61,8 @@ def texts_of_length(length: int, long: str, tokenizer: Tokenizer, count: int) ->
 def _passages(tokenizer: Tokenizer, sentences: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:
     passages: list[tuple[str, int]] = []
     while len(passages) < count:
-        wanted, parts, size = rng.randint(96, 250), [rng.choice(sentences)], 0
-        while size < wanted - 10:
+        target, parts, size = rng.randint(96, 250), [rng.choice(sentences)], 0
+        while size < target - 10:
             parts.append(rng.choice(sentences))
             (size,) = tokenizer.lengths([" ".join(parts)])
         if 96 <= size <= 256:

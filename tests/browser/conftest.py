@@ -1,4 +1,4 @@
-"""Debian's chromium, started once per file and used as a person would."""
+"""Chromium from Debian, started once per file, and drivers of the page."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking"]
 NewDriver = Callable[..., PageDriver]
 
 
-# For a file and no longer: while playwright's loop lives in this thread, no test of another file could run its own.
+# Not for the session: the event loop of Playwright in this thread would block asyncio tests of other files.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.is_file():
@@ -29,21 +29,22 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_driver(browser: Browser, server: RunningServer) -> Iterator[NewDriver]:
-    """Make drivers of the session's server, or of `base`; not opened yet, so that a test can intercept requests."""
-    made = []
+    """Create drivers for the server of the session or for `base`. A test opens them, so it can intercept requests."""
+    contexts = []
 
     def make(base: str = server.rest, **options: Any) -> PageDriver:
-        made.append(browser.new_context(viewport=options.pop("viewport", {"width": 1280, "height": 900}), **options))
-        return PageDriver(made[-1].new_page(), base)
+        viewport = options.pop("viewport", {"width": 1280, "height": 900})
+        contexts.append(browser.new_context(viewport=viewport, **options))
+        return PageDriver(contexts[-1].new_page(), base)
 
     yield make
-    for context in made:
+    for context in contexts:
         context.close()
 
 
 @pytest.fixture(scope="module")
 def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
-    """One window for the tests of a file that need nothing special: opening another for each takes longer."""
+    """A window that the tests of a file share, because it takes long to open one per test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield PageDriver(context.new_page(), server.rest)
     context.close()
@@ -51,5 +52,5 @@ def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
 
 @pytest.fixture
 def driver(window: PageDriver) -> PageDriver:
-    """The page as it opens."""
-    return window.forget().open()
+    """A driver of the newly opened page."""
+    return window.reset().open()

@@ -1,4 +1,4 @@
-"""The command to copy is the request behind the view, and it runs."""
+"""The curl commands of the page."""
 
 import json
 import os
@@ -11,32 +11,31 @@ import pytest
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 
-AWKWARD = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it?"""
+SHELL_CHARACTERS = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it?"""
 
 
 def run(command: str) -> Any:
-    """In a shell, as pasted."""
+    """Run a command in a shell, and parse its output."""
     environment = {"PATH": os.environ["PATH"], "no_proxy": "*"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60, env=environment)
-    return json.loads(done.stdout)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60, env=environment)
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(("section", "route"), [("#map", "/v1/attend"), ("#comparison", "/v1/compare")])
 def test_curl_command_returns_the_response_behind_the_view(
     driver: PageDriver, rest: httpx.Client, section: str, route: str
 ) -> None:
-    """Whatever is in the sentence."""
-    driver.type(1, AWKWARD).choose(kind="probs", layer="3", head="5")
+    """The sentence contains characters that are special in a shell."""
+    driver.type(1, SHELL_CHARACTERS).choose(kind="probs", layer="3", head="5")
     driver.page.locator(f"{section} summary").click()
     command = driver.page.locator(f"{section} pre").inner_text()
     assert driver.base + route in command
-    body = driver.asked(route)[-1]
-    assert AWKWARD in json.dumps(body, ensure_ascii=False).replace('\\"', '"').replace("\\\\", "\\")
+    body = driver.sent_bodies(route)[-1]
+    assert SHELL_CHARACTERS in json.dumps(body, ensure_ascii=False).replace('\\"', '"').replace("\\\\", "\\")
     assert run(command) == rest.post(route, json=body).raise_for_status().json()
 
 
 def test_curl_command_can_be_copied(new_driver: NewDriver) -> None:
-    """With one button, which says that it did."""
     driver = new_driver(permissions=["clipboard-read", "clipboard-write"]).open()
     driver.page.locator("#map summary").click()
     driver.page.locator("#map").get_by_role("button", name="Copy").click()

@@ -1,4 +1,4 @@
-"""What goes wrong, and how the page says it."""
+"""Errors of requests, pending requests, and the API key."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,50 +14,56 @@ KEY = "correct-horse"
 
 
 def alert(driver: PageDriver) -> str:
-    """What the card says."""
+    """Return the text of the error card."""
     return driver.page.get_by_role("alert").inner_text()
 
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        ("bank " * 300, "302 tokens, the limit is 256"),
-        ("bank " + "a" * 17_000, "17005 characters, the limit is 16384"),
+        ("bank " * 300, "302 tokens, limit 256"),
+        ("bank " + "a" * 17_000, "17005 characters, limit 16384"),
     ],
 )
-def test_error_names_the_sentence_when_it_is_too_long(driver: PageDriver, number: int, text: str, said: str) -> None:
-    """Is named once, as the page names it; the card goes when it is mended."""
+def test_error_names_the_sentence_when_it_is_too_long(
+    driver: PageDriver, number: int, text: str, expected: str
+) -> None:
+    """The card disappears after the sentence is corrected."""
     driver.type(number, text)
-    assert alert(driver) == f"Sentence {number} is too long: {said}. Shorten it."
+    assert alert(driver) == f"Sentence {number}: too long ({expected}). Shorten it."
     driver.type(number, "He cashed a check at the bank.")
     assert driver.page.get_by_role("alert").count() == 0
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "expected"),
     [
-        ("The answer would have 70 MiB; the limit is 64.", "The answer would have 70 MiB; the limit is 64."),
-        ("inputs[1] has nothing that is kept; send some text.", "Sentence 2 has nothing that is kept; send some text."),
+        ("Response too large (70 MiB, limit 64).", "Response too large (70 MiB, limit 64)."),
+        (
+            "inputs[1]: no content after tokenization. Send text.",
+            "Sentence 2: no content after tokenization. Send text.",
+        ),
     ],
 )
-def test_error_keeps_the_message_of_the_server(driver: PageDriver, message: str, said: str) -> None:
-    """For all else; a part of the request is called by its number on the page."""
+def test_error_has_the_message_of_the_server(driver: PageDriver, message: str, expected: str) -> None:
+    """The number of the sentence replaces the field."""
 
-    def refuse(route: Route) -> None:
+    def reject(route: Route) -> None:
         if "base64" in (route.request.post_data or ""):
             route.continue_()
         else:
-            route.fulfill(status=422, json={"error": {"message": message}})
+            field = "inputs[1]" if message.startswith("inputs") else None
+            route.fulfill(status=422, json={"error": {"message": message, "field": field}})
 
-    driver.page.route("**/v1/attend", refuse)
+    driver.page.route("**/v1/attend", reject)
     driver.choose(kind="norm")
-    assert alert(driver) == said
+    assert alert(driver) == expected
 
 
 @pytest.mark.parametrize("width", [400, 1280])
 def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, width: int) -> None:
-    """However far the page is scrolled when it comes."""
+    """The page is scrolled when the card appears."""
     driver = new_driver(viewport={"width": width, "height": 900}).open()
     field = driver.page.get_by_label("Sentence 1", exact=True)
     field.focus()
@@ -66,22 +72,21 @@ def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, widt
     driver.page.keyboard.insert_text("bank " * 300)
     driver.page.get_by_role("alert").wait_for()
     driver.page.wait_for_timeout(200)
-    card, typed = driver.page.locator("#notices .card").bounding_box(), field.bounding_box()
+    card, box = driver.page.locator("#notices .card").bounding_box(), field.bounding_box()
     assert card is not None
-    assert typed is not None
+    assert box is not None
     assert card["y"] >= 0
-    assert card["y"] + card["height"] <= typed["y"]
-    assert typed["y"] + typed["height"] < 900
+    assert card["y"] + card["height"] <= box["y"]
+    assert box["y"] + box["height"] < 900
 
 
-def test_error_says_when_to_retry_when_queue_is_full(driver: PageDriver) -> None:
-    """And trying again works."""
-    message = "The queue is full."
+def test_full_queue_error_has_a_delay_and_a_retry_button(driver: PageDriver) -> None:
+    message = "Queue full."
 
-    def refuse(route: Route) -> None:
+    def reject(route: Route) -> None:
         route.fulfill(status=429, headers={"retry-after": "3"}, json={"error": {"message": message}})
 
-    driver.page.route("**/v1/attend", refuse)
+    driver.page.route("**/v1/attend", reject)
     driver.choose(kind="norm")
     assert alert(driver).startswith(f"{message} Try again in 3 seconds.")
     assert alert(driver).count(message) == 1
@@ -92,67 +97,66 @@ def test_error_says_when_to_retry_when_queue_is_full(driver: PageDriver) -> None
     assert "norm" in driver.page.locator("#map caption").inner_text()
 
 
-def test_error_is_a_sentence_when_network_is_gone(driver: PageDriver) -> None:
-    """In a sentence, not in the browser's words."""
+def test_network_error_has_a_message(driver: PageDriver) -> None:
     driver.page.route("**/v1/attend", lambda route: route.abort())
     driver.choose(kind="norm")
     assert "The server cannot be reached." in alert(driver)
 
 
-def shown(driver: PageDriver, selector: str) -> int:
-    """How many elements that match can be seen."""
+def visible(driver: PageDriver, selector: str) -> int:
+    """Return the number of visible elements that match."""
     return driver.page.locator(f"{selector} >> visible=true").count()
 
 
 def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
-    """Numbers of the settings before are not left standing; trying again brings the new ones."""
+    """A retry shows the values of the new settings."""
     driver.page.route("**/v1/*", lambda route: route.abort())
     driver.choose(kind="norm")
     for selector in (".strip .value", "#map td", "#map .curl", ".multiples button"):
-        assert shown(driver, selector) == 0, selector
-    assert shown(driver, "#layers td") > 0  # the comparison does not depend on the kind of the map
+        assert visible(driver, selector) == 0, selector
+    assert visible(driver, "#layers td") > 0  # the comparison does not depend on the kind of the map
     driver.type(1, "He sat at the bank.")
-    assert shown(driver, "#comparison td, #comparison .chart") == 0
+    assert visible(driver, "#comparison td, #comparison .chart") == 0
     driver.page.unroute("**/v1/*")
     driver.page.get_by_role("button", name="Try again").click()
     driver.settle()
     for selector in (".strip .value", "#map td", ".multiples button", "#layers td"):
-        assert shown(driver, selector) > 0, selector
+        assert visible(driver, selector) > 0, selector
 
 
 def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
-    """The other one is as it was asked for."""
+    """The map of the other sentence is current."""
     driver.type(2, "bank " * 300)
-    assert shown(driver, ".sentence:nth-child(1) .value") == 7
+    assert visible(driver, ".sentence:nth-child(1) .value") == 7
     assert driver.page.locator(".sentence:nth-child(1).stale").count() == 0
-    assert shown(driver, ".sentence:nth-child(2) .strip") == 0
-    assert shown(driver, "#comparison td") == 0
+    assert visible(driver, ".sentence:nth-child(2) .strip") == 0
+    assert visible(driver, "#comparison td") == 0
     driver.choose(open="1")
-    assert shown(driver, "#map td, .multiples button") == 0
+    assert visible(driver, "#map td, .multiples button") == 0
 
 
 def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriver) -> None:
-    """Of the sentence that is open; the other keeps its words."""
+    """The other sentence keeps its words."""
     driver.type(1, "")
     for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .curl", ".multiples button", "#comparison td"):
-        assert shown(driver, selector) == 0, selector
-    assert shown(driver, ".sentence:nth-child(2) .strip") == 1
+        assert visible(driver, selector) == 0, selector
+    assert visible(driver, ".sentence:nth-child(2) .strip") == 1
     driver.type(2, "")
-    assert shown(driver, ".strip, td, canvas, .curl") == 0
+    assert visible(driver, ".strip, td, canvas, .curl") == 0
 
 
-def test_error_is_a_sentence_when_response_is_not_json(driver: PageDriver) -> None:
-    """Some proxy's page."""
+def test_invalid_json_has_a_message(driver: PageDriver) -> None:
+    """The response is from a proxy."""
     driver.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
     driver.choose(kind="norm")
-    assert "could not be read" in alert(driver)
+    assert "is not valid JSON" in alert(driver)
 
 
 def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
-    """The slow request is given up, and what it might still bring is not shown."""
+    """The page cancels the slow request and ignores its response."""
     held: list[Route] = []
-    given_up: list[str] = []
-    driver.page.on("requestfailed", lambda request: given_up.append(request.post_data or ""))
+    cancelled: list[str] = []
+    driver.page.on("requestfailed", lambda request: cancelled.append(request.post_data or ""))
 
     def hold(route: Route) -> None:
         body = route.request.post_data or ""
@@ -167,28 +171,27 @@ def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
     assert len(held) == 1
     assert driver.page.locator("#map[aria-busy=true]").count() == 1
     driver.choose(kind="block_norm")
-    shown = driver.cells()
+    cells = driver.cells()
     held[0].continue_()
     driver.page.wait_for_timeout(300)
-    assert any('"kind":"norm"' in body for body in given_up)
-    assert driver.cells() == shown
+    assert any('"kind":"norm"' in body for body in cancelled)
+    assert driver.cells() == cells
     assert "block_norm" in driver.page.locator("#map caption").inner_text()
 
 
 def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
-    """Not for every letter."""
-    before = len(driver.asked())
+    before = len(driver.sent_bodies())
     driver.page.get_by_label("Sentence 1", exact=True).focus()
     driver.page.keyboard.press("End")
     driver.page.keyboard.type(" It rained a lot.", delay=15)
     driver.settle()
-    assert len(driver.asked()) - before <= 2
-    assert driver.asked()[-1]["inputs"][0].endswith("It rained a lot.")
+    assert len(driver.sent_bodies()) - before <= 2
+    assert driver.sent_bodies()[-1]["inputs"][0].endswith("It rained a lot.")
 
 
 @pytest.fixture(scope="module")
-def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that asks for a key."""
+def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that requires an API key."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(KEY)
     running = start_server(model_dir=default_artifact, api_keys_file=path)
@@ -196,9 +199,9 @@ def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert stop_server(running) == 0
 
 
-def test_page_asks_for_the_key_when_server_requires_one(locked: RunningServer, new_driver: NewDriver) -> None:
-    """Says so when it is wrong, keeps a right one for this tab alone, and never shows it."""
-    driver = new_driver(locked.rest).open()
+def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, new_driver: NewDriver) -> None:
+    """The page stores a valid key in the tab only and does not show it."""
+    driver = new_driver(secured.rest).open()
     assert alert(driver) == "This server requires an API key."
     assert driver.page.evaluate("document.activeElement.id") == "key"
     driver.page.keyboard.type("wrong-horse")

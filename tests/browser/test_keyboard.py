@@ -1,15 +1,15 @@
-"""The page without a pointer."""
+"""Keyboard navigation."""
 
 from tests.browser.page_driver import PageDriver
 
 
 def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
-    """Tab to the words, to the pickers, into the table; arrows inside; the value is what has the focus."""
+    """Tab moves to the words, the controls and the table. Arrow keys move inside them."""
     driver.tab_to(".unit")
     assert driver.focused().startswith("bank")
     driver.page.keyboard.press("ArrowLeft")
     assert driver.focused().startswith("the")
-    assert driver.line(1).startswith("the draws ")
+    assert driver.line(1).startswith("Contributions to the")
     driver.page.keyboard.press("Home")
     driver.page.keyboard.press("Enter")
     driver.settle()
@@ -19,17 +19,17 @@ def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
     driver.tab_to("#kind")
     driver.page.keyboard.type("probs")
     driver.settle()
-    assert driver.asked()[-1]["kind"] == "probs"
+    assert driver.sent_bodies()[-1]["kind"] == "probs"
     assert driver.page.evaluate("document.activeElement.id") == "kind"
 
     driver.tab_to("#map td[data-place]")
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:0"
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "End", "ArrowLeft", "ArrowUp", "ArrowUp"):
         driver.page.keyboard.press(key)
-    # The last column is what was left out, the one before it the full stop.
+    # The last column is the excluded mass; the column before it is the full stop.
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:7"
     assert driver.focused() == driver.page.locator("#map .readout").inner_text()
-    assert driver.focused().startswith("He gives 0.")
+    assert driver.focused().startswith("He attends to . with weight 0.")
     driver.page.keyboard.press("Control+Home")
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:0"
     driver.page.keyboard.press("Control+End")
@@ -37,12 +37,12 @@ def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
 
 
 def test_keyboard_reaches_the_comparison(driver: PageDriver) -> None:
-    """A third sentence typed, a picture chosen, the measure changed."""
+    """Type a third sentence, select a thumbnail, and change the measure."""
     driver.tab_to("#add")
     driver.page.keyboard.press("Enter")
     driver.page.keyboard.type("The bank lends money.")
     driver.settle()
-    assert len(driver.asked("/v1/compare")[-1]["occurrences"]) == 3
+    assert len(driver.sent_bodies("/v1/compare")[-1]["occurrences"]) == 3
 
     driver.tab_to(".multiples button")
     driver.page.keyboard.press("ArrowDown")
@@ -51,7 +51,7 @@ def test_keyboard_reaches_the_comparison(driver: PageDriver) -> None:
     driver.page.keyboard.press("Space")
     driver.settle()
     assert driver.focused() == "layer 2, head 1"
-    assert driver.asked()[-1]["heads"] == [1]
+    assert driver.sent_bodies()[-1]["heads"] == [1]
 
     driver.tab_to("#measure")
     driver.page.keyboard.press("ArrowDown")
@@ -64,7 +64,7 @@ def test_keyboard_reaches_the_comparison(driver: PageDriver) -> None:
 
 
 def test_focus_is_visible(driver: PageDriver) -> None:
-    """Everything that Tab stops at is outlined."""
+    """Every Tab stop has an outline."""
     seen = set()
     for _ in range(40):
         driver.page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""For every eye: accessible by axe-core's rules, readable at both widths, in light and dark; pictures of each."""
+"""Accessibility by the rules of axe-core, layout at two widths, light and dark mode, with screenshots."""
 
 import shutil
 from pathlib import Path
@@ -17,29 +17,27 @@ SCHEMES = ("light", "dark")
 
 @pytest.fixture(scope="module")
 def results() -> Path:
-    """An empty folder for the pictures."""
+    """An empty folder for screenshots."""
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir()
     return RESULTS
 
 
 def overflow(driver: PageDriver) -> int:
-    """How much wider the page is than its window."""
-    found: int = driver.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    return found
+    """Return by how many pixels the page is wider than its window."""
+    pixels: int = driver.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return pixels
 
 
 def assert_accessible(driver: PageDriver) -> None:
-    """No violation of any rule of axe-core."""
-    driver.page.wait_for_timeout(300)  # dimming fades; contrast is of what is there in the end
-    found = Axe().run(driver.page)
-    assert found.violations_count == 0, found.generate_report()
+    driver.page.wait_for_timeout(300)  # transitions must end before the contrast is measured
+    result = Axe().run(driver.page)
+    assert result.violations_count == 0, result.generate_report()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    """Nothing sticks out."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     driver.page.screenshot(path=results / f"opening-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
@@ -47,8 +45,8 @@ def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, 
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_page_is_accessible_when_it_shows_much(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    """Four sentences, one of them long, signed values, tokens, special tokens, and both commands."""
+def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
+    """The page has four sentences, one long, with signed values, tokens, special tokens and both commands."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     driver.choose(layer="3", special="keep")
     driver.page.get_by_label("Tokens", exact=True).check()
@@ -59,7 +57,7 @@ def test_page_is_accessible_when_it_shows_much(new_driver: NewDriver, results: P
         summary.click()
     driver.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
-    if width == 400:  # so many elements take axe-core some seconds
+    if width == 400:  # axe-core needs several seconds for this number of elements
         assert_accessible(driver)
 
 
@@ -67,9 +65,9 @@ def test_page_is_accessible_when_it_shows_much(new_driver: NewDriver, results: P
 def test_page_is_accessible_when_a_request_fails(
     new_driver: NewDriver, results: Path, name: str, status: int, scheme: str
 ) -> None:
-    """The card and the question for the key."""
+    """The page shows the error card or the form for the key."""
     driver = new_driver(viewport={"width": 400, "height": 900}, color_scheme=scheme)
-    error = {"error": {"message": "The queue is full."}}
+    error = {"error": {"message": "Queue full."}}
     driver.page.route(
         "**/v1/attend", lambda route: route.fulfill(status=status, headers={"retry-after": "1"}, json=error)
     )
@@ -79,15 +77,13 @@ def test_page_is_accessible_when_a_request_fails(
     assert_accessible(driver)
 
 
-def test_text_twice_as_large(new_driver: NewDriver) -> None:
-    """Zoomed to 200 % of 1280 px, nothing sticks out."""
+def test_page_does_not_overflow_at_200_percent_zoom(new_driver: NewDriver) -> None:
     assert overflow(new_driver(viewport={"width": 640, "height": 450}, device_scale_factor=2).open()) == 0
 
 
-def test_motion_can_be_declined(new_driver: NewDriver) -> None:
-    """By the setting of the reader's system."""
+def test_reduced_motion_disables_transitions(new_driver: NewDriver) -> None:
     driver = new_driver(reduced_motion="reduce").open()
     durations = driver.page.evaluate(
-        """[...document.querySelectorAll("*")].map((found) => parseFloat(getComputedStyle(found).transitionDuration))"""
+        """[...document.querySelectorAll("*")].map((node) => parseFloat(getComputedStyle(node).transitionDuration))"""
     )
     assert max(durations) < 0.001

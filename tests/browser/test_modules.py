@@ -1,4 +1,4 @@
-"""Modules of the page that do over again what the server does: they must agree."""
+"""Modules of the page that repeat computations of the server, and the default selection of words."""
 
 import base64
 
@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.browser.page_driver import PageDriver, written
+from tests.browser.page_driver import PageDriver, format_number
 
 TEXTS = [
     "He cashed a check at the bank.",
@@ -20,34 +20,32 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def opened(window: PageDriver) -> PageDriver:
-    """For those who only look."""
+    """The opened page, shared by tests that do not change it."""
     return window.open()
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_equal_those_of_the_server(opened: PageDriver, rest: httpx.Client, text: str) -> None:
-    """The same words with the same offsets, so that a span of the page is a word of the server."""
-    found = opened.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
-    listed = rest.post("/v1/tokenize", json={"inputs": text}).json()["results"][0]["words"]
-    assert [(word["text"], word["start"], word["end"]) for word in found] == [
-        (word["text"], word["start"], word["end"]) for word in listed
+    words = opened.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
+    expected = rest.post("/v1/tokenize", json={"inputs": text}).json()["results"][0]["words"]
+    assert [(word["text"], word["start"], word["end"]) for word in words] == [
+        (word["text"], word["start"], word["end"]) for word in expected
     ]
 
 
-def test_half_precision_is_read_as_numpy_reads_it(opened: PageDriver) -> None:
-    """Every finite pattern of 16 bits."""
-    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    finite = every[np.isfinite(every)].reshape(2, -1)
+def test_float16_tensor_is_decoded(opened: PageDriver) -> None:
+    """Decode all finite float16 values."""
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = values[np.isfinite(values)].reshape(2, -1)
     tensor = {"shape": finite.shape, "dtype": "float16", "data": base64.b64encode(finite.tobytes()).decode()}
-    found = opened.page.evaluate("async (tensor) => (await import('/page/number.js')).decoded(tensor)", tensor)
-    assert np.array_equal(np.array(found), finite.astype(np.float64))
+    decoded = opened.page.evaluate("async (tensor) => (await import('/page/number.js')).decodeTensor(tensor)", tensor)
+    assert np.array_equal(np.array(decoded), finite.astype(np.float64))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 0.125, -0.004, -0.005, 0.995, 2.675, -3.14159, 12345.678])
-def test_numbers_are_written_as_the_tests_expect(opened: PageDriver, value: float) -> None:
-    """Half away from zero, a true minus sign, no minus zero."""
-    found = opened.page.evaluate("async (value) => (await import('/page/number.js')).written(value)", value)
-    assert found == written(value)
+def test_number_format_matches_the_driver(opened: PageDriver, value: float) -> None:
+    text = opened.page.evaluate("async (value) => (await import('/page/number.js')).formatNumber(value)", value)
+    assert text == format_number(value)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +59,15 @@ def test_numbers_are_written_as_the_tests_expect(opened: PageDriver, value: floa
         (["...", ""], [None, None]),
     ],
 )
-def test_page_chooses_a_word(opened: PageDriver, sentences: list[str], expected: list[str | None]) -> None:
-    """The longest that all share, or each sentence's own longest."""
-    found = opened.page.evaluate(
+def test_page_selects_a_shared_word_or_the_longest(
+    opened: PageDriver, sentences: list[str], expected: list[str | None]
+) -> None:
+    words = opened.page.evaluate(
         """async (texts) => {
-            const { sentenceOf, settledWords } = await import('/page/choice.js');
-            const sentences = texts.map((text, id) => sentenceOf(id, text));
-            return settledWords(sentences).map(({ word }) => word?.text ?? null);
+            const { createSentence, selectWords } = await import('/page/choice.js');
+            const sentences = texts.map((text, id) => createSentence(id, text));
+            return selectWords(sentences).map(({ word }) => word?.text ?? null);
         }""",
         sentences,
     )
-    assert found == expected
+    assert words == expected

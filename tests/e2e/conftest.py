@@ -1,6 +1,5 @@
-"""The tiny published models of every family and the default model, here too."""
+"""Fixtures of the end-to-end tests: tiny models of every family."""
 
 from tests.model.conftest import definitions, publish
-from tests.service.conftest import model
 
-__all__ = ["definitions", "model", "publish"]
+__all__ = ["definitions", "publish"]

@@ -1,4 +1,4 @@
-"""The served vectors against sentence-transformers and transformers with the same weights."""
+"""Accuracy of served vectors, compared with sentence-transformers and transformers on the same weights."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from model.source import locate
+from model.model_source import locate
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from tests.bench.project import Model
@@ -21,34 +21,36 @@ from tests.conftest import RunningServer, start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
-BARS = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999}
-SHORT = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
+MIN_COSINE = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999}
+SHORT_TEXTS = ("Go.", "yes", "7", "A cat sat.", "why?", "Rain again")
 
 Vectors = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
 def oracle() -> SentenceTransformer:
+    """Return the default model in sentence-transformers."""
     return SentenceTransformer(str(locate("default").directory), device="cpu")
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """500 real sentences and passages of 1 to 256 tokens."""
+    """Return 500 sentences and passages of 1 to 256 tokens."""
     corpus = read_corpus(Model.default().tokenizer(), 1000)
     long = [text for text, _ in corpus.passages[:80]]
-    return [*SHORT, *(text for text, _ in corpus.sentences[: 500 - len(SHORT) - len(long)]), *long]
+    return [*SHORT_TEXTS, *(text for text, _ in corpus.sentences[: 500 - len(SHORT_TEXTS) - len(long)]), *long]
 
 
 @pytest.fixture(scope="module")
 def expected(oracle: SentenceTransformer, texts: list[str]) -> Vectors:
-    found: Vectors = oracle.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
-    return found
+    """Return the normalized embeddings of sentence-transformers, (N, D)."""
+    embeddings: Vectors = oracle.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
+    return embeddings
 
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
-def precise(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
-    """A server in the machine's own precision, and one in float32; with the precision that it says it has."""
+def server_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
+    """Yield a client of a server in the default precision or float32, the precision that it reports, and the server."""
     running = start_server(precision=request.param)
     with httpx.Client(base_url=running.rest, timeout=60) as client:
         yield client, client.get("/v1/model").json()["precision"], running
@@ -56,79 +58,84 @@ def precise(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str,
 
 
 def embed(client: httpx.Client, texts: list[str], **options: Any) -> Vectors:
-    """Pooled vectors of `texts`, 32 a request."""
+    """Return the pooled vectors of `texts`, 32 per request."""
     vectors = []
-    for at in range(0, len(texts), 32):
-        reply = client.post("/v1/encode", json={"inputs": texts[at : at + 32], **options}).raise_for_status().json()
-        vectors += [result["pooled"] for result in reply["results"]]
+    for start in range(0, len(texts), 32):
+        body = {"inputs": texts[start : start + 32], **options}
+        response = client.post("/v1/encode", json=body).raise_for_status().json()
+        vectors += [result["pooled"] for result in response["results"]]
     return np.array(vectors, dtype=np.float32)
 
 
 def cosines(a: Vectors, b: Vectors) -> NDArray[np.float64]:
+    """Return the cosine similarity of corresponding rows."""
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     product: NDArray[np.float64] = (a64 * b64).sum(axis=1)
-    lengths: NDArray[np.float64] = np.linalg.norm(a64, axis=1) * np.linalg.norm(b64, axis=1)
-    return product / lengths
+    norms: NDArray[np.float64] = np.linalg.norm(a64, axis=1) * np.linalg.norm(b64, axis=1)
+    return product / norms
 
 
-def test_pooled_vectors_are_those_of_sentence_transformers(
-    precise: tuple[httpx.Client, str, RunningServer], texts: list[str], expected: Vectors
+def test_pooled_vectors_equal_sentence_transformers(
+    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str], expected: Vectors
 ) -> None:
-    """Over 500 texts the smallest cosine is above the bar of the precision."""
-    client, precision, _ = precise
+    """The smallest cosine similarity reaches the limit of the precision."""
+    client, precision, _ = server_by_precision
     smallest = cosines(embed(client, texts), expected).min()
     print(f"smallest cosine to sentence-transformers over {len(texts)} texts in {precision}: {smallest:.8f}")
-    assert smallest >= BARS[precision]
+    assert smallest >= MIN_COSINE[precision]
 
 
-def test_token_vectors_are_the_last_hidden_state(
-    precise: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
+def test_token_vectors_equal_last_hidden_state_of_transformers(
+    server_by_precision: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
 ) -> None:
-    """In float32 within 1e-4 of transformers' last_hidden_state; in bfloat16 each token's cosine is at least 0.999."""
-    client, precision, _ = precise
+    """Within 1e-4 in float32; cosine similarity of at least 0.999 in bfloat16."""
+    client, precision, _ = server_by_precision
     encoder: Any = oracle[0].auto_model
-    worst, smallest = 0.0, 1.0
+    difference, smallest = 0.0, 1.0
     sample = texts[::10]
     for text in sample:
-        reply = client.post("/v1/encode", json={"inputs": text, "outputs": ["tokens"]}).raise_for_status().json()
-        ours = np.array(reply["results"][0]["token_vectors"], dtype=np.float32)
+        body = {"inputs": text, "outputs": ["tokens"]}
+        response = client.post("/v1/encode", json=body).raise_for_status().json()
+        vectors = np.array(response["results"][0]["token_vectors"], dtype=np.float32)
         features = oracle.tokenizer([text], return_tensors="pt")
         with torch.inference_mode():
-            theirs = encoder(**features).last_hidden_state[0].numpy()
-        worst = max(worst, float(np.abs(ours - theirs).max()))
-        smallest = min(smallest, float(cosines(ours, theirs).min()))
-    print(f"token vectors of {len(sample)} texts in {precision}: max abs {worst:.2e}, smallest cosine {smallest:.7f}")
-    assert (worst <= 1e-4) if precision == "float32" else (smallest >= 0.999)
+            hidden = encoder(**features).last_hidden_state[0].numpy()
+        difference = max(difference, float(np.abs(vectors - hidden).max()))
+        smallest = min(smallest, float(cosines(vectors, hidden).min()))
+    print(
+        f"token vectors of {len(sample)} texts in {precision}: max abs {difference:.2e}, smallest cosine {smallest:.7f}"
+    )
+    assert (difference <= 1e-4) if precision == "float32" else (smallest >= 0.999)
 
 
 def test_embedding_does_not_depend_on_batch_composition(
-    precise: tuple[httpx.Client, str, RunningServer], texts: list[str]
+    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
-    """Alone, with others, and with others in another order."""
-    client, precision, _ = precise
+    """Alone, with other texts, and in another order."""
+    client, precision, _ = server_by_precision
     sample = texts[::5]
-    together = embed(client, sample)
+    batched = embed(client, sample)
     order = np.random.default_rng(3).permutation(len(sample))
-    shuffled = np.empty_like(together)
+    shuffled = np.empty_like(batched)
     shuffled[order] = embed(client, [sample[index] for index in order])
     alone = np.concatenate([embed(client, [text]) for text in sample])
-    smallest = min(cosines(together, shuffled).min(), cosines(together, alone).min())
-    print(f"smallest cosine of a text with itself in other company in {precision}: {smallest:.8f}")
-    assert smallest >= BARS[precision]
+    smallest = min(cosines(batched, shuffled).min(), cosines(batched, alone).min())
+    print(f"smallest cosine between batch compositions in {precision}: {smallest:.8f}")
+    assert smallest >= MIN_COSINE[precision]
 
 
-def test_rest_and_grpc_give_the_same_numbers(
-    precise: tuple[httpx.Client, str, RunningServer], texts: list[str]
+def test_rest_and_grpc_vectors_are_bitwise_equal(
+    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
-    """One text a request through both, so that it runs in the same row: bit for bit the same."""
-    client, _, running = precise
+    """One text per request, so that both run in the same batch shape."""
+    client, _, running = server_by_precision
 
-    async def over_grpc(text: str) -> bytes:
+    async def encode_over_grpc(text: str) -> bytes:
         async with grpc.aio.insecure_channel(running.grpc) as channel:
             stub = encoder_pb2_grpc.EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-            reply = await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
-            data: bytes = reply.results[0].pooled.data
+            response = await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
+            data: bytes = response.results[0].pooled.data
             return data
 
     for text in texts[::50]:
-        assert np.frombuffer(asyncio.run(over_grpc(text)), "<f4").tolist() == embed(client, [text])[0].tolist()
+        assert np.frombuffer(asyncio.run(encode_over_grpc(text)), "<f4").tolist() == embed(client, [text])[0].tolist()

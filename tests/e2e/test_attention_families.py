@@ -1,4 +1,4 @@
-"""Maps of every family, from published weights to the engine's answer, against the attentions of transformers."""
+"""Attention maps of every model family, compared with transformers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 
 from model.checkpoint import FAMILIES
 from model.export import export
-from model.source import locate
-from model.tokenizer import Source
+from model.model_source import locate
+from model.tokenizer import TokenizerInput
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, Input
 from service.engine.schema.explain import AttendRequest, AttendResult
-from tests.service.conftest import open_house
+from tests.service.conftest import open_harness
 
 pytestmark = pytest.mark.slow
 
 Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
-BAR = 1e-5
+TOLERANCE = 1e-5
 TINY_TEXTS = (
-    Source("The miller counts his boats."),
-    Source("Rain."),
-    Source("Ein Hund läuft über 42 Brücken, déjà vu!"),
-    Source("Who broke the lamp?", "The wind broke it."),
+    TokenizerInput("The miller counts his boats."),
+    TokenizerInput("Rain."),
+    TokenizerInput("Ein Hund läuft über 42 Brücken, déjà vu!"),
+    TokenizerInput("Who broke the lamp?", "The wind broke it."),
 )
 SENTENCES = (
     "He cashed a check at the bank.",
@@ -49,58 +49,60 @@ SENTENCES = (
 
 
 @dataclass
-class Known:
-    """A served model and what transformers makes of the same weights."""
+class ModelWithOracle:
+    """A loaded model, and the same weights in transformers."""
 
     model: LoadedModel
     oracle: Any
 
-    def expected(self, source: Source) -> tuple[Floats, Floats]:
-        """The oracle's attentions `(L, H, T, T)` and hidden states `(L+1, T, D)` of our tokens."""
+    def expected(self, source: TokenizerInput) -> tuple[Floats, Floats]:
+        """Return the attention (L, H, T, T) and hidden states (L+1, T, D) of transformers for the same token ids."""
         (tokens,) = self.model.tokenizer.encode([source])
-        given = {"input_ids": torch.tensor([tokens.ids]), "attention_mask": torch.ones(1, len(tokens))}
+        inputs = {"input_ids": torch.tensor([tokens.input_ids]), "attention_mask": torch.ones(1, len(tokens))}
         if self.model.artifact.manifest.type_vocab_size > 1:
-            given["token_type_ids"] = torch.tensor([tokens.types])
+            inputs["token_type_ids"] = torch.tensor([tokens.token_type_ids])
         with torch.inference_mode():
-            found = self.oracle(**given, output_attentions=True, output_hidden_states=True)
-        return torch.cat(found.attentions).numpy(), torch.cat(found.hidden_states).numpy()
+            output = self.oracle(**inputs, output_attentions=True, output_hidden_states=True)
+        return torch.cat(output.attentions).numpy(), torch.cat(output.hidden_states).numpy()
 
 
-def known(published: Path, artifact: Path) -> Known:
-    """In float32 on every lane, so that no layer is compared in another precision."""
+def load_with_oracle(published: Path, artifact: Path) -> ModelWithOracle:
+    """Load an artifact in float32 on every lane, so that all layers have the same precision."""
     oracle = transformers.AutoModel.from_pretrained(published, attn_implementation="eager").eval()
-    return Known(LoadedModel.load(Settings(model_dir=artifact, precision="float32")), oracle)
+    return ModelWithOracle(LoadedModel.load(Settings(model_dir=artifact, precision="float32")), oracle)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Known:
-    """Published tiny, exported, opened."""
+def family(
+    request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory
+) -> ModelWithOracle:
+    """Return a tiny model of each family, published, exported and loaded."""
     out = tmp_path_factory.mktemp("family") / request.param
     export(str(publish(request.param)), out, revision=None, name=None, progress=lambda step: None)
-    return known(publish(request.param), out)
+    return load_with_oracle(publish(request.param), out)
 
 
 @pytest.fixture(scope="module")
-def default(default_artifact: Path) -> Known:
-    return known(locate("default").directory, default_artifact)
+def default(default_artifact: Path) -> ModelWithOracle:
+    return load_with_oracle(locate("default").directory, default_artifact)
 
 
-async def attend(model: LoadedModel, *sources: Source, **fields: Any) -> list[AttendResult]:
-    async with open_house(model) as house:
+async def attend(model: LoadedModel, *sources: TokenizerInput, **fields: Any) -> list[AttendResult]:
+    async with open_harness(model) as harness:
         inputs = tuple(Input(source) for source in sources)
-        return (await house.engine.attend(AttendRequest(inputs, wire="binary", **fields))).results
+        return (await harness.engine.attend(AttendRequest(inputs, wire="binary", **fields))).results
 
 
-def layered(result: AttendResult, model: LoadedModel) -> Floats:
-    """`(L, H, T, T)`; the maps come layer by layer, head by head."""
+def stack_maps(result: AttendResult, model: LoadedModel) -> Floats:
+    """Return the maps of a result, (L, H, T, T)."""
     manifest, count = model.artifact.manifest, len(result.rows)
     order = [
         (layer, head)
         for layer in range(1, manifest.num_hidden_layers + 1)
         for head in range(manifest.num_attention_heads)
     ]
-    assert [(each.layer, each.head) for each in result.maps] == order
-    maps = [values(each.matrix) for each in result.maps]
+    assert [(attention.layer, attention.head) for attention in result.maps] == order
+    maps = [values(attention.matrix) for attention in result.maps]
     return np.stack(maps).reshape(manifest.num_hidden_layers, manifest.num_attention_heads, count, count)
 
 
@@ -109,65 +111,69 @@ def values(array: Array | None) -> Floats:
     return array.values
 
 
-async def compare_maps(found: Known, sources: tuple[Source, ...], name: str) -> None:
-    """probs are the oracle's, and the softmax of the scores is probs."""
-    probs = await attend(found.model, *sources)
-    scores = await attend(found.model, *sources, kind="scores")
-    worst = apart = 0.0
-    for source, ours, before in zip(sources, probs, scores, strict=True):
-        maps, powers = layered(ours, found.model), np.exp(layered(before, found.model).astype(np.float64))
-        expected, _ = found.expected(source)
+async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, ...], name: str) -> None:
+    """Compare probs with transformers, and the softmax of scores with probs."""
+    probs = await attend(target.model, *sources)
+    scores = await attend(target.model, *sources, kind="scores")
+    probs_difference = softmax_difference = 0.0
+    for source, result, unnormalized in zip(sources, probs, scores, strict=True):
+        maps = stack_maps(result, target.model)
+        powers = np.exp(stack_maps(unnormalized, target.model).astype(np.float64))
+        expected, _ = target.expected(source)
         assert maps.shape == expected.shape
-        worst = max(worst, float(np.abs(maps - expected).max()))
-        apart = max(apart, float(np.abs(powers / powers.sum(axis=-1, keepdims=True) - maps).max()))
-    print(f"{name}: probs to transformers {worst:.1e}, softmax of scores to probs {apart:.1e}")
-    assert worst <= BAR
-    assert apart <= BAR
+        probs_difference = max(probs_difference, float(np.abs(maps - expected).max()))
+        softmax = powers / powers.sum(axis=-1, keepdims=True)
+        softmax_difference = max(softmax_difference, float(np.abs(softmax - maps).max()))
+    print(f"{name}: probs to transformers {probs_difference:.1e}, softmax of scores to probs {softmax_difference:.1e}")
+    assert probs_difference <= TOLERANCE
+    assert softmax_difference <= TOLERANCE
 
 
-async def test_maps_of_a_family_equal_transformers(family: Known) -> None:
-    """Every layer and head, of short and longer texts, of any script, and of a pair with its types."""
+async def test_maps_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
+    """Every layer and head, for several scripts and a pair."""
     await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.model_type)
 
 
-async def test_maps_of_the_default_model_equal_transformers(default: Known) -> None:
-    """Every layer and head, over real sentences and a pair."""
-    sources = *map(Source, SENTENCES), Source(SENTENCES[0], SENTENCES[4])
+async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle) -> None:
+    """Every layer and head, for sentences and a pair."""
+    sources = *map(TokenizerInput, SENTENCES), TokenizerInput(SENTENCES[0], SENTENCES[4])
     await compare_maps(default, sources, "default")
 
 
-async def test_layers_of_a_family_equal_transformers(family: Known) -> None:
-    """What maps are recomputed from, within 5e-5."""
+async def test_layers_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
+    """Within 5e-5. Maps are computed from these hidden states."""
     layers = tuple(range(family.model.artifact.manifest.num_hidden_layers + 1))
-    async with open_house(family.model) as house:
+    async with open_harness(family.model) as harness:
         inputs = tuple(Input(source) for source in TINY_TEXTS)
         request = EncodeRequest(inputs, outputs=("tokens",), layers=layers, layer_reduce="stack")
-        found = (await house.engine.encode(request)).results
-    for source, result in zip(TINY_TEXTS, found, strict=True):
+        results = (await harness.engine.encode(request)).results
+    for source, result in zip(TINY_TEXTS, results, strict=True):
         np.testing.assert_allclose(values(result.token_vectors), family.expected(source)[1], atol=5e-5, rtol=0)
 
 
-async def test_shares_of_a_family_sum_to_1(family: Known) -> None:
-    """Of every text alone: projection and bias share to 1; words, dropped and rolled out, to 1 with what is excluded.
+async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> None:
+    """Projection with its bias share, and rollout over words with its excluded mass.
 
-    A wrong weight or epsilon in the artifact would break the first, and tokens that belong to no word the second.
+    The first fails with a wrong weight or epsilon in the artifact, the second with tokens outside of all words.
     """
     for result in await attend(family.model, *TINY_TEXTS, kind="projection"):
         assert len(result.maps) == family.model.artifact.manifest.num_hidden_layers
-        for each in result.maps:
-            assert np.abs(values(each.matrix).sum(axis=1) + values(each.bias_share) - 1).max() <= BAR
+        for attention in result.maps:
+            assert np.abs(values(attention.matrix).sum(axis=1) + values(attention.bias_share) - 1).max() <= TOLERANCE
     for kind in ("probs", "norm", "block_norm", "projection"):
-        found = await attend(family.model, *TINY_TEXTS, kind=kind, layer_reduce="rollout", unit="word", special="drop")
-        for result in found:
-            (rolled,) = result.maps
-            assert np.abs(values(rolled.matrix).sum(axis=1) + values(rolled.excluded_mass) - 1).max() <= BAR
+        results = await attend(
+            family.model, *TINY_TEXTS, kind=kind, layer_reduce="rollout", unit="word", special_tokens="drop"
+        )
+        for result in results:
+            (rollout,) = result.maps
+            assert np.abs(values(rollout.matrix).sum(axis=1) + values(rollout.excluded_mass) - 1).max() <= TOLERANCE
 
 
-async def test_maps_do_not_depend_on_batch_composition(default: Known) -> None:
-    """Alone, or with nine others in one request: within 1e-5, and no row or column is of another text."""
-    together = await attend(default.model, *map(Source, SENTENCES))
+async def test_maps_do_not_depend_on_batch_composition(default: ModelWithOracle) -> None:
+    """Alone and with nine other sentences, within 1e-5."""
+    batched = await attend(default.model, *map(TokenizerInput, SENTENCES))
     for index in (0, 3, 9):
-        (alone,) = await attend(default.model, Source(SENTENCES[index]))
-        assert alone.units == together[index].units
-        apart = np.abs(layered(alone, default.model) - layered(together[index], default.model)).max()
-        assert apart <= BAR
+        (alone,) = await attend(default.model, TokenizerInput(SENTENCES[index]))
+        assert alone.units == batched[index].units
+        difference = np.abs(stack_maps(alone, default.model) - stack_maps(batched[index], default.model)).max()
+        assert difference <= TOLERANCE

@@ -1,4 +1,4 @@
-"""The README's examples, run as written but for the ports."""
+"""The examples of the README, with other ports."""
 
 import json
 import re
@@ -14,16 +14,16 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture(scope="module")
 def examples(server: RunningServer) -> str:
-    """The README, with the addresses of the session's server: the usual ports may be in use."""
+    """The README, with the addresses of the test server, because the default ports may be in use."""
     text = README.replace("http://127.0.0.1:8080", server.rest).replace("127.0.0.1:8081", server.grpc)
     assert "127.0.0.1:8081" not in text
     return text
 
 
-def block(text: str, language: str, part: str) -> str:
-    """The only code block of a language that contains `part`."""
-    (found,) = [code for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) if part in code]
-    return str(found)
+def code_block(text: str, language: str, part: str) -> str:
+    """Return the only code block of a language that contains `part`."""
+    (code,) = [block for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) if part in block]
+    return str(code)
 
 
 def run(command: list[str]) -> str:
@@ -31,15 +31,15 @@ def run(command: list[str]) -> str:
 
 
 def test_encode_example_prints_two_vectors_for_bank(examples: str) -> None:
-    first, second = json.loads(run(["bash", "-c", block(examples, "sh", "/v1/encode")]))["results"]
+    first, second = json.loads(run(["bash", "-c", code_block(examples, "sh", "/v1/encode")]))["results"]
     assert [word["text"] for word in first["words"]] == ["money", "bank", "grows"]
     assert first["word_vectors"][1] != second["word_vectors"][1]
 
 
-def test_explain_examples_print_what_the_readme_says(examples: str) -> None:
-    """The row of `bank` is largest, after itself, at the words the README names; its two uses are not alike."""
-    ask, compare = re.findall(r"curl .*?'\n(?=curl|$)", block(examples, "sh", "/v1/attend"), re.DOTALL)
-    (result,) = json.loads(run(["bash", "-c", ask]))["results"]
+def test_explain_examples_match_the_readme(examples: str) -> None:
+    """The row of `bank` is largest, after itself, for the words in the README; its two uses are not similar."""
+    attend, compare = re.findall(r"curl .*?'\n(?=curl|$)", code_block(examples, "sh", "/v1/attend"), re.DOTALL)
+    (result,) = json.loads(run(["bash", "-c", attend]))["results"]
     names = [unit["text"] for unit in result["units"]]
     row = dict(zip(names, result["maps"][0]["matrix"][names.index("bank")], strict=True))
     assert sorted(row, key=lambda name: -row[name])[:3] == ["bank", "cashed", "check"]
@@ -48,24 +48,23 @@ def test_explain_examples_print_what_the_readme_says(examples: str) -> None:
 
 
 def test_openai_example_prints_counts(examples: str) -> None:
-    """The number of vectors, their width and the tokens used."""
-    assert run([sys.executable, "-c", block(examples, "python", "openai")]).split() == ["2", "384", "10"]
+    assert run([sys.executable, "-c", code_block(examples, "python", "openai")]).split() == ["2", "384", "10"]
 
 
 def test_grpc_example_prints_words_and_shape(examples: str) -> None:
     assert (
-        run([sys.executable, "-c", block(examples, "python", "grpc")]).strip() == "['money', 'bank', 'grows'] (3, 384)"
+        run([sys.executable, "-c", code_block(examples, "python", "grpc")]).strip()
+        == "['money', 'bank', 'grows'] (3, 384)"
     )
 
 
 def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
-    """What `make run` prints can be pasted."""
+    """Run the command that `make run` prints."""
     command = server.ready_line.partition("Try: ")[2]
     assert len(json.loads(run(["bash", "-c", command]))["results"][0]["pooled"]) == 384
 
 
 def test_readme_is_short_and_names_two_commands_first() -> None:
-    """Under 150 lines, the commands on the first screen."""
     lines = README.splitlines()
     assert len(lines) < 150
     assert "make run" in "\n".join(lines[:20])

@@ -1,4 +1,4 @@
-"""The server starts and answers in an environment that has neither torch nor transformers."""
+"""The server in an environment without torch and transformers."""
 
 import json
 import subprocess
@@ -18,10 +18,10 @@ ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "safetensors
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with what serving needs, from the same constraints."""
-    home = tmp_path_factory.mktemp("serving")
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    interpreter = home / "bin" / "python"
+    """Return the interpreter of a new virtual environment with the dependencies of the server."""
+    directory = tmp_path_factory.mktemp("serving")
+    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    interpreter = directory / "bin" / "python"
     subprocess.run(
         [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
          "--constraint", "constraints.txt", ".[cpu]"],
@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def address(python: Path, default_artifact: Path, tmp_path: Path) -> Iterator[str]:
-    """A server run by that environment, away from the checkout."""
+    """Yield the address of a server in that environment, started outside of the checkout."""
     process = subprocess.Popen(
         [str(python.with_name("attendant")), "serve"],
         cwd=tmp_path,
@@ -53,16 +53,14 @@ def address(python: Path, default_artifact: Path, tmp_path: Path) -> Iterator[st
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_environment_lacks(python: Path, name: str) -> None:
-    """What the server must do without is really not there."""
-    found = subprocess.run([str(python), "-c", f"import {name}"], capture_output=True, text=True, check=False)
-    assert "ModuleNotFoundError" in found.stderr
+def test_environment_has_no_training_package(python: Path, name: str) -> None:
+    result = subprocess.run([str(python), "-c", f"import {name}"], capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError" in result.stderr
 
 
-def test_server_answers_without_torch(address: str) -> None:
-    """A vector comes back."""
+def test_server_encodes_without_torch(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/v1/encode", b'{"inputs": "money bank grows"}', {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request) as reply:
-        assert len(json.load(reply)["results"][0]["pooled"]) == 384
+    with urllib.request.urlopen(request) as response:
+        assert len(json.load(response)["results"][0]["pooled"]) == 384

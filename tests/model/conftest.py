@@ -1,4 +1,4 @@
-"""Tiny published models of every family, made on the spot: random weights, trained tokenizers, no download."""
+"""Tiny published models of every family with random weights and trained tokenizers, generated without downloads."""
 
 import shutil
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from torch import nn
 
 from model.checkpoint import load_checkpoint
 from model.export import export, export_graph
+from model.tokenizer import Tokenizer
+from tests.model.tokenizer_inputs import KINDS
 
 SENTENCES = (
     "The river bank flows past the old mill, and the miller counts his money.",
@@ -24,14 +26,14 @@ SENTENCES = (
     "Don't count on it: 42 of the 97 lamps (and 3 bells) were broken!",
     "A low sun, a long road, no one there but the crows and the wind.",
 )
-WIDTH, HEADS, LAYERS, INNER, POSITIONS = 24, 3, 2, 37, 41
+HIDDEN_SIZE, HEADS, LAYERS, INTERMEDIATE_SIZE, POSITIONS = 24, 3, 2, 37, 41
 WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
 
 Publish = Callable[[str], Path]
 
 
 def train_wordpiece() -> tokenizers.Tokenizer:
-    """As BERT publishes it, with the truncation and padding that sentence-transformers leaves in the file."""
+    """Train a tokenizer like BERT's, with the truncation and padding settings that sentence-transformers saves."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -51,7 +53,7 @@ def train_wordpiece() -> tokenizers.Tokenizer:
 
 
 def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
-    """As RoBERTa publishes it."""
+    """Train a tokenizer like RoBERTa's."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -69,7 +71,7 @@ def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
 
 
 def train_metaspace() -> tokenizers.Tokenizer:
-    """As XLM-R and CamemBERT publish it: a unigram model over words that carry the blank before them."""
+    """Train a unigram tokenizer like that of XLM-R and CamemBERT."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -91,7 +93,7 @@ def train_metaspace() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def definitions() -> dict[str, bytes]:
-    """The tokenizer.json of each kind."""
+    """Return the tokenizer.json of each kind."""
     trained = {
         "wordpiece": train_wordpiece(),
         "bytelevel": train_bytelevel(),
@@ -101,17 +103,31 @@ def definitions() -> dict[str, bytes]:
     return {name: tokenizer.to_str().encode() for name, tokenizer in trained.items()}
 
 
-def family_config(family: str, vocabulary: int) -> transformers.PreTrainedConfig:
+@pytest.fixture(scope="session")
+def tokenizer_by_kind(definitions: dict[str, bytes], default_artifact: Path) -> dict[str, Tokenizer]:
+    """Return a tokenizer of every kind, and that of the default model."""
+    default = (default_artifact / "tokenizer.json").read_bytes()
+    return {name: Tokenizer(definition) for name, definition in {**definitions, "default": default}.items()}
+
+
+@pytest.fixture(params=KINDS)
+def tokenizer(tokenizer_by_kind: dict[str, Tokenizer], request: pytest.FixtureRequest) -> Tokenizer:
+    """Return each tokenizer in turn."""
+    kind: str = request.param
+    return tokenizer_by_kind[kind]
+
+
+def family_config(family: str, vocab_size: int) -> transformers.PreTrainedConfig:
     if family == "distilbert":
         return transformers.DistilBertConfig(
-            vocab_size=vocabulary,
-            dim=WIDTH,
+            vocab_size=vocab_size,
+            dim=HIDDEN_SIZE,
             n_heads=HEADS,
             n_layers=LAYERS,
-            hidden_dim=INNER,
+            hidden_dim=INTERMEDIATE_SIZE,
             max_position_embeddings=POSITIONS,
         )
-    bertlike: dict[str, type[transformers.PreTrainedConfig]] = {
+    bert_like: dict[str, type[transformers.PreTrainedConfig]] = {
         "bert": transformers.BertConfig,
         "roberta": transformers.RobertaConfig,
         "xlm-roberta": transformers.XLMRobertaConfig,
@@ -119,40 +135,40 @@ def family_config(family: str, vocabulary: int) -> transformers.PreTrainedConfig
         "electra": transformers.ElectraConfig,
     }
     sizes: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": WIDTH,
+        "vocab_size": vocab_size,
+        "hidden_size": HIDDEN_SIZE,
         "num_attention_heads": HEADS,
         "num_hidden_layers": LAYERS,
-        "intermediate_size": INNER,
+        "intermediate_size": INTERMEDIATE_SIZE,
         "max_position_embeddings": POSITIONS,
         "type_vocab_size": 2 if family in ("bert", "electra") else 1,
     }
     if family == "electra":
         sizes["embedding_size"] = 13
-    return bertlike[family](**sizes)
+    return bert_like[family](**sizes)
 
 
-def random_model(family: str, architecture: str, vocabulary: int) -> transformers.PreTrainedModel:
-    """Weights large enough that a wrong name, order or scale shows at once."""
-    model: transformers.PreTrainedModel = getattr(transformers, architecture)(family_config(family, vocabulary)).eval()
+def random_model(family: str, architecture: str, vocab_size: int) -> transformers.PreTrainedModel:
+    """Return a model with random weights large enough to expose wrong names, order or scale."""
+    model: transformers.PreTrainedModel = getattr(transformers, architecture)(family_config(family, vocab_size)).eval()
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
         for module in model.modules():
-            centre = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
+            center = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
             for name, parameter in module.named_parameters(recurse=False):
-                mean = centre if name == "weight" else 0.0
+                mean = center if name == "weight" else 0.0
                 parameter.copy_(mean + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
 @pytest.fixture(scope="session")
 def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """A family, or "family/Architecture" for one published with a head, to the directory of its files."""
-    made: dict[str, Path] = {}
+    """Return a function from a family, or "family/Architecture" with a task head, to the directory of its files."""
+    directories: dict[str, Path] = {}
 
     def directory_of(kind: str) -> Path:
-        if kind in made:
-            return made[kind]
+        if kind in directories:
+            return directories[kind]
         family, _, architecture = kind.partition("/")
         if family in WORDPIECE_FAMILIES:
             definition = definitions["wordpiece"]
@@ -167,10 +183,10 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
             "distilbert": "DistilBertModel",
             "electra": "ElectraModel",
         }
-        vocabulary = tokenizers.Tokenizer.from_str(definition.decode()).get_vocab_size()
-        random_model(family, architecture or names[family], vocabulary).save_pretrained(directory)
+        vocab_size = tokenizers.Tokenizer.from_str(definition.decode()).get_vocab_size()
+        random_model(family, architecture or names[family], vocab_size).save_pretrained(directory)
         (directory / "tokenizer.json").write_bytes(definition)
-        made[kind] = directory
+        directories[kind] = directory
         return directory
 
     return directory_of
@@ -178,19 +194,19 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def published(publish: Publish) -> Path:
-    """A published BERT, not to be changed."""
+    """Return a published BERT; read-only."""
     return publish("bert")
 
 
 @pytest.fixture
 def source(published: Path, tmp_path: Path) -> Path:
-    """A published BERT of the test's own, to be changed at will."""
+    """Return a published BERT that the test may change."""
     return shutil.copytree(published, tmp_path / "tiny-bert")
 
 
 @pytest.fixture(scope="session")
 def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT as LaBSE is published: sentence-transformers with cls pooling, Dense(Tanh) and Normalize."""
+    """Return a BERT published like LaBSE: sentence-transformers with cls pooling, Dense(Tanh) and Normalize."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
@@ -201,8 +217,8 @@ def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     wrapped.save_pretrained(bare)
     torch.manual_seed(5)
-    dense = Dense(in_features=WIDTH, out_features=19, activation_function=nn.Tanh())
-    modules = [Transformer(str(bare), max_seq_length=31), Pooling(WIDTH, "cls"), dense, Normalize()]
+    dense = Dense(in_features=HIDDEN_SIZE, out_features=19, activation_function=nn.Tanh())
+    modules = [Transformer(str(bare), max_seq_length=31), Pooling(HIDDEN_SIZE, "cls"), dense, Normalize()]
     directory = tmp_path_factory.mktemp("published") / "tiny-labse"
     SentenceTransformer(modules=modules, prompts={"query": "find: "}, device="cpu").save_pretrained(str(directory))
     return directory
@@ -210,21 +226,21 @@ def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """A family to its exported graph, made once."""
-    made: dict[str, Path] = {}
+    """Return a function from a family to its exported graph."""
+    paths: dict[str, Path] = {}
 
     def graph_of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp("graph") / "fast.onnx"
-            export_graph(load_checkpoint(publish(kind)).encoder, made[kind])
-        return made[kind]
+        if kind not in paths:
+            paths[kind] = tmp_path_factory.mktemp("graph") / "fast.onnx"
+            export_graph(load_checkpoint(publish(kind)).encoder, paths[kind])
+        return paths[kind]
 
     return graph_of
 
 
 @pytest.fixture(scope="session")
 def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of the tiny BERT, not to be changed."""
+    """Return the artifact of the tiny BERT; read-only."""
     out = tmp_path_factory.mktemp("exported") / "tiny"
     export(str(published), out, revision=None, name=None, progress=lambda step: None)
     return out
@@ -232,7 +248,7 @@ def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of the tiny LaBSE, with its dense layer; not to be changed."""
+    """Return the artifact of the tiny LaBSE with its dense layer; read-only."""
     out = tmp_path_factory.mktemp("exported") / "labse"
     export(str(labse), out, revision=None, name=None, progress=lambda step: None)
     return out
@@ -240,5 +256,5 @@ def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def artifact(exported: Path, tmp_path: Path) -> Path:
-    """An artifact of the test's own, to be damaged at will."""
+    """Return an artifact that the test may change."""
     return shutil.copytree(exported, tmp_path / "artifact")

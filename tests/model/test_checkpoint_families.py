@@ -1,4 +1,4 @@
-"""Published weights become the same numbers as transformers gives, for every family and every way to publish it."""
+"""Checkpoints of every model family and architecture, compared with transformers."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoded, Encoder
+from model.encoder import Encoder, EncoderOutput
 
 Publish = Callable[[str], Path]
 
@@ -35,85 +35,85 @@ FIRST_ORDINARY_ID = 5
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON object on disk; a value of None removes the key."""
+    """Change keys of a JSON file; None removes a key."""
     value = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
-    path.write_text(json.dumps({key: kept for key, kept in value.items() if kept is not None}))
+    path.write_text(json.dumps({key: item for key, item in value.items() if item is not None}))
 
 
 def random_batch(encoder: Encoder, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Padded `(N, T)` ids (1 where padded), types and a mask of what is text."""
+    """Return padded input ids, token type ids and attention mask, (N, T) each; the padding id is 1."""
     generator = torch.Generator().manual_seed(29)
     longest = max(lengths)
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    ids = torch.randint(FIRST_ORDINARY_ID, encoder.config.vocab_size, mask.shape, generator=generator)
-    types = torch.randint(0, encoder.config.types, mask.shape, generator=generator)
-    return torch.where(mask, ids, 1), types, mask.long()
+    input_ids = torch.randint(FIRST_ORDINARY_ID, encoder.config.vocab_size, mask.shape, generator=generator)
+    token_type_ids = torch.randint(0, encoder.config.type_vocab_size, mask.shape, generator=generator)
+    return torch.where(mask, input_ids, 1), token_type_ids, mask.long()
 
 
-def ours(encoder: Encoder, ids: Tensor, types: Tensor, mask: Tensor) -> Encoded:
+def run_encoder(encoder: Encoder, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> EncoderOutput:
     with torch.inference_mode():
-        return encoder.encode(ids, torch.arange(ids.shape[1]).expand_as(ids), types, mask)
+        position_ids = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return encoder.encode(input_ids, position_ids, token_type_ids, attention_mask)
 
 
-def theirs(directory: Path, ids: Tensor, types: Tensor, mask: Tensor) -> Any:
+def run_transformers(directory: Path, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Any:
     model = transformers.AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    given = {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     if "distilbert" not in directory.name:
-        given["token_type_ids"] = types
+        inputs["token_type_ids"] = token_type_ids
     with torch.inference_mode():
-        return model(**given, output_hidden_states=True, output_attentions=True)
+        return model(**inputs, output_hidden_states=True, output_attentions=True)
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 @pytest.mark.parametrize("lengths", [[1], [23], [2, 29, 11]], ids=str)
-def test_every_hidden_layer_is_that_of_transformers(publish: Publish, kind: str, lengths: list[int]) -> None:
-    """Alone or padded, with token types, each layer is the oracle's to 1e-5."""
+def test_hidden_states_equal_transformers(publish: Publish, kind: str, lengths: list[int]) -> None:
+    """All layers, within 1e-5, with and without padding."""
     encoder = load_checkpoint(publish(kind)).encoder
     batch = random_batch(encoder, lengths)
-    hidden, oracle = ours(encoder, *batch).hidden, theirs(publish(kind), *batch).hidden_states
-    text = batch[2].bool()
-    assert len(hidden) == len(oracle) == 3
-    assert max(float((mine - other)[text].abs().max()) for mine, other in zip(hidden, oracle, strict=True)) < 1e-5
+    hidden_states = run_encoder(encoder, *batch).hidden_states
+    oracle = run_transformers(publish(kind), *batch).hidden_states
+    mask = batch[2].bool()
+    assert len(hidden_states) == len(oracle) == 3
+    assert max(float((a - b)[mask].abs().max()) for a, b in zip(hidden_states, oracle, strict=True)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PUBLISHED if "/" not in kind])
-def test_attention_is_that_of_transformers(publish: Publish, kind: str) -> None:
-    """The maps of every layer and head are those of the eager oracle to 1e-5, in padded rows too."""
+def test_attention_probs_equal_transformers(publish: Publish, kind: str) -> None:
+    """All layers and heads, within 1e-5, with and without padding."""
     encoder = load_checkpoint(publish(kind)).encoder
-    ids, types, mask = random_batch(encoder, [17, 6])
-    probs = ours(encoder, ids, types, mask).probs
-    oracle = theirs(publish(kind), ids, types, mask).attentions
+    batch = random_batch(encoder, [17, 6])
+    probs = run_encoder(encoder, *batch).probs
+    oracle = run_transformers(publish(kind), *batch).attentions
     assert len(probs) == len(oracle) == 2
-    for mine, other in zip(probs, oracle, strict=True):
-        assert float((mine - other)[0].abs().max()) < 1e-5
-        assert float((mine - other)[1, :, :6, :6].abs().max()) < 1e-5
+    for a, b in zip(probs, oracle, strict=True):
+        assert float((a - b)[0].abs().max()) < 1e-5
+        assert float((a - b)[1, :, :6, :6].abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
-def test_every_activation_is_that_of_transformers(source: Path, activation: str) -> None:
-    """The names of activations mean the same functions as in transformers."""
+def test_activation_equals_transformers(source: Path, activation: str) -> None:
     rewrite(source / "config.json", hidden_act=activation)
     encoder = load_checkpoint(source).encoder
     batch = random_batch(encoder, [13])
-    difference = ours(encoder, *batch).hidden[-1] - theirs(source, *batch).last_hidden_state
+    difference = run_encoder(encoder, *batch).hidden_states[-1] - run_transformers(source, *batch).last_hidden_state
     assert float(difference.abs().max()) < 1e-5
 
 
-def test_the_epsilon_of_the_config_is_used(source: Path) -> None:
-    """A large layer_norm_eps, which changes every number, changes ours as theirs."""
+def test_layer_norm_epsilon_equals_transformers(source: Path) -> None:
+    """Large enough to change every value."""
     rewrite(source / "config.json", layer_norm_eps=0.5)
     encoder = load_checkpoint(source).encoder
     batch = random_batch(encoder, [13])
-    difference = ours(encoder, *batch).hidden[-1] - theirs(source, *batch).last_hidden_state
+    difference = run_encoder(encoder, *batch).hidden_states[-1] - run_transformers(source, *batch).last_hidden_state
     assert float(difference.abs().max()) < 1e-5
 
 
-def test_a_roberta_counts_positions_from_its_own_padding_id(publish: Publish, tmp_path: Path) -> None:
-    """RoBERTa's positions begin at pad_token_id + 1, and config.json says which id that is."""
+def test_roberta_positions_start_after_padding_id(publish: Publish, tmp_path: Path) -> None:
     model = transformers.AutoModel.from_pretrained(publish("roberta"), pad_token_id=0)
     model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((publish("roberta") / "tokenizer.json").read_bytes())
     encoder = load_checkpoint(tmp_path).encoder
     batch = random_batch(encoder, [13])
-    difference = ours(encoder, *batch).hidden[-1] - theirs(tmp_path, *batch).last_hidden_state
+    difference = run_encoder(encoder, *batch).hidden_states[-1] - run_transformers(tmp_path, *batch).last_hidden_state
     assert float(difference.abs().max()) < 1e-5

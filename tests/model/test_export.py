@@ -1,4 +1,4 @@
-"""An export: the same bytes each time, every fact in its manifest, and all or nothing."""
+"""Export of artifacts: determinism, manifest, weights, and atomicity."""
 
 import getpass
 import json
@@ -18,43 +18,42 @@ from sentence_transformers import SentenceTransformer
 from model import export as export_module
 from model.artifact import Artifact, ArtifactError, Manifest, ParityRecord, TensorRecord
 from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
 from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
-from model.published import CheckpointError
-from model.source import SourceError
-from model.tokenizer import Source, Tokenizer
+from model.model_source import SourceError
+from model.tokenizer import Tokenizer, TokenizerInput
 
 Publish = Callable[[str], Path]
 
 
-def make(source: Path, out: Path, name: str | None = None) -> Manifest:
+def export_model(source: Path, out: Path, name: str | None = None) -> Manifest:
     return export(str(source), out, revision=None, name=name, progress=lambda step: None)
 
 
-def contents(root: Path) -> dict[str, bytes]:
+def read_files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in root.iterdir()}
 
 
-def table(artifact: Artifact, record: TensorRecord) -> torch.Tensor:
+def read_tensor(artifact: Artifact, record: TensorRecord) -> torch.Tensor:
     return torch.from_numpy(np.array(artifact.map(record)))
 
 
-def unequal(*_: object) -> ParityRecord:
-    return ParityRecord(rows=1, max_abs_difference=0.5, tolerance=0.25)
+def large_difference(*_: object) -> ParityRecord:
+    return ParityRecord(batches=1, max_abs_difference=0.5, tolerance=0.25)
 
 
-def test_two_exports_are_equal_byte_for_byte(published: Path, exported: Path, tmp_path: Path) -> None:
-    """Elsewhere, later, into an empty directory that is there: the digest stands for the model, not for the run."""
+def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path) -> None:
+    """The digest identifies the model, not the export."""
     (tmp_path / "again").mkdir()
     steps: list[str] = []
     export(str(published), tmp_path / "again", revision=None, name=None, progress=steps.append)
-    assert contents(tmp_path / "again") == contents(exported)
-    graph = "exporting comparing largest"
-    assert " ".join(step.split()[0] for step in steps) == f"finding reading {graph} {graph} verifying"
+    assert read_files(tmp_path / "again") == read_files(exported)
+    graph_steps = "exporting comparing largest"
+    assert " ".join(step.split()[0] for step in steps) == f"locating reading {graph_steps} {graph_steps} verifying"
 
 
-def test_the_manifest_of_a_bare_model(exported: Path) -> None:
-    """Every fact of the tiny BERT."""
+def test_manifest_of_model_without_sentence_transformers_files(exported: Path) -> None:
     manifest = Artifact.open(exported).manifest
     assert (manifest.name, manifest.source, manifest.model_type) == ("tiny-bert", "tiny-bert", "bert")
     assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size, manifest.dimensions) == (
@@ -65,12 +64,12 @@ def test_the_manifest_of_a_bare_model(exported: Path) -> None:
     )
     assert (manifest.vocab_size, manifest.type_vocab_size, manifest.max_input_tokens) == (211, 2, 41)
     assert (manifest.pooling, manifest.normalize, manifest.dense) == ("mean", False, ())
-    assert (manifest.revision, manifest.license, manifest.prompts) == (None, None, {})
+    assert (manifest.revision, manifest.license) == (None, None)
+    assert (manifest.prompts, manifest.default_prompt_name, manifest.include_prompt) == ({}, None, True)
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
-def test_the_manifest_of_a_sentence_transformer(exported_labse: Path) -> None:
-    """What comes after the encoder is there too."""
+def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
     manifest = Artifact.open(exported_labse).manifest
     assert (manifest.hidden_size, manifest.dimensions, manifest.max_input_tokens) == (24, 19, 31)
     assert (manifest.pooling, manifest.normalize) == ("cls", True)
@@ -78,8 +77,7 @@ def test_the_manifest_of_a_sentence_transformer(exported_labse: Path) -> None:
     assert manifest.prompts == {"document": "", "query": "find: "}
 
 
-def test_the_graph_is_as_the_manifest_says(exported: Path) -> None:
-    """Its inputs and outputs by name, and how near it came."""
+def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
     graph = Artifact.open(exported).manifest.graphs["fast"]
     session = onnxruntime.InferenceSession(exported / graph.file, providers=["CPUExecutionProvider"])
     assert graph.inputs == ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
@@ -92,26 +90,26 @@ def test_the_graph_is_as_the_manifest_says(exported: Path) -> None:
     assert parity.max_abs_difference < 1e-5 < parity.tolerance
 
 
-def test_the_explain_graph_gives_every_layer(published: Path, exported: Path) -> None:
-    """The embeddings first, the fast graph's answer last, over the one weights file."""
+def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path) -> None:
+    """Embeddings first; the last one equals the output of the fast graph."""
     fast, explain = (
         onnxruntime.InferenceSession(exported / name, providers=["CPUExecutionProvider"])
         for name in ("fast.onnx", "explain.onnx")
     )
     encoder = load_checkpoint(published).encoder
-    row = {
+    inputs = {
         name: np.ones((1, 7), dtype=np.int64)
         for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
     }
-    (every,), (last,) = explain.run(None, row), fast.run(None, row)
+    (hidden_states,), (last,) = explain.run(None, inputs), fast.run(None, inputs)
     with torch.inference_mode():
-        expected = encoder.encode(**{name: torch.from_numpy(values) for name, values in row.items()}).hidden
-    np.testing.assert_allclose(every, torch.stack(expected).numpy(), atol=1e-5)
-    np.testing.assert_allclose(every[-1], last, atol=1e-5)
+        expected = encoder.encode(**{name: torch.from_numpy(values) for name, values in inputs.items()}).hidden_states
+    np.testing.assert_allclose(hidden_states, torch.stack(expected).numpy(), atol=1e-5)
+    np.testing.assert_allclose(hidden_states[-1], last, atol=1e-5)
 
 
-def test_the_manifest_finds_the_weights_of_each_block(published: Path, exported: Path) -> None:
-    """Linear maps are (in, out), whatever the exporter called them."""
+def test_manifest_locates_block_weights(published: Path, exported: Path) -> None:
+    """Weights of linear maps are (in, out)."""
     artifact = Artifact.open(exported)
     blocks = load_checkpoint(published).encoder.blocks
     assert len(artifact.manifest.blocks) == len(blocks)
@@ -124,13 +122,11 @@ def test_the_manifest_finds_the_weights_of_each_block(published: Path, exported:
         assert np.array_equal(artifact.map(record.norm), block.attention_norm.weight.detach().numpy())
 
 
-def test_the_tokenizer_is_the_published_one(published: Path, exported: Path) -> None:
-    """Byte for byte."""
+def test_tokenizer_file_is_copied_unchanged(published: Path, exported: Path) -> None:
     assert (exported / "tokenizer.json").read_bytes() == (published / "tokenizer.json").read_bytes()
 
 
-def test_the_default_export_has_its_facts(default_artifact: Path) -> None:
-    """Of the real model: where it is from, under which licence, and how near it came."""
+def test_manifest_of_default_model(default_artifact: Path) -> None:
     manifest = Artifact.open(default_artifact).manifest
     assert (manifest.name, manifest.license, manifest.max_input_tokens) == ("all-MiniLM-L6-v2", "apache-2.0", 256)
     assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size) == (6, 12, 384)
@@ -139,156 +135,147 @@ def test_the_default_export_has_its_facts(default_artifact: Path) -> None:
     assert report.graphs["fast"].parity.max_abs_difference <= 1e-4
 
 
-def test_no_file_knows_the_machine(exported: Path, exported_labse: Path) -> None:
-    """No path, user or host of the exporting machine, in any file."""
+def test_files_contain_no_machine_specific_data(exported: Path, exported_labse: Path) -> None:
+    """No path, user name or host name."""
     secrets = [str(Path.cwd()), "/tmp/", "site-packages", '.py"', "encoder.py", "export.py"]
     secrets += [name for name in (platform.node(), getpass.getuser()) if len(name) > 5]
-    for body in (*contents(exported).values(), *contents(exported_labse).values()):
+    for body in (*read_files(exported).values(), *read_files(exported_labse).values()):
         assert [secret for secret in secrets if secret.encode() in body] == []
 
 
-def test_the_static_table_is_the_embedding_table(published: Path, exported: Path) -> None:
-    """Row i is the vector of token i before any context."""
+def test_static_tensor_is_embedding_table(published: Path, exported: Path) -> None:
     artifact = Artifact.open(exported)
     expected = load_file(published / "model.safetensors")["embeddings.word_embeddings.weight"]
-    assert torch.equal(table(artifact, artifact.manifest.static), expected)
+    assert torch.equal(read_tensor(artifact, artifact.manifest.static), expected)
 
 
-def test_the_static_table_of_a_narrow_model_is_narrow(publish: Publish, tmp_path: Path) -> None:
-    """An ELECTRA's table has its own width."""
-    make(publish("electra"), tmp_path / "electra")
+def test_static_tensor_has_embedding_size_of_electra(publish: Publish, tmp_path: Path) -> None:
+    export_model(publish("electra"), tmp_path / "electra")
     artifact = Artifact.open(tmp_path / "electra")
     expected = load_file(publish("electra") / "model.safetensors")["embeddings.word_embeddings.weight"]
-    assert torch.equal(table(artifact, artifact.manifest.static), expected)
+    assert torch.equal(read_tensor(artifact, artifact.manifest.static), expected)
     assert artifact.manifest.static.shape == (211, 13)
 
 
-def test_dense_weights_are_mapped_back(labse: Path, exported_labse: Path) -> None:
-    """Exactly those published."""
+def test_dense_weights_equal_published_weights(labse: Path, exported_labse: Path) -> None:
     artifact = Artifact.open(exported_labse)
     (dense,) = artifact.manifest.dense
     expected = load_file(labse / "2_Dense" / "model.safetensors")
     assert dense.bias is not None
-    assert torch.equal(table(artifact, dense.weight), expected["linear.weight"])
-    assert torch.equal(table(artifact, dense.bias), expected["linear.bias"])
+    assert torch.equal(read_tensor(artifact, dense.weight), expected["linear.weight"])
+    assert torch.equal(read_tensor(artifact, dense.bias), expected["linear.bias"])
 
 
-def test_an_artifact_says_all_that_a_vector_needs(labse: Path, exported_labse: Path) -> None:
-    """Graph, pooling, dense and normalisation as the manifest has them give sentence-transformers' own vector."""
+def test_artifact_reproduces_sentence_transformers_embedding(labse: Path, exported_labse: Path) -> None:
+    """Computed from the graph, pooling, dense layer and normalization of the manifest."""
     artifact = Artifact.open(exported_labse)
-    (tokens,) = Tokenizer(artifact.read("tokenizer.json")).encode([Source("The river bank flows.")])
+    (tokens,) = Tokenizer(artifact.read("tokenizer.json")).encode([TokenizerInput("The river bank flows.")])
     length = len(tokens)
-    row = {
-        "input_ids": tokens.ids,
+    inputs = {
+        "input_ids": tokens.input_ids,
         "position_ids": list(range(length)),
-        "token_type_ids": tokens.types,
+        "token_type_ids": tokens.token_type_ids,
         "sequence_ids": [1] * length,
     }
     session = onnxruntime.InferenceSession(exported_labse / "fast.onnx", providers=["CPUExecutionProvider"])
-    hidden = session.run(None, {name: np.array([values]) for name, values in row.items()})[0]
+    hidden = session.run(None, {name: np.array([values]) for name, values in inputs.items()})[0]
     (dense,) = artifact.manifest.dense
     assert dense.bias is not None
-    mapped = np.tanh(hidden[0, 0] @ artifact.map(dense.weight).T + artifact.map(dense.bias))
+    embedding = np.tanh(hidden[0, 0] @ artifact.map(dense.weight).T + artifact.map(dense.bias))
     expected = SentenceTransformer(str(labse), device="cpu").encode("The river bank flows.")
-    assert np.allclose(mapped / np.linalg.norm(mapped), expected, atol=1e-5)
+    assert np.allclose(embedding / np.linalg.norm(embedding), expected, atol=1e-5)
 
 
-def test_prompts_licence_and_name_arrive(source: Path, tmp_path: Path) -> None:
-    """From the published files and the caller, as deep as asked."""
+def test_manifest_has_prompts_license_and_name(source: Path, tmp_path: Path) -> None:
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
-    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "find: "}}))
-    manifest = make(source, tmp_path / "deep" / "out", name="mine")
+    config = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    manifest = export_model(source, tmp_path / "deep" / "out", name="mine")
     assert (manifest.name, manifest.source) == ("mine", "tiny-bert")
     assert (manifest.license, manifest.prompts) == ("mit", {"query": "find: "})
+    assert (manifest.default_prompt_name, manifest.include_prompt) == ("query", True)
     assert Artifact.open(tmp_path / "deep" / "out").manifest == manifest
 
 
-def test_a_directory_with_something_in_it_is_left_alone(published: Path, tmp_path: Path) -> None:
-    """Not an artifact, not empty: refused, untouched."""
+def test_export_rejects_nonempty_directory_and_keeps_it(published: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "letter").write_text("dear")
-    with pytest.raises(ArtifactError, match=r"out: not empty, and not an artifact\. Name a new directory"):
-        make(published, tmp_path / "out")
-    assert contents(tmp_path / "out") == {"letter": b"dear"}
+    (tmp_path / "out" / "notes").write_text("text")
+    with pytest.raises(ArtifactError, match=r"out: not empty and not an artifact\. Choose another directory"):
+        export_model(published, tmp_path / "out")
+    assert read_files(tmp_path / "out") == {"notes": b"text"}
 
 
-def test_a_file_in_the_way_is_left_alone(published: Path, tmp_path: Path) -> None:
-    """It is not a directory: refused, untouched."""
-    (tmp_path / "out").write_text("dear")
+def test_export_rejects_existing_file_and_keeps_it(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("text")
     with pytest.raises(ArtifactError, match="out: "):
-        make(published, tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "dear"
+        export_model(published, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "text"
 
 
-def test_an_artifact_is_replaced_whole(labse: Path, artifact: Path, exported_labse: Path) -> None:
-    """Nothing of the old one stays, and nothing else appears beside it."""
-    (artifact / "left over").touch()
-    beside = set(artifact.parent.iterdir())
-    make(labse, artifact)
-    assert contents(artifact) == contents(exported_labse)
-    assert set(artifact.parent.iterdir()) == beside
+def test_export_replaces_existing_artifact_completely(labse: Path, artifact: Path, exported_labse: Path) -> None:
+    (artifact / "leftover").touch()
+    siblings = set(artifact.parent.iterdir())
+    export_model(labse, artifact)
+    assert read_files(artifact) == read_files(exported_labse)
+    assert set(artifact.parent.iterdir()) == siblings
 
 
-def test_a_graph_that_differs_is_not_written(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the directory nor any scratch is left."""
-    monkeypatch.setattr(export_module, "measure_parity", unequal)
-    with pytest.raises(ParityError, match=r"differs from torch by 5\.00e-01; .* is allowed\. Nothing was written"):
-        make(published, tmp_path / "out")
+def test_export_writes_nothing_when_graph_differs_from_torch(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_module, "measure_parity", large_difference)
+    with pytest.raises(ParityError, match=r"differs from torch \(by 5\.00e-01, limit 2e-01\)"):
+        export_model(published, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_move_that_fails_leaves_the_old_artifact(
+def test_export_keeps_old_artifact_when_rename_fails(
     labse: Path, artifact: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old one is gone only when the new one stands."""
     rename = os.rename
 
-    def refuse_the_new(old: Path, new: Path) -> None:
+    def fail_on_new_artifact(old: Path, new: Path) -> None:
         if Path(old).name == "artifact" and Path(old).parent != artifact.parent:
             raise OSError("no")
         rename(old, new)
 
-    monkeypatch.setattr(os, "rename", refuse_the_new)
+    monkeypatch.setattr(os, "rename", fail_on_new_artifact)
     with pytest.raises((OSError, ArtifactError)):
-        make(labse, artifact)
-    assert contents(artifact) == contents(exported)
+        export_model(labse, artifact)
+    assert read_files(artifact) == read_files(exported)
 
 
-def test_weights_that_are_no_numbers_are_not_exported(source: Path, tmp_path: Path) -> None:
-    """A NaN in the weights makes every vector NaN; it must not pass as agreement."""
+def test_export_rejects_nan_weights(source: Path, tmp_path: Path) -> None:
+    """NaN on both sides must not count as equal."""
     tensors = load_file(source / "model.safetensors")
     tensors["encoder.layer.1.output.dense.bias"][7] = float("nan")
     save_file(tensors, source / "model.safetensors")
     with pytest.raises((ParityError, CheckpointError)):
-        make(source, tmp_path / "out")
+        export_model(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("body", [b"{}", b"", b"\xff"])
-def test_a_tokenizer_that_is_none_is_refused(source: Path, tmp_path: Path, body: bytes) -> None:
-    """As a fault of the checkpoint, naming the file."""
+def test_export_rejects_invalid_tokenizer(source: Path, tmp_path: Path, body: bytes) -> None:
     (source / "tokenizer.json").write_bytes(body)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        make(source, tmp_path / "out")
+        export_model(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_with_more_tokens_than_the_table_is_refused(source: Path, publish: Publish, tmp_path: Path) -> None:
-    """An id past the table would fail in the graph, at the first text that has it."""
+def test_export_rejects_tokenizer_larger_than_embedding_table(source: Path, publish: Publish, tmp_path: Path) -> None:
     shutil.copy(publish("roberta") / "tokenizer.json", source)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        make(source, tmp_path / "out")
+        export_model(source, tmp_path / "out")
 
 
-def test_a_missing_source_writes_nothing(tmp_path: Path) -> None:
-    """Not even the parents."""
+def test_export_writes_nothing_when_source_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SourceError):
-        make(tmp_path / "none", tmp_path / "deep" / "out")
+        export_model(tmp_path / "none", tmp_path / "deep" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_exporting_leaves_the_encoder_as_it_was(published: Path, tmp_path: Path) -> None:
-    """The same numbers before and after."""
+def test_export_graph_does_not_change_encoder(published: Path, tmp_path: Path) -> None:
     encoder: Encoder = load_checkpoint(published).encoder
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     export_graph(encoder, tmp_path / "fast.onnx")

@@ -16,8 +16,8 @@ from model.artifact import WEIGHTS, Artifact, GraphRecord, GraphReport
 from model.checkpoint import load_checkpoint
 from model.export import Variants, export, export_graph
 from model.export_int8 import quantize, write_int8
-from model.parity import pack
-from tests.model.flat_texts import FAMILIES, random_texts
+from model.parity import pack_sequences
+from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]
 WEIGHT = arrays.arrays(
@@ -25,7 +25,7 @@ WEIGHT = arrays.arrays(
 )
 
 
-def write(source: Path, root: Path) -> tuple[GraphRecord, GraphReport]:
+def write_graph_of(source: Path, root: Path) -> tuple[GraphRecord, GraphReport]:
     root.mkdir(parents=True)
     checkpoint = load_checkpoint(source)
     export_graph(checkpoint.encoder, root / "fast.onnx")
@@ -40,7 +40,7 @@ def test_rounding_error_is_at_most_half_a_step(weight: np.ndarray[tuple[int, int
     assert (np.abs(values * scales - weight) <= scales * 0.501).all()
 
 
-def test_artifact_holds_the_int8_graph_beside_unchanged_files(published: Path, exported: Path, tmp_path: Path) -> None:
+def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, exported: Path, tmp_path: Path) -> None:
     export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
            variants=Variants(("int8",)))  # fmt: skip
     artifact, without = Artifact.open(tmp_path / "out"), Artifact.open(exported)
@@ -54,34 +54,36 @@ def test_artifact_holds_the_int8_graph_beside_unchanged_files(published: Path, e
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_linear_layer_is_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
+def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
     source = publish(family)
     encoder = load_checkpoint(source).encoder
     layers = sum(isinstance(part, torch.nn.Linear) for part in encoder.modules())
-    _, report = write(source, tmp_path / "root")
+    _, report = write_graph_of(source, tmp_path / "root")
     assert report.parity.max_abs_difference <= report.parity.tolerance
     graph = onnx.load(tmp_path / "root" / "int8.onnx").graph
     int8 = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
     assert len(int8) == layers
     session = onnxruntime.InferenceSession(tmp_path / "root" / "int8.onnx", providers=["CPUExecutionProvider"])
-    texts = random_texts(encoder, (7, 1, 33))
+    sequences = random_sequences(encoder, (7, 1, 33))
     with torch.inference_mode():
-        alone = [encoder(**{name: torch.from_numpy(values) for name, values in text.items()})[0] for text in texts]
-    (hidden,) = session.run(None, pack(texts))
+        alone = [
+            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
+        ]
+    (hidden,) = session.run(None, pack_sequences(sequences))
     expected = torch.cat(alone).numpy()
     cosines = (hidden[0] * expected).sum(1) / np.linalg.norm(hidden[0], axis=1) / np.linalg.norm(expected, axis=1)
     assert 0.995 < cosines.min() < 1
 
 
-def test_two_exports_are_equal_byte_for_byte(published: Path, tmp_path: Path) -> None:
-    first, second = (write(published, tmp_path / name / "root") for name in ("a", "b"))
+def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
+    first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first[0] == second[0]
     for name in ("int8.onnx", "int8.bin"):
         assert (tmp_path / "a" / "root" / name).read_bytes() == (tmp_path / "b" / "root" / name).read_bytes()
 
 
-def test_digest_leaves_measurements_out(published: Path, tmp_path: Path) -> None:
-    """Machines differ in the last digits of what they measure, and may not differ in the digest."""
+def test_digest_excludes_measurements(published: Path, tmp_path: Path) -> None:
+    """The last digits of measurements depend on the machine."""
     export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
            variants=Variants(("int8",)))  # fmt: skip
     artifact = Artifact.open(tmp_path / "out")

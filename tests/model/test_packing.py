@@ -1,4 +1,4 @@
-"""Packed batches: every sequence in one place, in the cheapest shape that holds them."""
+"""Packed batches: choice of shape and placement of sequences."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LIMITS = st.sampled_from([(16, 1), (41, 128), (256, 512), (512, 512), (512, 64),
 
 
 @given(st.sampled_from(SHAPES), LIMITS, st.data())
-def test_any_batch_within_the_limits_fits(
+def test_any_batch_within_limits_fits_a_shape(
     pairs: tuple[tuple[int, int], ...], limits: tuple[int, int], data: st.DataObject
 ) -> None:
     max_input_tokens, max_batch_tokens = limits
@@ -23,15 +23,15 @@ def test_any_batch_within_the_limits_fits(
     while len(sizes) > 1 and sum(sizes) > max_batch_tokens:
         sizes.pop()
     shape, starts = shapes.fit(sizes)
-    taken = np.zeros(shape.tokens, dtype=bool)
+    used = np.zeros(shape.tokens, dtype=bool)
     for start, size in zip(starts, sizes, strict=True):
         assert start // shape.length == (start + size - 1) // shape.length  # within one row
-        assert not taken[start : start + size].any()
-        taken[start : start + size] = True
+        assert not used[start : start + size].any()
+        used[start : start + size] = True
 
 
-def test_shapes_are_few_and_the_cheapest_is_chosen() -> None:
-    """Each compiles on each stream before the server is ready."""
+def test_fit_chooses_cheapest_of_few_shapes() -> None:
+    """The backend compiles every shape for every stream before the server is ready."""
     shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
     assert len(shapes.shapes) <= 30
     assert shapes.fit([20])[0] == BatchShape(1, 32)
@@ -41,35 +41,35 @@ def test_shapes_are_few_and_the_cheapest_is_chosen() -> None:
     assert shapes.fit([512])[0] == BatchShape(1, 512)
 
 
-def test_sequences_over_every_shape_are_an_error() -> None:
-    with pytest.raises(ValueError, match="800 tokens, the longest sequence 800"):
+def test_fit_rejects_sequences_over_every_shape() -> None:
+    with pytest.raises(ValueError, match=r"exceeds every allowed shape \(800 tokens, longest sequence 800\)"):
         BatchShapes(256, 512, OpenVinoBackend.batch_shapes).fit([800])
 
 
 @given(st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=12))
-def test_sequences_lie_where_the_shape_places_them(texts: list[list[int]]) -> None:
-    shape, starts = BatchShapes(512, 512, OpenVinoBackend.batch_shapes).fit([len(text) for text in texts])
-    batch = pack_batch([(text, None) for text in texts], shape, starts)
-    ids, positions, types, sequence_ids = (
+def test_pack_batch_places_sequences_at_starts(sequences: list[list[int]]) -> None:
+    shape, starts = BatchShapes(512, 512, OpenVinoBackend.batch_shapes).fit([len(sequence) for sequence in sequences])
+    batch = pack_batch([(sequence, None) for sequence in sequences], shape, starts)
+    input_ids, position_ids, token_type_ids, sequence_ids = (
         batch.inputs[name] for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
     )
-    assert ids.shape == (shape.rows, shape.length)
-    for number, (start, text) in enumerate(zip(starts, texts, strict=True), start=1):
-        here = slice(start, start + len(text))
-        assert ids.ravel()[here].tolist() == text
-        assert positions.ravel()[here].tolist() == list(range(len(text)))
-        assert np.flatnonzero(sequence_ids.ravel() == number).tolist() == list(range(start, start + len(text)))
-    assert np.count_nonzero(sequence_ids) == sum(map(len, texts))
-    assert not types.any()
+    assert input_ids.shape == (shape.rows, shape.length)
+    for number, (start, sequence) in enumerate(zip(starts, sequences, strict=True), start=1):
+        part = slice(start, start + len(sequence))
+        assert input_ids.ravel()[part].tolist() == sequence
+        assert position_ids.ravel()[part].tolist() == list(range(len(sequence)))
+        assert np.flatnonzero(sequence_ids.ravel() == number).tolist() == list(range(start, start + len(sequence)))
+    assert np.count_nonzero(sequence_ids) == sum(map(len, sequences))
+    assert not token_type_ids.any()
 
 
-def test_sequences_lie_end_to_end_without_places() -> None:
+def test_pack_batch_places_sequences_end_to_end_without_starts() -> None:
     batch = pack_batch([([5], None), ([6, 7], [0, 1])], BatchShape(1, 4))
     assert batch.starts == [0, 1]
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 0]]
     assert batch.inputs["token_type_ids"].tolist() == [[0, 0, 1, 0]]
 
 
-def test_positions_of_a_very_long_sequence_ascend() -> None:
+def test_positions_of_long_sequence_ascend() -> None:
     batch = pack_batch([([1] * 8192, None)], BatchShape(1, 8192))
     assert batch.inputs["position_ids"][0].tolist() == list(range(8192))

@@ -1,4 +1,4 @@
-"""The measure of an export: honest ones come out small, anything else comes out large."""
+"""Parity measurement: small for a correct export, large for any error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ import transformers
 
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.parity import GRID, Row, make_text, measure_parity, pack, pack_flat
+from model.parity import GRID, Inputs, make_sequence, measure_parity, pack_sequences, pack_varlen
 
 Publish = Callable[[str], Path]
 
@@ -19,76 +19,78 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electr
 LENGTHS = (11, 1, 29, 5)
 
 
-def text_of(encoder: Encoder, length: int) -> Row:
-    """A random text of one family, without padding ids."""
+def make_random_sequence(encoder: Encoder, length: int) -> Inputs:
+    """Return a random sequence without padding ids."""
     rng = np.random.default_rng(length)
     return {
         "input_ids": rng.integers(5, encoder.config.vocab_size, (1, length)),
         "position_ids": np.arange(length)[None],
-        "token_type_ids": rng.integers(0, encoder.config.types, (1, length)),
+        "token_type_ids": rng.integers(0, encoder.config.type_vocab_size, (1, length)),
         "sequence_ids": np.ones((1, length), dtype=np.int64),
     }
 
 
-def of_transformers(directory: Path, text: Row) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def run_transformers(directory: Path, sequence: Inputs) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     model = transformers.AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    given = {
-        "input_ids": torch.from_numpy(text["input_ids"]),
-        "token_type_ids": torch.from_numpy(text["token_type_ids"]),
+    inputs = {
+        "input_ids": torch.from_numpy(sequence["input_ids"]),
+        "token_type_ids": torch.from_numpy(sequence["token_type_ids"]),
     }
     if model.config.model_type == "distilbert":
-        del given["token_type_ids"]
+        del inputs["token_type_ids"]
     with torch.inference_mode():
-        hidden: torch.Tensor = model(**given).last_hidden_state
+        hidden: torch.Tensor = model(**inputs).last_hidden_state
     return hidden.numpy()
 
 
 @pytest.fixture
 def encoder(published: Path) -> Encoder:
-    """The tiny BERT, the test's own to sabotage."""
+    """Return a tiny BERT that the test may change."""
     return load_checkpoint(published).encoder
 
 
 @pytest.fixture(scope="session")
 def graph(graphs: Publish) -> Path:
-    """The graph of the tiny BERT."""
+    """Return the graph of the tiny BERT."""
     return graphs("bert")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_graph_of_a_family_is_transformers(publish: Publish, graphs: Publish, family: str) -> None:
-    """Four texts packed in one row of the graph, against each alone in the oracle, to 1e-4."""
+def test_graph_with_packed_sequences_equals_transformers_without_packing(
+    publish: Publish, graphs: Publish, family: str
+) -> None:
+    """Within 1e-4."""
     encoder = load_checkpoint(publish(family)).encoder
-    texts = [text_of(encoder, length) for length in LENGTHS]
+    sequences = [make_random_sequence(encoder, length) for length in LENGTHS]
     session = onnxruntime.InferenceSession(graphs(family), providers=["CPUExecutionProvider"])
-    (packed,) = session.run(None, pack(texts))
-    expected = np.concatenate([of_transformers(publish(family), text) for text in texts], axis=1)
+    (packed,) = session.run(None, pack_sequences(sequences))
+    expected = np.concatenate([run_transformers(publish(family), sequence) for sequence in sequences], axis=1)
     assert packed.shape == expected.shape
     assert float(np.abs(packed - expected).max()) < 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_honest_export_is_close(publish: Publish, graphs: Publish, family: str) -> None:
-    """Below 1e-5 for a tiny model of any family, over every row that fits its positions."""
-    found = load_checkpoint(publish(family))
-    parity = measure_parity(found.encoder, graphs(family), found.max_tokens)
+def test_parity_of_correct_export_is_below_1e_5(publish: Publish, graphs: Publish, family: str) -> None:
+    checkpoint = load_checkpoint(publish(family))
+    parity = measure_parity(checkpoint.encoder, graphs(family), checkpoint.max_input_tokens)
     assert parity.max_abs_difference < 1e-5
-    assert parity.rows == sum(max(row) <= found.max_tokens for row in GRID) + 1
+    assert parity.batches == sum(max(lengths) <= checkpoint.max_input_tokens for lengths in GRID) + 1
 
 
-def test_the_graph_takes_several_rows(encoder: Encoder, graph: Path) -> None:
-    """Rows and tokens are both free in the graph."""
-    rows = [text_of(encoder, 13), {**text_of(encoder, 13), "sequence_ids": np.array([[1] * 6 + [0] * 7])}]
+def test_graph_accepts_several_rows(encoder: Encoder, graph: Path) -> None:
+    rows = [
+        make_random_sequence(encoder, 13),
+        {**make_random_sequence(encoder, 13), "sequence_ids": np.array([[1] * 6 + [0] * 7])},
+    ]
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     stacked = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    (together,) = session.run(None, stacked)
+    (batched,) = session.run(None, stacked)
     alone = [session.run(None, row)[0] for row in rows]
-    assert together.shape == (2, 13, 24)
-    assert np.allclose(together, np.concatenate(alone), atol=1e-5)
+    assert batched.shape == (2, 13, 24)
+    assert np.allclose(batched, np.concatenate(alone), atol=1e-5)
 
 
-def test_the_same_seed_measures_the_same(encoder: Encoder, graph: Path) -> None:
-    """The figure in a manifest can be had again."""
+def test_parity_is_deterministic(encoder: Encoder, graph: Path) -> None:
     assert measure_parity(encoder, graph, 41) == measure_parity(encoder, graph, 41)
 
 
@@ -101,38 +103,35 @@ def test_the_same_seed_measures_the_same(encoder: Encoder, graph: Path) -> None:
         "blocks.1.feed_forward_norm.weight",
     ],
 )
-def test_one_changed_weight_is_seen(encoder: Encoder, graph: Path, part: str) -> None:
-    """One number of a tensor, changed after the export, puts the figure above what is allowed."""
+def test_parity_detects_one_changed_weight(encoder: Encoder, graph: Path, part: str) -> None:
     with torch.no_grad():
         encoder.get_parameter(part).view(-1)[7] += 3.0
     parity = measure_parity(encoder, graph, 41)
     assert parity.max_abs_difference > parity.tolerance
 
 
-def test_a_row_without_segments_is_seen(encoder: Encoder, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing is measured too: texts that see each other are far from the texts alone."""
+def test_parity_detects_missing_sequence_ids(encoder: Encoder, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "model.parity.pack", lambda texts: {**pack(texts), "sequence_ids": pack(texts)["sequence_ids"] * 0}
+        "model.parity.pack_sequences",
+        lambda sequences: {**pack_sequences(sequences), "sequence_ids": pack_sequences(sequences)["sequence_ids"] * 0},
     )
     parity = measure_parity(encoder, graph, 41)
     assert parity.max_abs_difference > parity.tolerance
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_a_number_is_never_close(encoder: Encoder, graph: Path, poison: float) -> None:
-    """A NaN or an infinity on either side must not pass as no difference."""
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parity_detects_nonfinite_values(encoder: Encoder, graph: Path, value: float) -> None:
     with torch.no_grad():
-        encoder.get_parameter("blocks.1.feed_forward_norm.bias")[7] = poison
+        encoder.get_parameter("blocks.1.feed_forward_norm.bias")[7] = value
     parity = measure_parity(encoder, graph, 41)
     assert not parity.max_abs_difference <= parity.tolerance
 
 
-def test_texts_are_packed_end_to_end() -> None:
-    """Each input joined along the row, segments numbered from 1."""
+def test_pack_sequences_concatenates_inputs_and_numbers_sequences() -> None:
     first = {name: np.array([[7, 8]]) for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")}
     second = {name: np.array([[9]]) for name in first}
-    row = pack([first, second])
-    assert {name: values.tolist() for name, values in row.items()} == {
+    packed = pack_sequences([first, second])
+    assert {name: values.tolist() for name, values in packed.items()} == {
         "input_ids": [[7, 8, 9]],
         "position_ids": [[7, 8, 9]],
         "token_type_ids": [[7, 8, 9]],
@@ -140,17 +139,16 @@ def test_texts_are_packed_end_to_end() -> None:
     }
 
 
-def test_a_tiny_limit_is_still_measured(encoder: Encoder, graph: Path) -> None:
-    """A model of five tokens: rows of 1 and 2, and its longest text."""
-    assert measure_parity(encoder, graph, 5).rows == 3
+def test_parity_works_for_max_input_tokens_5(encoder: Encoder, graph: Path) -> None:
+    """Batches of lengths 1 and 2, and the maximum."""
+    assert measure_parity(encoder, graph, 5).batches == 3
 
 
-def test_a_flat_row_has_what_a_packed_one_has() -> None:
-    """The same ids, positions and types; the bounds in place of segments."""
-    texts = [make_text([5, 6, 7], [0, 0, 1]), make_text([8, 9], [1, 1])]
-    flat, packed = pack_flat(texts), pack(texts)
+def test_pack_varlen_equals_pack_sequences_with_cu_seqlens() -> None:
+    sequences = [make_sequence([5, 6, 7], [0, 0, 1]), make_sequence([8, 9], [1, 1])]
+    varlen, packed = pack_varlen(sequences), pack_sequences(sequences)
     for name in ("input_ids", "position_ids", "token_type_ids"):
-        assert flat[name].tolist() == packed[name][0].tolist()
-    assert flat["cu_seqlens"].tolist() == [0, 3, 5]
-    assert flat["token_offset"].shape == (2, 3)
-    assert {values.dtype for values in flat.values()} == {np.dtype(np.int32)}
+        assert varlen[name].tolist() == packed[name][0].tolist()
+    assert varlen["cu_seqlens"].tolist() == [0, 3, 5]
+    assert varlen["token_offset"].shape == (2, 3)
+    assert {values.dtype for values in varlen.values()} == {np.dtype(np.int32)}

@@ -1,4 +1,4 @@
-"""The real model in this process, and a house round it: engine, host and the REST app, without a socket."""
+"""The default model, and a harness of engine and REST application without sockets."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file, write_manifest
-from model.tokenizer import Source
+from model.tokenizer import TokenizerInput
 from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
@@ -33,24 +33,18 @@ POISON = "zebra"
 
 
 @pytest.fixture(scope="session")
-def model(default_artifact: Path) -> LoadedModel:
-    """The default model, opened once."""
-    return LoadedModel.load(Settings(model_dir=default_artifact))
-
-
-@pytest.fixture(scope="session")
 def manifest(model: LoadedModel) -> Manifest:
-    """What the default model is."""
+    """The manifest of the default model."""
     return model.artifact.manifest
 
 
 @pytest.fixture(scope="session")
 def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """The default model with one word's embedding spoiled: real NaN out of a real session."""
+    """The default model with NaN in the embedding of one word, so that a real session returns NaN."""
     root = Path(shutil.copytree(default_artifact, tmp_path_factory.mktemp("poisoned") / "artifact"))
     artifact = Artifact.open(root)
     loaded = LoadedModel.load(Settings(model_dir=default_artifact))
-    (number,) = loaded.tokenizer.encode([Source(POISON)])[0].ids[1:-1]
+    (number,) = loaded.tokenizer.encode([TokenizerInput(POISON)])[0].input_ids[1:-1]
     table = np.memmap(root / WEIGHTS, "<f4", "r+", artifact.manifest.static.offset, artifact.manifest.static.shape)
     table[number] = np.nan
     table.flush()
@@ -62,17 +56,17 @@ def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @dataclass
-class House:
-    """All that is behind one REST port."""
+class ServiceHarness:
+    """A service without sockets: its engine, and a client of its REST application."""
 
     engine: Engine
-    host: Lifecycle
+    lifecycle: Lifecycle
     metrics: Metrics
     client: httpx.AsyncClient
     settings: Settings
 
     def sample(self, name: str, **labels: str) -> float:
-        """A metric's value now; it must exist."""
+        """Return the current value of a metric, which must exist."""
         value = self.metrics.registry.get_sample_value(name, labels)
         assert value is not None, name
         return value
@@ -86,60 +80,62 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(model: LoadedModel, keys: ApiKeys | None = None, **options: Any) -> AsyncIterator[House]:
-    """A house on this loop; `options` are Settings."""
+async def open_harness(
+    model: LoadedModel, keys: ApiKeys | None = None, **options: Any
+) -> AsyncIterator[ServiceHarness]:
+    """Open a harness on the running event loop; `options` are Settings."""
     settings = Settings(**options)
     metrics = Metrics(CollectorRegistry())
-    host = Lifecycle(metrics)
+    lifecycle = Lifecycle(metrics)
     engine = Engine(model, settings, metrics)
-    host.become_ready(engine)
-    transport = httpx.ASGITransport(make_app(host, settings, metrics, keys))
-    async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
-        yield House(engine, host, metrics, client, settings)
+    lifecycle.become_ready(engine)
+    transport = httpx.ASGITransport(make_app(lifecycle, settings, metrics, keys))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield ServiceHarness(engine, lifecycle, metrics, client, settings)
     await engine.drain()
     await engine.close()
 
 
-def fast_lane(house: House) -> Lane[EncodeTask, TextVectors]:
-    """The fast lane, to hold capacity in it."""
-    return house.engine._fast
+def fast_lane(harness: ServiceHarness) -> Lane[EncodeTask, TextVectors]:
+    """Return the fast lane, for tests that reserve its capacity."""
+    return harness.engine._fast
 
 
 @pytest.fixture
-async def house(model: LoadedModel) -> AsyncIterator[House]:
-    """With every option at its default."""
-    async with open_house(model) as opened:
+async def harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
+    """A harness with default options."""
+    async with open_harness(model) as opened:
         yield opened
 
 
 @pytest.fixture
-def engine(house: House) -> Engine:
-    """The engine of the house."""
-    return house.engine
+def engine(harness: ServiceHarness) -> Engine:
+    """The engine of the default harness."""
+    return harness.engine
 
 
 def encode_request(*texts: str | Input, **fields: Any) -> EncodeRequest:
-    """A request of texts."""
-    inputs = tuple(Input(Source(text)) if isinstance(text, str) else text for text in texts)
+    """Return a request of texts."""
+    inputs = tuple(Input(TokenizerInput(text)) if isinstance(text, str) else text for text in texts)
     return EncodeRequest(inputs, **fields)
 
 
 async def encode(engine: Engine, *texts: str | Input, **fields: Any) -> EncodeResponse:
-    """Encode texts, or ready inputs."""
+    """Encode texts or inputs."""
     return await engine.encode(encode_request(*texts, **fields))
 
 
 @contextmanager
 def garbage() -> Iterator[Counter[str]]:
-    """Has, once the block has ended, the types of what was made in it and only a collection of garbage would free."""
-    left: Counter[str] = Counter()
+    """Count by type the objects of the block that only the garbage collector frees."""
+    uncollected: Counter[str] = Counter()
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        yield left
+        yield uncollected
         gc.collect()
-        left.update(type(found).__name__ for found in gc.garbage)
+        uncollected.update(type(item).__name__ for item in gc.garbage)
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -151,11 +147,11 @@ def cosine(left: Any, right: Any) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def least_cosine(model: LoadedModel) -> float:
-    """How near two runs of one text in different company must be."""
+def min_cosine(model: LoadedModel) -> float:
+    """Return the smallest cosine allowed between embeddings of a text in different batches."""
     return 0.999999 if model.backend.choice.precision == "float32" else 0.9999
 
 
 async def gather(*work: Any) -> list[Any]:
-    """Results and exceptions alike, in order."""
+    """Return results and exceptions, in order."""
     return list(await asyncio.gather(*work, return_exceptions=True))

@@ -1,4 +1,4 @@
-"""The life of a server process: it starts or says why not, and it stops without losing what it took."""
+"""The server process: start errors, probes, and graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service.app import format_address
 from tests.conftest import ROOT, RunningServer, server_environment, start_server
 
-PATIENCE_S = 60
+HANG_TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
 def started(**options: object) -> Iterator[RunningServer]:
-    """A server that is killed if the test leaves it running."""
+    """Start a server, and kill it after the test if it still runs."""
     running = start_server(**options)
     try:
         yield running
@@ -35,60 +35,55 @@ def started(**options: object) -> Iterator[RunningServer]:
         running.process.communicate()
 
 
-def refusal(**options: object) -> tuple[int, str]:
-    """Status and stderr of a server that must not start."""
-    found = subprocess.run(
+def failed_start(**options: object) -> tuple[int, str]:
+    """Return exit status and stderr of a server that fails to start."""
+    result = subprocess.run(
         [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=server_environment(**options),
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
     )  # fmt: skip
-    assert found.stdout == ""
-    return found.returncode, found.stderr
+    assert result.stdout == ""
+    return result.returncode, result.stderr
 
 
-@pytest.mark.parametrize("door", ["rest", "grpc", "admin"])
-def test_port_error_is_one_line_when_in_use(default_artifact: Path, door: str) -> None:
-    """78, the address and the option to set."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        status, said = refusal(model_dir=default_artifact, **{f"{door}_port": port})
+@pytest.mark.parametrize("listener", ["rest", "grpc", "admin"])
+def test_port_in_use_is_a_one_line_error(default_artifact: Path, listener: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, log = failed_start(model_dir=default_artifact, **{f"{listener}_port": port})
     assert status == 78
-    assert said == (
-        f"attendant: ATTENDANT_{door.upper()}_PORT: cannot bind 127.0.0.1:{port} (in use or not a local address). "
+    assert log == (
+        f"attendant: ATTENDANT_{listener.upper()}_PORT: cannot bind 127.0.0.1:{port} (in use or not a local address). "
         "Choose another port.\n"
     )
 
 
 def test_host_error_names_the_option(default_artifact: Path) -> None:
-    """The option at fault is the host, not the port."""
-    expected = "attendant: ATTENDANT_HOST: no-host.invalid is not an address of this machine. Choose another.\n"
-    assert refusal(model_dir=default_artifact, host="no-host.invalid") == (78, expected)
+    expected = 'attendant: ATTENDANT_HOST: cannot resolve "no-host.invalid". Choose another address.\n'
+    assert failed_start(model_dir=default_artifact, host="no-host.invalid") == (78, expected)
 
 
 @pytest.mark.parametrize("name", ["fast.onnx", "tokenizer.json", "manifest.json"])
-def test_damaged_artifact_is_named(default_artifact: Path, tmp_path: Path, name: str) -> None:
-    """78 and the file."""
+def test_damaged_artifact_error_names_the_file(default_artifact: Path, tmp_path: Path, name: str) -> None:
     root = shutil.copytree(default_artifact, tmp_path / "artifact")
     (root / name).write_bytes((root / name).read_bytes()[:-1] + b"\x00")
-    status, said = refusal(model_dir=root)
-    assert (status, str(root / name) in said) == (78, True)
-    assert len(said.splitlines()) == 1
+    status, log = failed_start(model_dir=root)
+    assert (status, str(root / name) in log) == (78, True)
+    assert len(log.splitlines()) == 1
 
 
-def test_artifact_is_rejected_when_not_pinned(default_artifact: Path) -> None:
-    """78, and both are told apart."""
-    status, said = refusal(model_dir=default_artifact, model_sha256="0" * 64)
-    assert (status, "not the pinned one" in said) == (78, True)
+def test_artifact_is_rejected_when_its_digest_is_not_pinned(default_artifact: Path) -> None:
+    status, log = failed_start(model_dir=default_artifact, model_digest="0" * 64)
+    assert (status, "not the pinned digest" in log) == (78, True)
 
 
 def test_missing_artifact_error_names_the_command(tmp_path: Path) -> None:
-    """78 and a command."""
-    status, said = refusal(model_dir=tmp_path / "none")
-    assert (status, "attendant-model export" in said) == (78, True)
+    status, log = failed_start(model_dir=tmp_path / "none")
+    assert (status, "attendant-model export" in log) == (78, True)
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it holds, or fail."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Poll until the condition holds, or fail."""
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not await holds():
             pass
 
@@ -105,14 +100,14 @@ async def until_in_flight(server: RunningServer, count: int) -> None:
 
 
 async def exit_status(server: RunningServer) -> int:
-    return await asyncio.to_thread(server.process.wait, PATIENCE_S)
+    return await asyncio.to_thread(server.process.wait, HANG_TIMEOUT_S)
 
 
 async def test_accepted_requests_are_answered_after_sigterm(default_artifact: Path) -> None:
-    """SIGTERM while eight large requests wait and run: all get their responses, and the status is 0."""
+    """Eight large requests are queued or running."""
     body = {"inputs": ["word " * 240] * 16}
-    with started(model_dir=default_artifact) as server:
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    with started(model_dir=default_artifact, max_queue_ms=HANG_TIMEOUT_S * 1000) as server:
+        async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client:
             calls = [asyncio.ensure_future(client.post(server.rest + "/v1/encode", json=body)) for _ in range(8)]
             await until_in_flight(server, 8)
             os.kill(server.pid, signal.SIGTERM)
@@ -123,12 +118,11 @@ async def test_accepted_requests_are_answered_after_sigterm(default_artifact: Pa
 
 
 async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: Path) -> None:
-    """The same over gRPC."""
     from service.pb import encoder_pb2 as pb
     from service.pb.encoder_pb2_grpc import EncoderServiceStub
 
     request = pb.EncodeRequest(inputs=[pb.Input(text="word " * 240)] * 16)
-    with started(model_dir=default_artifact) as server:
+    with started(model_dir=default_artifact, max_queue_ms=HANG_TIMEOUT_S * 1000) as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel:
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
             calls = [asyncio.ensure_future(stub.Encode(request)) for _ in range(6)]
@@ -140,7 +134,7 @@ async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: 
 
 
 async def test_draining_server_is_not_ready_and_serves(default_artifact: Path) -> None:
-    """During the delay after SIGTERM both probes say no, and requests are still answered."""
+    """Check REST and gRPC probes during the drain delay."""
     with started(model_dir=default_artifact, drain_delay_ms=2000) as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel, httpx.AsyncClient(base_url=server.rest) as client:
             os.kill(server.pid, signal.SIGTERM)
@@ -160,20 +154,19 @@ async def test_draining_server_is_not_ready_and_serves(default_artifact: Path) -
         assert await exit_status(server) == 0
 
 
-def test_half_sent_body_does_not_delay_the_exit(default_artifact: Path) -> None:
-    """It is rejected at the end of the drain, although the time for bodies is longer."""
+def test_incomplete_body_does_not_delay_the_exit(default_artifact: Path) -> None:
+    """The request is rejected at the end of the drain, before the longer body timeout."""
     with started(model_dir=default_artifact, drain_timeout_ms=4000, body_timeout_ms=3_600_000) as server:
         url = httpx.URL(server.rest)
-        with socket.create_connection((url.host, url.port), timeout=PATIENCE_S) as connection:
-            connection.sendall(
-                b"POST /v1/encode HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-            )
+        with socket.create_connection((url.host, url.port), timeout=HANG_TIMEOUT_S) as connection:
+            head = b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(head + b"Content-Length: 9\r\n\r\n{")
             asyncio.run(until_in_flight(server, 1))
             server.process.send_signal(signal.SIGTERM)
             response = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert server.process.wait(PATIENCE_S) == 0
+            assert server.process.wait(HANG_TIMEOUT_S) == 0
         assert response.startswith(b"HTTP/1.1 503")
-        assert b'"reason":"draining"' in response
+        assert b'"reason":"DRAINING"' in response
         assert server.process.stderr is not None
         log = server.process.stderr.read()
         assert "drain started timeout_ms=4000" in log
@@ -195,7 +188,7 @@ sys.exit(main(["serve"]))
 
 @pytest.mark.parametrize("method", ["drain", "close"])
 def test_stuck_thread_does_not_delay_the_exit(default_artifact: Path, method: str) -> None:
-    """The process ends at the timeout, whatever its threads do."""
+    """The process exits at the drain timeout."""
     environment = server_environment(model_dir=default_artifact, drain_timeout_ms=1500)
     with subprocess.Popen(
         [sys.executable, "-c", STUCK.format(method=method)], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
@@ -204,14 +197,13 @@ def test_stuck_thread_does_not_delay_the_exit(default_artifact: Path, method: st
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready: ")
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=PATIENCE_S)
+        _, log = process.communicate(timeout=HANG_TIMEOUT_S)
     assert process.returncode == 70
     assert "drain timeout exceeded, exiting" in log
     assert ("drain timed out" in log) == (method == "drain")
 
 
 def test_second_signal_ends_the_process(default_artifact: Path) -> None:
-    """At once, with its name in the log."""
     with started(model_dir=default_artifact, drain_delay_ms=600_000, drain_timeout_ms=900_000) as server:
         assert server.process.stderr is not None
         server.process.send_signal(signal.SIGTERM)
@@ -219,7 +211,7 @@ def test_second_signal_ends_the_process(default_artifact: Path) -> None:
         assert any("drain started timeout_ms=900000" in line for line in lines)
         server.process.send_signal(signal.SIGTERM)
         assert any("second signal received, exiting signal=SIGTERM" in line for line in lines)
-        assert server.process.wait(PATIENCE_S) == 70
+        assert server.process.wait(HANG_TIMEOUT_S) == 70
 
 
 def has_ipv6() -> bool:
@@ -233,7 +225,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 async def test_ipv6_addresses_are_served(default_artifact: Path) -> None:
-    """By all three ports; the ready line has brackets, so that its URLs can be used."""
+    """The URLs of the ready line have brackets."""
     with started(model_dir=default_artifact, host="::1", admin_host="::1") as server:
         assert re.match(
             r"ready: REST http://\[::1\]:\d+, gRPC \[::1\]:\d+, admin http://\[::1\]:\d+\. Try: curl -s http://\[::1\]:",
@@ -252,13 +244,13 @@ def test_format_address_puts_ipv6_into_brackets(host: str, address: str) -> None
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
-def test_sigterm_during_the_start(default_artifact: Path) -> None:
-    """As soon as the probes answer, the model still loading or not: it stops with 0."""
+def test_sigterm_during_the_start_exits_with_0(default_artifact: Path) -> None:
+    """The signal is sent after the first probe, usually while the model is loading."""
     port = free_port()
     environment = server_environment(model_dir=default_artifact, admin_port=port)
     with subprocess.Popen(
@@ -266,26 +258,24 @@ def test_sigterm_during_the_start(default_artifact: Path) -> None:
         stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         statuses = None
-        give_up = time.monotonic() + PATIENCE_S
-        while statuses is None and process.poll() is None and time.monotonic() < give_up:
+        deadline = time.monotonic() + HANG_TIMEOUT_S
+        while statuses is None and process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
                 statuses = [httpx.get(f"http://127.0.0.1:{port}{path}").status_code for path in ("/livez", "/readyz")]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(HANG_TIMEOUT_S) == 0
     assert statuses in ([200, 503], [200, 200])
 
 
-def test_sigint_stops_as_sigterm_does(default_artifact: Path) -> None:
-    """Ctrl-C, with an idle connection open."""
+def test_sigint_exits_with_0_when_a_connection_is_idle(default_artifact: Path) -> None:
     with started(model_dir=default_artifact) as server, httpx.Client(base_url=server.rest) as client:
         assert client.get("/livez").status_code == 200
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(PATIENCE_S) == 0
+        assert server.process.wait(HANG_TIMEOUT_S) == 0
 
 
 def test_ready_line_has_a_working_command(server: RunningServer) -> None:
-    """One line with every address and a command that works."""
     assert server.ready_line.count("\n") == 1
     command = server.ready_line.partition("Try: ")[2]
-    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert '"pooled":[' in found.stdout
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=True)
+    assert '"pooled":[' in result.stdout

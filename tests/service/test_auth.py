@@ -1,6 +1,4 @@
-"""ApiKeys: what the file may hold, and that without a key every door is closed but the few that
-are meant to be open.
-"""
+"""API keys: the format of the key file, and the routes and methods that require a key."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -19,11 +17,11 @@ from service.errors import Unauthenticated
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
-from tests.service.conftest import open_house
+from tests.service.conftest import open_harness
 
 KEY = "correct-horse"
-OPEN = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
-BAD = {
+PUBLIC = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
+INVALID = {
     "none": None,
     "empty": b"",
     "no scheme": KEY.encode(),
@@ -35,9 +33,9 @@ BAD = {
     "other case": b"Bearer Correct-Horse",
     "other scheme": b"Basic correct-horse",
     "twice": b"Bearer correct-horse correct-horse",
-    "10 KB": b"Bearer " + b"a" * 10_240,
+    "10 KiB": b"Bearer " + b"a" * 10_240,
     "not ASCII": b"Bearer \xc3\xa9\xff",
-    "a comment of the file": b"Bearer # comment",
+    "comment of the file": b"Bearer # comment",
 }
 
 
@@ -48,12 +46,11 @@ def keys_of(tmp_path: Path, content: bytes) -> ApiKeys | None:
 
 
 def test_keys_are_none_without_a_file() -> None:
-    """Everything is open."""
     assert ApiKeys.load(None) is None
 
 
 def test_file_has_one_key_per_line(tmp_path: Path) -> None:
-    """Blank lines and comments left out, blanks round a key too."""
+    """Blank lines, comments and whitespace around keys are ignored."""
     keys = keys_of(tmp_path, b"# team a\nfirst \n\n  second\r\n#third\n")
     assert keys is not None
     for key in ("first", "second"):
@@ -65,38 +62,35 @@ def test_file_has_one_key_per_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"# only a comment\n\n", b"\xff\xfe"])
 def test_file_without_keys_is_rejected(tmp_path: Path, content: bytes) -> None:
-    """Rather than a server that lets nobody in, or everybody."""
     with pytest.raises(ConfigError, match="ATTENDANT_API_KEYS_FILE"):
         keys_of(tmp_path, content)
 
 
 def test_missing_file_is_rejected(tmp_path: Path) -> None:
-    """By the option's name."""
     with pytest.raises(ConfigError, match=r"ATTENDANT_API_KEYS_FILE: .*cannot read"):
         ApiKeys.load(tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_values_are_refused_alike(name: str) -> None:
-    """With one message for all, as text or bytes."""
-    sent = BAD[name]
-    with pytest.raises(Unauthenticated, match="Send: Authorization: Bearer KEY"):
-        ApiKeys([KEY, "other"]).check(sent)
-    if sent is not None:
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_header_is_rejected_as_bytes_and_text(name: str) -> None:
+    header = INVALID[name]
+    with pytest.raises(Unauthenticated, match="Send the header Authorization: Bearer KEY"):
+        ApiKeys([KEY, "other"]).check(header)
+    if header is not None:
         with pytest.raises(Unauthenticated):
-            ApiKeys([KEY, "other"]).check(sent.decode("latin-1"))
+            ApiKeys([KEY, "other"]).check(header.decode("latin-1"))
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_scheme_ignores_case(scheme: str) -> None:
-    """As RFC 9110 says."""
+    """See RFC 9110."""
     ApiKeys([KEY, "ключ"]).check(f"{scheme} {KEY}")
     ApiKeys([KEY, "ключ"]).check(f"{scheme} ключ".encode())
 
 
 @pytest.fixture(scope="module")
-def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that asks for a key."""
+def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that requires a key."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# comment\n{KEY}\n")
     running = start_server(model_dir=default_artifact, api_keys_file=path)
@@ -104,71 +98,68 @@ def locked(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert stop_server(running) == 0
 
 
-def routes(client: httpx.Client) -> set[tuple[str, str]]:
-    """Every method and path that the running app describes, and some that it does not have."""
-    described = client.get("/openapi.json").json()["paths"]
-    found = {(method.upper(), path) for path, methods in described.items() for method in methods}
-    closed = {(method, path) for method, path in found if path not in OPEN}
-    strange = ("/nothing", "/page/nothing.js", "/metrics", "/livez/", "/%2Flivez", "/docs/oauth2-redirect")
-    return closed | {("HEAD", path) for _, path in closed} | {("GET", path) for path in strange} | {("POST", "/livez/")}
+def private_routes(client: httpx.Client) -> set[tuple[str, str]]:
+    """Return methods and paths that require a key: those of the OpenAPI document, and some unknown ones."""
+    paths = client.get("/openapi.json").json()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods if path not in PUBLIC}
+    unknown = ("/nothing", "/page/nothing.js", "/metrics", "/livez/", "/%2Flivez", "/docs/oauth2-redirect")
+    return routes | {("HEAD", path) for _, path in routes} | {("GET", path) for path in unknown} | {("POST", "/livez/")}
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if name != "blank key"])  # the client strips it
-def test_routes_require_a_key_by_default(locked: RunningServer, name: str) -> None:
-    """401 with WWW-Authenticate for every method and path, known or not, whatever was wrong with the key."""
-    sent = BAD[name]
-    headers = {} if sent is None else {b"authorization": sent}
-    with httpx.Client(base_url=locked.rest, cookies={"key": KEY}) as client:
-        for method, path in sorted(routes(client)):
-            answer = client.request(method, path + f"?key={KEY}", headers=headers)
-            assert (answer.status_code, answer.headers.get("www-authenticate")) == (401, "Bearer"), (method, path)
-            assert KEY not in answer.text
+@pytest.mark.parametrize("name", [name for name in INVALID if name != "blank key"])  # the client strips it
+def test_routes_require_a_key_by_default(secured: RunningServer, name: str) -> None:
+    """Check known and unknown methods and paths."""
+    header = INVALID[name]
+    headers = {} if header is None else {b"authorization": header}
+    with httpx.Client(base_url=secured.rest, cookies={"key": KEY}) as client:
+        for method, path in sorted(private_routes(client)):
+            response = client.request(method, path + f"?key={KEY}", headers=headers)
+            assert (response.status_code, response.headers.get("www-authenticate")) == (401, "Bearer"), (method, path)
+            assert KEY not in response.text
 
 
-def test_openai_says_it_in_its_own_words(locked: RunningServer) -> None:
-    """As its client expects."""
-    error = httpx.post(locked.rest + "/v1/embeddings", json={}).json()["error"]
+def test_missing_key_has_an_openai_error_type(secured: RunningServer) -> None:
+    error = httpx.post(secured.rest + "/v1/embeddings", json={}).json()["error"]
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
 
-def test_routes_accept_a_valid_key(locked: RunningServer) -> None:
-    """And no body is read before it is checked."""
+def test_routes_accept_a_valid_key(secured: RunningServer) -> None:
+    """The key is checked before the body."""
     body = {"inputs": "money"}
-    answer = httpx.post(locked.rest + "/v1/encode", json=body, headers={"authorization": f"Bearer {KEY}"})
-    assert answer.status_code == 200
-    assert httpx.post(locked.rest + "/v1/encode", content=b"\xff").status_code == 401
+    response = httpx.post(secured.rest + "/v1/encode", json=body, headers={"authorization": f"Bearer {KEY}"})
+    assert response.status_code == 200
+    assert httpx.post(secured.rest + "/v1/encode", content=b"\xff").status_code == 401
 
 
-async def test_rest_compares_the_bytes_of_a_key(model: LoadedModel) -> None:
-    """A key may have characters beyond ASCII."""
-    async with open_house(model, keys=ApiKeys(["schlüssel"])) as house:
+async def test_rest_accepts_a_non_ascii_key(model: LoadedModel) -> None:
+    async with open_harness(model, keys=ApiKeys(["schlüssel"])) as harness:
         headers = [(b"authorization", "Bearer schlüssel".encode())]
-        assert (await house.client.get("/v1/model", headers=headers)).status_code == 200
+        assert (await harness.client.get("/v1/model", headers=headers)).status_code == 200
 
 
-@pytest.mark.parametrize("path", OPEN)
-def test_probes_and_docs_stay_open(locked: RunningServer, path: str) -> None:
-    """Neither Kubernetes nor a reader has a key."""
-    assert httpx.get(locked.rest + path).status_code == 200
+@pytest.mark.parametrize("path", PUBLIC)
+def test_probes_and_docs_require_no_key(secured: RunningServer, path: str) -> None:
+    """Kubernetes and readers of the docs have no key."""
+    assert httpx.get(secured.rest + path).status_code == 200
 
 
-def test_admin_port_requires_no_key(locked: RunningServer) -> None:
-    """It listens on loopback; refusals are counted there."""
-    found = httpx.get(locked.admin + "/metrics")
-    refused = re.search(r'^attendant_rejected_total\{reason="auth"\} (\S+)$', found.text, re.MULTILINE)
-    assert found.status_code == 200
-    assert refused is not None
+def test_admin_port_requires_no_key(secured: RunningServer) -> None:
+    """It listens on loopback. Its metrics count rejections."""
+    response = httpx.get(secured.admin + "/metrics")
+    counter = re.search(r'^attendant_rejected_requests_total\{reason="auth"\} (\S+)$', response.text, re.MULTILINE)
+    assert response.status_code == 200
+    assert counter is not None
 
 
 @pytest.fixture
-async def channel(locked: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(locked.grpc) as opened:
+async def channel(secured: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(secured.grpc) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", f"Bearer  {KEY}", KEY, "Bearer " + "a" * 4000])
 async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value: str | None) -> None:
-    """UNAUTHENTICATED, reflection included, before a stream has sent anything."""
+    """Streams and reflection are rejected before their first message."""
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     metadata = None if value is None else (("authorization", value),)
     reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
@@ -183,8 +174,7 @@ async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value
 
 
 async def test_grpc_requires_a_key_except_health(channel: grpc.aio.Channel) -> None:
-    """The same key in the metadata."""
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-    found = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))
-    assert found.name == "all-MiniLM-L6-v2"
+    info = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))
+    assert info.name == "all-MiniLM-L6-v2"
     assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == 1

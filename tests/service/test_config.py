@@ -1,4 +1,4 @@
-"""Options: each can be set in the environment, as a flag and in .env; what is wrong is named in one line."""
+"""Options from the environment, flags and .env files, and the errors for unknown options and wrong values."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,11 @@ from service.config import ConfigError, Settings, describe_options, load_setting
 from tests.conftest import ROOT
 
 VALUES = {
+    "allowed_hosts": "attendant.example",
+    "cors_origins": "https://attendant.example",
+    "openai_token_ids": "true",
     "model_dir": "/srv/model",
-    "model_sha256": "abc",
+    "model_digest": "abc",
     "model_aliases": "one,two",
     "host": "::1",
     "rest_port": "9000",
@@ -38,8 +41,8 @@ VALUES = {
     "max_connections": "22",
     "max_grpc_streams": "23",
     "gpu_device": "1",
-    "gpu_memory_bytes": "17",
-    "max_deadline_ms": "12",
+    "gpu_memory_limit_bytes": "17",
+    "max_timeout_ms": "12",
     "header_timeout_ms": "13",
     "body_timeout_ms": "14",
     "drain_delay_ms": "15",
@@ -58,48 +61,47 @@ WRONG = {
     "provider": "tpu",
     "max_queue_tokens": "1.5",
     "gpu_device": "-1",
-    "gpu_memory_bytes": "-1",
+    "gpu_memory_limit_bytes": "-1",
 }
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty directory, where no .env lies."""
+def empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run the test in an empty directory, without a .env file."""
     monkeypatch.chdir(tmp_path)
 
 
-def shown(settings: Settings, name: str) -> str:
+def format_value(settings: Settings, name: str) -> str:
     value = getattr(settings, name)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def test_option_values_cover_all_options() -> None:
-    """So that the tests below cover a new one."""
+    """The other tests use these values."""
     assert set(VALUES) == set(Settings.model_fields)
-    assert all(shown(Settings(), name) != value for name, value in VALUES.items())
+    assert all(format_value(Settings(), name) != value for name, value in VALUES.items())
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """ATTENDANT_ and the name in capitals."""
+def test_option_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"ATTENDANT_{name.upper()}", VALUES[name])
-    assert shown(load_settings(), name) == VALUES[name]
+    assert format_value(load_settings(), name) == VALUES[name]
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_from_a_flag(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Two dashes and the name with dashes; it wins over the environment."""
-    monkeypatch.setenv(f"ATTENDANT_{name.upper()}", shown(Settings(), name).replace("None", ""))
+def test_option_is_read_from_a_flag(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A flag overrides the environment."""
+    monkeypatch.setenv(f"ATTENDANT_{name.upper()}", format_value(Settings(), name).replace("None", ""))
     flag = f"--{name.replace('_', '-')}"
-    spellings = [["--no-docs"]] if name == "docs" else [[f"{flag}={VALUES[name]}"], [flag, VALUES[name]]]
-    assert [shown(load_settings(arguments), name) for arguments in spellings] == [VALUES[name]] * len(spellings)
+    switches = {"docs": "--no-docs", "openai_token_ids": "--openai-token-ids"}
+    spellings = [[switches[name]]] if name in switches else [[f"{flag}={VALUES[name]}"], [flag, VALUES[name]]]
+    assert [format_value(load_settings(arguments), name) for arguments in spellings] == [VALUES[name]] * len(spellings)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
-    """In the directory where the server starts."""
+def test_option_is_read_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
     (tmp_path / ".env").write_text(f"ATTENDANT_{name.upper()}={VALUES[name]}\n")
-    assert shown(load_settings(), name) == VALUES[name]
+    assert format_value(load_settings(), name) == VALUES[name]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_from_a_dotenv_file(tmp_path: Path, name: str) -> None:
 def test_wrong_value_error_names_the_option(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, place: str
 ) -> None:
-    """In one line, wherever it was set."""
+    """The error is one line."""
     variable, arguments = f"ATTENDANT_{name.upper()}", None
     if place == "environment":
         monkeypatch.setenv(variable, WRONG[name])
@@ -117,15 +119,14 @@ def test_wrong_value_error_names_the_option(
         (tmp_path / ".env").write_text(f"{variable}={WRONG[name]}\n")
     else:
         arguments = [f"--{name.replace('_', '-')}={WRONG[name]}"]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         load_settings(arguments)
-    assert str(refused.value).startswith(f"{variable}: ")
-    assert "\n" not in str(refused.value)
+    assert str(raised.value).startswith(f"{variable}: ")
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])
 def test_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
-    """By its name: a misspelt option that is ignored is worse than none."""
     (tmp_path / ".env").write_text(f"{variable}=1\n")
     with pytest.raises(ConfigError, match=f"^{variable}: unknown option"):
         load_settings()
@@ -143,7 +144,6 @@ def test_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ],
 )  # fmt: skip
 def test_unknown_variable_error_names_the_nearest_option(variable: str, nearest: str | None) -> None:
-    """If there is a similar one."""
     with pytest.raises(ConfigError, match=f"^{variable}: unknown option") as raised:
         load_settings(environ={variable: "8080"})
     assert nearest is None or f"Did you mean {nearest}?" in str(raised.value)
@@ -168,7 +168,7 @@ KUBERNETES = """
 )
 @pytest.mark.parametrize("scheme", ["tcp", "udp"])
 def test_variables_of_a_kubernetes_service_are_ignored(service: str, scheme: str) -> None:
-    """For a Service of any name that starts with attendant; the defaults apply, and real options still count."""
+    """Options of the same environment still apply."""
     lines = KUBERNETES.format(service).replace("_PORT=tcp:", f"_PORT={scheme}:").split()
     environ = dict(line.split("=", 1) for line in lines) | {"ATTENDANT_THREADS": "3"}
     settings = load_settings(environ=environ)
@@ -176,8 +176,7 @@ def test_variables_of_a_kubernetes_service_are_ignored(service: str, scheme: str
     assert settings == Settings(threads=3)
 
 
-def test_given_environment_replaces_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its values nor its unknown names are read."""
+def test_environ_argument_replaces_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENDANT_REST_PORT", "9000")
     monkeypatch.setenv("ATTENDANT_NONSENSE", "1")
     assert load_settings(environ={"ATTENDANT_GRPC_PORT": "9001"}) == Settings(grpc_port=9001)
@@ -186,32 +185,32 @@ def test_given_environment_replaces_that_of_the_process(monkeypatch: pytest.Monk
 
 def test_drain_delay_must_be_below_the_timeout() -> None:
     """A longer delay would leave no time to drain."""
-    with pytest.raises(ConfigError, match=r"^ATTENDANT_DRAIN_DELAY_MS: not below .*_TIMEOUT_MS \(500, limit 500\)"):
+    with pytest.raises(
+        ConfigError, match=r"^ATTENDANT_DRAIN_DELAY_MS: must be less than .*_TIMEOUT_MS \(500, limit 500\)"
+    ):
         load_settings(environ={"ATTENDANT_DRAIN_DELAY_MS": "500", "ATTENDANT_DRAIN_TIMEOUT_MS": "500"})
 
 
-def test_other_programs_may_share_the_dotenv_file(tmp_path: Path) -> None:
-    """Their lines are none of our business."""
+def test_other_variables_of_the_dotenv_file_are_ignored(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DATABASE_URL=x\nATTENDANT_REST_PORT=9000\n")
     assert load_settings().rest_port == 9000
 
 
 def test_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As everywhere."""
     (tmp_path / ".env").write_text("ATTENDANT_REST_PORT=9000\n")
     monkeypatch.setenv("ATTENDANT_REST_PORT", "9001")
     assert load_settings().rest_port == 9001
 
 
 def test_options_page_is_up_to_date() -> None:
-    """docs/options.md is written by `attendant options`."""
+    """`attendant options` writes docs/options.md."""
     assert (ROOT / "docs" / "options.md").read_text() == describe_options()
     assert all(f"`ATTENDANT_{name.upper()}`" in describe_options() for name in VALUES)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_options_have_descriptions_and_units(name: str) -> None:
-    """A sentence for each; times, sizes and counts of tokens end in their unit."""
+    """Names of numeric options end in their unit."""
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
@@ -222,23 +221,20 @@ def test_options_have_descriptions_and_units(name: str) -> None:
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """`attendant serve --help`, and it ends well."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         load_settings(["--help"])
-    said = capsys.readouterr().out
-    assert left.value.code == 0
-    assert all(f"--{name.replace('_', '-')}" in said for name in VALUES)
+    output = capsys.readouterr().out
+    assert raised.value.code == 0
+    assert all(f"--{name.replace('_', '-')}" in output for name in VALUES)
 
 
 def test_unknown_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a usage error that names it."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         load_settings(["--rest-prot", "1"])
-    assert left.value.code == 2
+    assert raised.value.code == 2
     assert "--rest-prot" in capsys.readouterr().err
 
 
-def test_settings_cannot_be_changed() -> None:
-    """What was read at the start holds to the end."""
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().rest_port = 1  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The table of errors: every class, its code, status and label, and both renderings of it."""
+"""Errors: code, status and metric label per class, and their representation in REST and gRPC."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 
 from service import errors
-from service.errors import Internal, NonFiniteOutput, QueueFull, RequestTooLarge, ServiceError
+from service.errors import Cancelled, InputTooLong, Internal, NonFiniteOutput, QueueFull, RequestTooLarge, ServiceError
 from service.metrics import REJECTIONS
 from service.rest.middleware import RequestContext, error_response
 from service.rpc.interceptor import abort
@@ -26,12 +26,14 @@ KINDS = sorted(set(subclasses(ServiceError)), key=lambda kind: kind.__name__)
 
 
 def make(kind: type[ServiceError]) -> ServiceError:
-    return kind() if kind in (Internal, NonFiniteOutput) else kind("inputs[3] has 612 tokens; the limit is 256.")
+    if kind in (Cancelled, Internal, NonFiniteOutput):
+        return kind()
+    return kind("too long", "Shorten it.", field="inputs[3]", actual=612, limit=256, unit="tokens")
 
 
 def documented() -> dict[str, tuple[int, str]]:
-    """Status and code of each class in the tree of the module's docstring; an indented one has its parent's."""
-    found: dict[str, tuple[int, str]] = {}
+    """Return status and code per class in the tree of the module docstring. A subclass inherits them."""
+    table: dict[str, tuple[int, str]] = {}
     parent = (0, "")
     for line in (errors.__doc__ or "").splitlines():
         branch, _, rest = line.partition("── ")
@@ -39,31 +41,36 @@ def documented() -> dict[str, tuple[int, str]]:
         if words and len(branch) <= 2 and len(words) >= 3:
             parent = (int(words[1]), words[2])
         if words:
-            found[words[0]] = parent
-    return found
+            table[words[0]] = parent
+    return table
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_matches_the_docstring(kind: type[ServiceError]) -> None:
-    """Code and HTTP status, and a label that the metrics know."""
+    """Check code, HTTP status and metric label."""
     assert documented()[kind.__name__] == (kind.http_status, kind.code)
     assert kind.code in grpc.StatusCode.__members__
     assert kind.label in ("", *REJECTIONS)
     assert make(kind).reason.replace("_", "").isalpha()
 
 
+def test_message_names_field_actual_limit_and_remedy() -> None:
+    error = make(InputTooLong)
+    assert error.message == "inputs[3]: too long (612 tokens, limit 256). Shorten it."
+    assert (error.field, error.actual, error.limit) == ("inputs[3]", 612, 256)
+
+
 def test_docstring_lists_all_errors() -> None:
-    """And no class that is gone."""
     assert set(documented()) == {kind.__name__ for kind in KINDS}
     assert len({make(kind).reason for kind in KINDS}) == len(KINDS)
 
 
 class Aborted(Exception):
-    """What gRPC's own context raises."""
+    """Raised by `FakeContext.abort`, as by the context of grpc."""
 
 
-class Context:
-    """The one method of a gRPC context that an error needs; it notes what it was told."""
+class FakeContext:
+    """A gRPC context that records the arguments of `abort`."""
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, Any], ...]) -> None:
         self.code, self.details, self.trailing = code, details, dict(trailing)
@@ -72,14 +79,22 @@ class Context:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> None:
-    """Code, reason, message and request id, in at most 1 KiB."""
-    error, context = make(kind), Context()
+    """Compare code, reason, message and request ID. Both are at most 1 KiB."""
+    error, context = make(kind), FakeContext()
     response = error_response(RequestContext("id-1", "rest"), error)
     body = json.loads(bytes(response.body))["error"]
     with pytest.raises(Aborted):
         await abort(context, error, "id-1")
     assert (response.status_code, len(response.body) <= 1024) == (kind.http_status, True)
-    assert body == {"code": kind.code, "reason": error.reason, "message": error.message, "request_id": "id-1"}
+    assert body == {
+        "code": kind.code,
+        "reason": error.reason,
+        "message": error.message,
+        "field": error.field,
+        "limit": error.limit,
+        "actual": error.actual,
+        "request_id": "id-1",
+    }
     assert (context.code.name, context.details) == (kind.code, error.message)
     status = Status.FromString(context.trailing["grpc-status-details-bin"])
     assert status.ByteSize() <= 1024
@@ -88,8 +103,8 @@ async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_openai_has_a_kind_for_each(kind: type[ServiceError]) -> None:
-    """A type that its clients know, and 400 for content that is wrong."""
+def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
+    """Invalid content has status 400 in this API."""
     response = error_response(RequestContext("id-1", "openai"), make(kind))
     body = json.loads(bytes(response.body))["error"]
     assert set(body) == {"message", "type", "param", "code"}
@@ -98,11 +113,13 @@ def test_openai_has_a_kind_for_each(kind: type[ServiceError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
+    ("delay_s", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
 )
-async def test_full_queue_error_has_a_retry_delay(asked: float | None, seconds: str | None, milliseconds: str) -> None:
-    """Retry-After in whole seconds, never 0; pushback in milliseconds."""
-    error, context = QueueFull("full", retry_after_s=asked), Context()
+async def test_full_queue_error_has_a_retry_delay(
+    delay_s: float | None, seconds: str | None, milliseconds: str
+) -> None:
+    """Retry-After is in whole seconds and at least 1. The gRPC pushback is in milliseconds."""
+    error, context = QueueFull("full", retry_after_s=delay_s), FakeContext()
     assert error_response(RequestContext("id-1", "rest"), error).headers.get("retry-after") == seconds
     with pytest.raises(Aborted):
         await abort(context, error, "id-1")
@@ -110,14 +127,14 @@ async def test_full_queue_error_has_a_retry_delay(asked: float | None, seconds: 
 
 
 async def test_too_large_error_forbids_retries() -> None:
-    """Though its code is one that clients retry."""
-    context = Context()
+    """Clients retry other errors with this code."""
+    context = FakeContext()
     with pytest.raises(Aborted):
         await abort(context, RequestTooLarge("large"), "id-1")
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"
 
 
 def test_internal_error_has_no_details() -> None:
-    """No argument could carry a library's text."""
+    """It accepts no argument that could contain the text of a library."""
     assert "log" in Internal().message
     assert list(inspect.signature(NonFiniteOutput).parameters) == []

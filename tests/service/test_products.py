@@ -1,4 +1,4 @@
-"""Every combination of options, through REST and gRPC: each response keeps its contract, and both protocols agree.
+"""Combinations of request fields over REST and gRPC: responses follow the contract, and both APIs agree.
 
 `make fuzz` runs this file with 20,000 examples.
 """
@@ -37,7 +37,7 @@ GRPC_OF_HTTP = {400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE
 
 @dataclass(frozen=True)
 class Clients:
-    """A running service with a client per protocol, and the facts of its model."""
+    """A running service with one client per API, and its model info."""
 
     service: ServiceThread
     rest: httpx.Client
@@ -59,12 +59,17 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def clients(model: LoadedModel) -> Iterator[Clients]:
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as rest:
-        described = rest.get("/v1/model").json()
-        facts = ModelFacts(*(described[name] for name in ("layer_count", "head_count", "width", "vocabulary_size")))
+    with (
+        ServiceThread(model, openai_token_ids=True) as service,
+        httpx.Client(base_url=service.rest, timeout=120) as rest,
+    ):
+        info = rest.get("/v1/model").json()
+        facts = ModelFacts(
+            *(info[name] for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"))
+        )
         options = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(service.grpc, options=options) as channel:
-            tolerance = 1e-5 if described["precision"] == "float32" else 5e-4
+            tolerance = 1e-5 if info["precision"] == "float32" else 5e-4
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
             yield Clients(service, rest, stub, facts, tolerance)
 
@@ -77,7 +82,7 @@ def clients(model: LoadedModel) -> Iterator[Clients]:
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_every_response_keeps_the_contract(clients: Clients, data: st.DataObject) -> None:
+def test_responses_follow_the_contract(clients: Clients, data: st.DataObject) -> None:
     operation, request = data.draw(requests(clients.facts))
     response = clients.post(operation, request)
     event(f"{operation} {response.status_code}")
@@ -93,7 +98,7 @@ def test_every_response_keeps_the_contract(clients: Clients, data: st.DataObject
 
 def check_error(operation: str, request: Body, response: httpx.Response) -> None:
     assert len(response.content) <= 1024
-    assert response.status_code in (400, 413, 422)
+    assert response.status_code in (400, 404, 413, 422)
     error = response.json()["error"]
     assert error["message"]
     for text in (word for word in str(request).split() if len(word) > 60):
@@ -103,12 +108,12 @@ def check_error(operation: str, request: Body, response: httpx.Response) -> None
 def check_response(clients: Clients, operation: str, request: Body, body: Any) -> None:
     facts = clients.facts
     if operation == "encode":
-        check_encode(request, body, facts.width)
+        check_encode(request, body, facts)
         check_alone(clients, request, body)
     elif operation == "attend":
         check_attend(request, body, facts)
     elif operation == "compare":
-        check_compare(request, body, facts.layer_count)
+        check_compare(request, body, facts.num_hidden_layers)
     elif operation == "tokenize":
         items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
         for item, result in zip(items, body["results"], strict=True):
@@ -120,31 +125,32 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
 
 
 def check_alone(clients: Clients, request: Body, body: Any) -> None:
-    """The last input alone gives the vectors that it has among the others."""
+    """Check that the vectors of the last input do not depend on the other inputs."""
     if isinstance(request["inputs"], str) or len(request["inputs"]) == 1:
         return
     alone = clients.post("encode", {**request, "inputs": request["inputs"][-1:]})
     assert alone.status_code == 200, alone.text
-    (one,), together = alone.json()["results"], body["results"][-1]
-    assert set(one) == set(together)
+    (expected,), result = alone.json()["results"], body["results"][-1]
+    assert set(expected) == set(result)
     dtype = request.get("dtype", "float32")
-    for name in one:
+    for name in expected:
         if name == "pooled" or name.endswith("_vectors"):
-            assert_close(array_of(one[name], dtype), array_of(together[name], dtype), tolerance(clients, dtype))
+            assert_close(array_of(expected[name], dtype), array_of(result[name], dtype), tolerance(clients, dtype))
         else:
-            assert one[name] == together[name]
+            assert expected[name] == result[name]
 
 
 def check_embeddings(clients: Clients, request: Body, body: Any) -> None:
-    """The OpenAI adapter returns the pooled vectors of the native one."""
-    given_input = request["input"]
-    if isinstance(given_input, str):
-        inputs: Any = given_input
-    elif isinstance(given_input[0], int):
-        inputs = [{"token_ids": given_input}]
+    """Check that the OpenAI API returns the pooled vectors of the native API."""
+    openai_input = request["input"]
+    if isinstance(openai_input, str):
+        inputs: Any = openai_input
+    elif isinstance(openai_input[0], int):
+        inputs = [{"token_ids": openai_input}]
     else:
-        inputs = [item if isinstance(item, str) else {"token_ids": item} for item in given_input]
+        inputs = [item if isinstance(item, str) else {"token_ids": item} for item in openai_input]
     native = {"inputs": inputs} | ({"dimensions": request["dimensions"]} if "dimensions" in request else {})
+    native["truncation"] = "right" if request.get("truncate") else "error"
     results = clients.post("encode", native).json()["results"]
     assert len(body["data"]) == len(results)
     for index, (item, result) in enumerate(zip(body["data"], results, strict=True)):
@@ -159,60 +165,60 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
     message = to_message(operation, request)
     if message is None:
         return
-    answer = clients.call(operation, message)
-    if isinstance(answer, grpc.RpcError):
-        code = answer.code().name
-        assert code not in SERVER_ERRORS, answer
+    result = clients.call(operation, message)
+    if isinstance(result, grpc.RpcError):
+        code = result.code().name
+        assert code not in SERVER_ERRORS, result
         too_large = response.status_code == 200  # JSON and protobuf differ in size, and only in size
-        assert not too_large, answer
-        assert code == GRPC_OF_HTTP[response.status_code], (answer, response.text)
+        assert not too_large, result
+        assert code == GRPC_OF_HTTP[response.status_code], (result, response.text)
         return
     if response.status_code != 200:
         reason = response.json()["error"]["reason"]
-        json_only = reason == "response_too_large" or "encoding" in response.json()["error"]["message"]
+        json_only = reason == "RESPONSE_TOO_LARGE" or "encoding_format" in response.json()["error"]["message"]
         assert json_only, response.text
         return
     body = response.json()
     if operation == "encode":
-        compare_encode(clients, request, body, answer)
+        compare_encode(clients, request, body, result)
     elif operation == "attend":
-        compare_attend(clients, request, body, answer)
+        compare_attend(clients, request, body, result)
     elif operation == "compare":
-        for ours, theirs in zip(answer.layers, body["layers"], strict=True):
-            assert_close(array_of_tensor(ours.cosine), array_of(theirs["cosine"]), 1e-5)
+        for actual, expected in zip(result.layers, body["layers"], strict=True):
+            assert_close(array_of_tensor(actual.cosine), array_of(expected["cosine"]), 1e-5)
     else:
-        for ours, theirs in zip(answer.results, body["results"], strict=True):
-            assert [token.text for token in ours.tokens] == [token["text"] for token in theirs["tokens"]]
-            assert [(word.start, word.end) for word in ours.words] == [
-                (word["start"], word["end"]) for word in theirs["words"]
+        for actual, expected in zip(result.results, body["results"], strict=True):
+            assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]
+            assert [(word.start, word.end) for word in actual.words] == [
+                (word["start"], word["end"]) for word in expected["words"]
             ]
 
 
-def compare_encode(clients: Clients, request: Body, body: Any, answer: Any) -> None:
+def compare_encode(clients: Clients, request: Body, body: Any, result: Any) -> None:
     dtype = request.get("dtype", "float32")
-    for ours, theirs in zip(answer.results, body["results"], strict=True):
-        assert (ours.token_count, ours.truncated) == (theirs["token_count"], theirs["truncated"])
+    for actual, expected in zip(result.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
         for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
-            assert ours.HasField(name) == (name in theirs)
-            if name in theirs:
-                rest = array_of(theirs[name], dtype)
-                assert_close(array_of_tensor(getattr(ours, name)), rest, tolerance(clients, dtype))
+            assert actual.HasField(name) == (name in expected)
+            if name in expected:
+                rest = array_of(expected[name], dtype)
+                assert_close(array_of_tensor(getattr(actual, name)), rest, tolerance(clients, dtype))
 
 
-def compare_attend(clients: Clients, request: Body, body: Any, answer: Any) -> None:
-    header, maps = answer[0].header, [message.map for message in answer[1:]]
-    assert [each.map_count for each in header.inputs] == [len(result["maps"]) for result in body["results"]]
-    theirs = [each for result in body["results"] for each in result["maps"]]
+def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> None:
+    header, maps = result[0].header, [message.map for message in result[1:]]
+    assert [info.map_count for info in header.inputs] == [len(item["maps"]) for item in body["results"]]
+    expected_maps = [attention_map for item in body["results"] for attention_map in item["maps"]]
     dtype = request.get("dtype", "float32")
-    for ours, other in zip(maps, theirs, strict=True):
-        assert list(ours.no_mass_rows) == other["no_mass_rows"]
-        if ours.HasField("matrix"):
-            left, right = array_of_tensor(ours.matrix), array_of(other["matrix"], dtype)
+    for actual, expected in zip(maps, expected_maps, strict=True):
+        assert list(actual.empty_rows) == expected["empty_rows"]
+        if actual.HasField("matrix"):
+            left, right = array_of_tensor(actual.matrix), array_of(expected["matrix"], dtype)
             np.testing.assert_allclose(
                 left.astype(float), right.astype(float).reshape(left.shape), atol=2e-2, rtol=2e-2
             )
         else:
-            assert list(ours.sparse.indices) == [index for row in other["matrix"]["indices"] for index in row]
+            assert list(actual.sparse.indices) == [index for row in expected["matrix"]["indices"] for index in row]
 
 
 def tolerance(clients: Clients, dtype: str) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
 from model.packing import BatchShape, BatchShapes, Ints, PackedBatch, pack_batch
-from model.tokenizer import Tokens
+from model.tokenizer import TokenizedInput
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, TextVectors
 from service.errors import NonFiniteOutput
@@ -23,18 +23,18 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device, and how many bytes of its memory the model may use; 0 means all of it."""
+    """A CUDA device and its memory limit in bytes (0: no limit)."""
 
     device: int = 0
     memory_limit_bytes: int = 0
 
 
-FIRST_GPU = Gpu()
+DEFAULT_GPU = Gpu()
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend to open: where, in which precision, from which graph of the artifact, and why.
+    """A backend to open: provider, precision, graph of the artifact, and the reason for the choice.
 
     `streams` batches execute at the same time, each on `threads_per_stream` threads.
     """
@@ -46,14 +46,14 @@ class BackendChoice:
     threads_per_stream: int
     max_batch_tokens: int
     reason: str
-    gpu: Gpu = FIRST_GPU
+    gpu: Gpu = DEFAULT_GPU
 
 
 class Task(Protocol):
-    """One unit of scheduled work: a tokenized input and what is wanted of it."""
+    """One unit of scheduled work: a tokenized input and the requested results."""
 
     @property
-    def tokens(self) -> Tokens: ...
+    def tokens(self) -> TokenizedInput: ...
 
 
 Task_contra = TypeVar("Task_contra", bound=Task, contravariant=True)
@@ -61,26 +61,26 @@ Result = TypeVar("Result")
 
 
 class Backend(Protocol[Task_contra, Result]):
-    """One way to execute a graph. Methods may be called from `workers` threads at the same time."""
+    """Executor of one graph. Methods may be called from `workers` threads at the same time."""
 
     @property
     def choice(self) -> BackendChoice: ...
 
     @property
     def workers(self) -> int:
-        """Worker threads that keep it busy: one per stream, and one that prepares the next batch."""
+        """Number of worker threads."""
 
     @property
     def max_batch_tokens(self) -> int:
-        """Tokens that tasks may share in a batch; a longer task has a batch of its own."""
+        """Maximum number of tokens in a batch of several tasks; a longer task has its own batch."""
 
     @property
     def max_batch_size(self) -> int:
-        """Tasks that a batch may hold."""
+        """Maximum number of tasks per batch."""
 
     @property
     def length_buckets(self) -> tuple[int, ...]:
-        """The lengths that batches may have, ascending."""
+        """Allowed batch sizes in tokens, ascending."""
 
     def padded_tokens(self, sizes: Sequence[int], /) -> int:
         """Return the length of the batch that holds sequences of these sizes, padding included."""
@@ -89,25 +89,25 @@ class Backend(Protocol[Task_contra, Result]):
         """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions."""
 
     def warm_up(self) -> float:
-        """Run what is slow the first time; return the measured rate in tokens per second."""
+        """Run each shape that is slow on first use; return the measured rate in tokens per second."""
 
     def probe(self) -> None:
-        """Run a tiny valid batch. Raises what the runtime raises if the session or its device is broken."""
+        """Run a tiny valid batch. Raises an exception of the runtime if the session or its device is broken."""
 
     def reopen(self) -> None:
-        """Replace the session by a fresh one. Raises what the runtime raises."""
+        """Replace the session with a new one. Raises exceptions of the runtime."""
 
 
 class PackedBackend(ABC):
-    """Base of the CPU backends: packed batches through a graph that gives `last_hidden_state`, float32, (R, T, D)."""
+    """Base of the CPU backends: packed batches through a graph that returns `last_hidden_state`, float32, (R, T, D)."""
 
     batch_shapes: tuple[tuple[int, int], ...]
-    """Rows and length of the shapes that batches may have."""
+    """Allowed batch shapes, (rows, length)."""
 
     def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
         manifest = artifact.manifest
         self.choice = choice
-        self.workers = choice.streams + 1
+        self.workers = choice.streams + 1  # one per stream, and one that prepares the next batch
         self.max_batch_tokens = choice.max_batch_tokens
         self.max_batch_size = choice.max_batch_tokens
         self.shapes = BatchShapes(manifest.max_input_tokens, choice.max_batch_tokens, self.batch_shapes)
@@ -118,11 +118,11 @@ class PackedBackend(ABC):
 
     @abstractmethod
     def reopen(self) -> None:
-        """Open a session over the verified bytes of the artifact, in place of the one before."""
+        """Open a session over the verified bytes of the artifact, replacing the current one."""
 
     @abstractmethod
     def infer(self, inputs: dict[str, Ints]) -> Floats:
-        """Return `last_hidden_state` (R, T, D), an array that the caller may keep."""
+        """Return `last_hidden_state` (R, T, D), an array owned by the caller."""
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return self.shapes.fit(sizes)[0].tokens
@@ -130,12 +130,13 @@ class PackedBackend(ABC):
     def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
         batch = self._pack([task.tokens for task in tasks])
         last_hidden_state = self.infer(batch.inputs)
-        # A NaN or an infinity anywhere stays in the sum. Padding is computed like any sequence, so it is finite too.
+        # NaN and infinity propagate to the sum. Padding is computed like any sequence, so it is finite too.
         if not np.isfinite(last_hidden_state.sum()):
             raise NonFiniteOutput
         hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
-        wanted: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
-        pooled = {pooling: pool_batch(hidden, batch.starts, batch.sizes, pooling) for pooling in wanted}
+        modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
+        pool_from = [task.pool_from for task in tasks]
+        pooled = {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes}
         return [
             TextVectors(
                 hidden=hidden[None, start : start + size] if task.hidden else None,
@@ -158,17 +159,17 @@ class PackedBackend(ABC):
         seconds = min(_timed(self.infer, self.full_batch(shape)) for _ in range(runs))
         return shape.tokens * self.choice.streams / seconds
 
-    def _pack(self, sequences: Sequence[Tokens]) -> PackedBatch:
+    def _pack(self, sequences: Sequence[TokenizedInput]) -> PackedBatch:
         shape, starts = self.shapes.fit([len(tokens) for tokens in sequences])
-        pairs = [(tokens.ids, segment_types(tokens, self._segment_types)) for tokens in sequences]
+        pairs = [(tokens.input_ids, segment_types(tokens, self._segment_types)) for tokens in sequences]
         return pack_batch(pairs, shape, starts)
 
 
-def segment_types(tokens: Tokens, type_vocab_size: int) -> list[int] | None:
+def segment_types(tokens: TokenizedInput, type_vocab_size: int) -> list[int] | None:
     """Return the `token_type_ids` of an input; None if all are 0, as in single texts of most families."""
     if type_vocab_size == 1:
         return None
-    return tokens.types if any(tokens.types) else None
+    return tokens.token_type_ids if any(tokens.token_type_ids) else None
 
 
 def _timed(run: Any, inputs: dict[str, Ints]) -> float:

@@ -1,4 +1,4 @@
-"""The CPU this process may use: how many cores, and which instructions of them matter to a backend."""
+"""The CPUs available to this process: their number and instruction sets."""
 
 import contextlib
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 CPU_INFO = Path("/proc/cpuinfo")
 INFERENCE_NICE = 10
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of CPU time per period of as many microseconds that a container may use; "max" without a limit."""
+"""File with the CPU quota and period of the cgroup, in microseconds. The quota is "max" if unlimited."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class CpuFeatures:
 
     @classmethod
     def of(cls, cpu_info: str, machine: str = "x86_64") -> "CpuFeatures":
-        """Read the text of /proc/cpuinfo. On Arm, `i8mm` and `asimddp` stand for VNNI."""
+        """Read the text of /proc/cpuinfo. On Arm, `i8mm` and `asimddp` count as VNNI."""
         flags: set[str] = set()
         for line in cpu_info.splitlines():
             name, _, value = line.partition(":")

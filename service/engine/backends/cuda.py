@@ -85,15 +85,16 @@ class CudaBackend:
 
     def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
         shape = self.shapes.fit([len(task.tokens) for task in tasks])
-        sequences = [(task.tokens.ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
         batch = pack_varlen(sequences, shape)
-        wanted: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
-        in_graph: set[Pooling] = set() if self._pooling is None else {self._pooling}
-        needs_hidden = not wanted <= in_graph or any(task.hidden for task in tasks)
+        modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
+        pool_from = [task.pool_from for task in tasks]
+        in_graph: set[Pooling] = set() if self._pooling is None or any(pool_from) else {self._pooling}
+        needs_hidden = not modes <= in_graph or any(task.hidden for task in tasks)
         pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)
-        vectors = dict.fromkeys(wanted & in_graph, pooled)
-        vectors |= {mode: pool_batch(hidden, batch.starts, batch.sizes, mode) for mode in wanted - in_graph}
+        vectors = dict.fromkeys(modes & in_graph, pooled)
+        vectors |= {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes - in_graph}
         # A NaN or an infinity anywhere stays in the sum.
         if not all(np.isfinite(values.sum()) for values in (hidden, *vectors.values())):
             raise NonFiniteOutput
@@ -106,7 +107,7 @@ class CudaBackend:
         ]
 
     def _infer(self, batch: VarlenBatch, *, hidden: bool) -> tuple[Floats, Floats]:
-        """Return pooled (N, D), empty if the graph does not pool, and hidden (T, D), empty if not wanted."""
+        """Return pooled (N, D), empty if the graph does not pool, and hidden (T, D), empty if not requested."""
         return self._thread.submit(self._device.run, batch, hidden).result()
 
 
@@ -161,7 +162,7 @@ class _Device:
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
-        """Return device memory; shapes share what has the same size, since only one of them runs at a time."""
+        """Return device memory; shapes share tensors of the same size, because one runs at a time."""
         if (name, size) not in self._memory:
             zeros: Floats = np.zeros(size, dtype=dtype)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(zeros, self._device, self._number)

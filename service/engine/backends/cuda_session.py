@@ -1,4 +1,4 @@
-"""CUDA devices: how many there are, and a session that runs on one or does not open."""
+"""CUDA device detection, and sessions that never fall back to the CPU."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ log = logging.getLogger("attendant.gpu")
 
 
 def built_for_cuda() -> bool:
-    """Return whether this onnxruntime has the CUDA provider, as the package onnxruntime-gpu does; do not import it."""
+    """Return whether the installed onnxruntime has the CUDA provider, without importing it."""
     spec = importlib.util.find_spec("onnxruntime")
     return spec is not None and spec.origin is not None and (Path(spec.origin).parent / CUDA_LIBRARY).is_file()
 
@@ -40,20 +40,20 @@ def gpu_count() -> int:
 
 
 def open_session(graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu) -> "onnxruntime.InferenceSession":
-    """Open a session on the GPU that can capture CUDA graphs; raise `ConfigError` if it would run anywhere else.
+    """Open a session on the GPU, with CUDA graphs if available; raise `ConfigError` if the GPU cannot be used.
 
     cuDNN is not loaded: no node of the graph uses it.
     """
     import onnxruntime
 
-    with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries it misses
+    with contextlib.redirect_stdout(sys.stderr):  # preload_dlls prints missing libraries to stdout
         onnxruntime.preload_dlls(cudnn=False)
     session, reason = None, ""
     for capturing in (True, False):
         try:
             session = _open(graph, options, gpu, capturing=capturing)
             break
-        except Exception as error:  # noqa: BLE001  # its exceptions have no base of their own
+        except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base class
             reason = str(error).strip().partition("\n")[0]
             if capturing:
                 log.warning("cuda graphs unavailable reason=%s", reason)

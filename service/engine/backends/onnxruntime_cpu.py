@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
 from model.packing import BatchShape, Ints, pack_batch
-from model.tokenizer import Tokens
+from model.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.schema.encode import ExplainTask
 from service.errors import NonFiniteOutput
@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with 
 
 CPU = "CPUExecutionProvider"
 EXPLAIN_TOKENS_PER_SECOND = 3000.0
-"""First estimate for the explain lane, whose session opens with its first request; measurements replace it."""
+"""Initial estimate for the explain lane, whose session opens with its first request; measurements replace it."""
 
 
 class OnnxRuntimeCpuBackend(PackedBackend):
     """One session, which `workers` threads call at the same time; each run has one thread.
 
-    A session whose runs share two threads has 0.92 of this throughput (Intel with AVX-512, 128 tokens).
+    A session with two intra-op threads reaches 0.92 of this throughput (Intel with AVX-512, 128 tokens).
     """
 
     batch_shapes = tuple((1, length) for length in range(4, 257, 4))  # a new shape costs nothing here
@@ -63,10 +63,10 @@ class ExplainBackend:
 
     @cached_property
     def _session(self) -> "onnxruntime.InferenceSession":
-        """Also limit numpy's BLAS to one thread.
+        """The session, opened on first use. Opening it also limits NumPy's BLAS to one thread.
 
-        With more, matrices as small as attention maps take several times longer, and the threads keep cores from the
-        fast lane while they wait for work.
+        With more threads, products of matrices as small as attention maps are several times slower, and busy-waiting
+        threads take CPU time from the fast lane.
         """
         threadpool_limits(1, user_api="blas")
         return open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream, arena=False)
@@ -86,8 +86,8 @@ class ExplainBackend:
     def reopen(self) -> None:
         self.__dict__.pop("_session", None)
 
-    def _hidden_states(self, tokens: Tokens) -> Floats:
-        batch = pack_batch([(tokens.ids, segment_types(tokens, self._segment_types))], BatchShape(1, len(tokens)))
+    def _hidden_states(self, tokens: TokenizedInput) -> Floats:
+        batch = pack_batch([(tokens.input_ids, segment_types(tokens, self._segment_types))], BatchShape(1, len(tokens)))
         (hidden_states,) = self._session.run(None, batch.inputs)
         if not np.isfinite(hidden_states.sum()):
             raise NonFiniteOutput
@@ -97,9 +97,9 @@ class ExplainBackend:
 def open_cpu_session(
     artifact: Artifact, graph: str, threads: int, *, arena: bool = True
 ) -> "onnxruntime.InferenceSession":
-    """Open a graph over the very bytes that were verified.
+    """Open a graph from the bytes whose digest was verified.
 
-    Without an `arena`, memory goes back after each run: an arena that met many shapes keeps the sum of them.
+    Without an `arena`, memory is freed after each run; an arena keeps the memory of every shape it has seen.
     """
     import onnxruntime
 
@@ -112,7 +112,7 @@ def open_cpu_session(
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return options for a session whose threads sleep while they wait: the event loop needs the core."""
+    """Return options for a session whose idle threads do not spin, because the event loop needs CPU time."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

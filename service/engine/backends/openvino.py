@@ -19,22 +19,26 @@ from service.engine.backends.base import Floats, PackedBackend, Precision
 HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 """INFERENCE_PRECISION_HINT. int8: the linear layers are quantized at run time, everything else stays in float32."""
 INT8_GROUP_SIZE = 32
-"""Activations are quantized per token and group of this many channels: an embedding never depends on its batch."""
+"""Activations are quantized per token and group of this many channels.
+
+Thus an embedding does not depend on the batch composition.
+"""
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 MAX_LATENCY_THREADS = 4
 MAX_LATENCY_TOKENS = 128
-"""Larger batches, and more threads, gain nothing from running alone on several threads."""
+"""Above these limits, running one batch on several threads gives no speedup."""
 
 
 class OpenVinoBackend(PackedBackend):
     """Two compiled models: one stream per thread for throughput, and one stream over all threads for latency.
 
-    A small batch runs on the latter while nothing else runs: 1.6 times as fast alone, but under load a stream of two
-    threads has 0.8 of the throughput of two streams (bfloat16 with AMX, two cores).
+    A small batch uses the latency model if nothing else runs: latency improves 1.6-fold. Under load, one stream of two
+    threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX, two cores).
     """
 
     # Each shape compiles on each stream (3 to 25 ms) and stays in memory, so there are few. All are multiples of 16
-    # tokens: with 24, int8 takes another kernel, and a text alone had a cosine of 0.99987 to itself in a batch.
+    # tokens: with 24, int8 takes another kernel, and the embedding of a text run alone had a cosine of 0.99987 with
+    # that of the same text in a batch.
     batch_shapes = (
         *((1, length) for length in (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)),
         *((2, length) for length in (64, 96, 128, 160, 192, 224, 256)),
@@ -53,11 +57,12 @@ class OpenVinoBackend(PackedBackend):
         threads = min(streams, MAX_LATENCY_THREADS)
         self._latency = self._compile(core, model, 1, threads, 1) if threads > 1 else None
         # The first call initializes static state of the bindings. Two threads that do so at once deadlock (2026.4.1):
-        # one holds the interpreter lock and waits for the initialization, the other one the reverse.
+        # one holds the GIL and waits for the initialization; the other holds the initialization lock and waits for the
+        # GIL.
         self._throughput.infer(self.full_batch(self.shapes.shapes[0]))
 
     def infer(self, inputs: dict[str, Ints]) -> Floats:
-        """Inputs are copied.
+        """Return the outputs. Inputs are copied.
 
         `share_inputs=True`, mixed with unshared calls on one request from two threads, corrupted the heap in 7 of 7
         runs (OpenVINO 2026.4.1).
@@ -71,7 +76,7 @@ class OpenVinoBackend(PackedBackend):
                 return _infer(latency_request, inputs)
 
     def warm_up(self) -> float:
-        """Run every shape on every stream: each stream compiles each shape for itself."""
+        """Run every shape on every stream: each stream compiles each shape separately."""
         for shape in self.shapes.shapes:
             inputs = self.full_batch(shape)
             with ThreadPoolExecutor(self.choice.streams) as executor:
@@ -109,7 +114,7 @@ class RequestPool:
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
-        """Wait for a free request. `borrowed` counts those in use and waited for."""
+        """Wait for a free request. `borrowed` counts requests in use plus callers waiting for one."""
         with self._lock:
             self.borrowed += 1
         request = self._requests.get()

@@ -1,4 +1,4 @@
-"""The choice of a backend, from the settings, the artifact and the machine. It never changes while serving."""
+"""Selection of a backend at startup, from settings, artifact and machine."""
 
 import importlib.util
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from typing import Literal
 
 from model.artifact import Artifact
 from service.config import ConfigError
-from service.engine.backends.base import FIRST_GPU, Backend, BackendChoice, Gpu
+from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu
 from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
@@ -24,12 +24,12 @@ ONNXRUNTIME_BATCH_TOKENS = 128
 """One row: longer ones cost more per token, since attention is quadratic."""
 GPU_BATCH_TOKENS = 16384
 """Enough to saturate a large GPU."""
-EXPORT_HINT = "Export it again: attendant-model export SOURCE -o DIR --with"
+EXPORT_HINT = "Export it again: attendant-model export SOURCE -o DIR --variant"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that the choice depends on."""
+    """Hardware and software properties that determine the selection."""
 
     cpu: CpuFeatures
     cpus: int
@@ -39,7 +39,7 @@ class Machine:
 
     @classmethod
     def detect(cls) -> "Machine":
-        """Return the facts of this machine."""
+        """Detect this machine."""
         cuda_build = built_for_cuda()
         openvino = importlib.util.find_spec("openvino") is not None
         return cls(detect_cpu(), available_cpus(), openvino, cuda_build, gpu_count() if cuda_build else 0)
@@ -47,18 +47,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The options of the settings; 0 threads or tokens means the default of the backend."""
+    """Backend settings. 0 for `threads` or `max_batch_tokens` selects the backend's default."""
 
     provider: Provider = "auto"
     precision: PrecisionOption = "auto"
     threads: int = 0
     max_batch_tokens: int = 0
-    gpu: Gpu = FIRST_GPU
+    gpu: Gpu = DEFAULT_GPU
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One decision: options and the names of the artifact's graphs, on a machine."""
+    """Selection of a backend for given options, graphs and machine."""
 
     options: BackendOptions
     graphs: Collection[str]
@@ -66,7 +66,7 @@ class Selection:
 
     @cached_property
     def choice(self) -> BackendChoice:
-        """Raises `ConfigError` if what the options ask for is not available."""
+        """The selected backend. Raises `ConfigError` if the requested one is unavailable."""
         provider, precision = self.options.provider, self.options.precision
         if provider in ("auto", "cuda") and precision in ("auto", "float16"):
             missing = self._missing_for_cuda
@@ -97,7 +97,7 @@ class Selection:
             return self._openvino("bfloat16", "fast", "ATTENDANT_PRECISION=bfloat16")
         if precision == "auto" and openvino and cpu.bfloat16:
             return self._openvino("bfloat16", "fast", "CPU has AMX" if cpu.amx_bfloat16 else "CPU has AVX512-BF16")
-        reason = f"ATTENDANT_PRECISION={precision}" if precision != "auto" else self._why_float32
+        reason = f"ATTENDANT_PRECISION={precision}" if precision != "auto" else self._float32_reason
         if openvino:
             return self._openvino("float32", "fast", reason)
         threads = self.options.threads or self.machine.cpus
@@ -124,9 +124,9 @@ class Selection:
 
     @property
     def _missing_for_cuda(self) -> str | None:
-        """The missing requirement of a GPU, and how to meet it; None if all are met."""
+        """The first unmet requirement for CUDA, with its remedy; None if all are met."""
         if not self.machine.cuda_build:
-            return "onnxruntime-gpu is not installed in place of onnxruntime. Install the gpu extra."
+            return "onnxruntime-gpu is not installed. Replace onnxruntime with the gpu extra: pip install '.[gpu]'"
         if self.options.gpu.device >= self.machine.gpus:
             return (
                 f"ATTENDANT_GPU_DEVICE is {self.options.gpu.device}, but the driver reports {self.machine.gpus} GPUs."
@@ -136,21 +136,21 @@ class Selection:
         return None
 
     @property
-    def _why_float32(self) -> str:
+    def _float32_reason(self) -> str:
         reasons = []
         if self.machine.cpu.bfloat16:
             reasons.append("openvino is not in use, so bfloat16 is not available")
         elif self.machine.cpu.vnni and self.machine.openvino:
-            reasons.append("CPU has no bfloat16 unit but VNNI: ATTENDANT_PRECISION=int8 is faster and less accurate")
+            reasons.append("CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster and less accurate")
         else:
-            reasons.append("CPU has no bfloat16 unit")
+            reasons.append("CPU has no bfloat16 support (AVX512-BF16 or AMX)")
         if "cuda" in self.graphs and self.options.provider == "auto":
             reasons.append(f"cuda graph unused: {self._missing_for_cuda}")
         return "; ".join(reasons)
 
 
 def select_backend(options: BackendOptions, graphs: Collection[str], machine: Machine) -> BackendChoice:
-    """Return the backend for these options; raise `ConfigError` if what they ask for is not available."""
+    """Return the backend for these options; raises `ConfigError` if it is not available."""
     choice = Selection(options, graphs, machine).choice
     if choice.provider != "cuda" and machine.gpus and options.provider == "auto" and "cuda" not in graphs:
         reason = f"{choice.reason}; GPU unused: the artifact has no cuda graph"
@@ -159,7 +159,7 @@ def select_backend(options: BackendOptions, graphs: Collection[str], machine: Ma
 
 
 def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTask, TextVectors]:
-    """Open a session as chosen; takes seconds."""
+    """Open the selected backend. Takes several seconds."""
     if choice.provider == "cuda":
         from service.engine.backends.cuda import CudaBackend  # imports onnxruntime, which may not be needed
 
@@ -172,7 +172,7 @@ def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTas
 def explain_choice(threads: int) -> BackendChoice:
     """Return the choice of the explain lane: float32, one sequence at a time, on half the threads (0: of all CPUs).
 
-    With all threads, embedding beside it lost a third of its rate, and explaining gained nothing.
+    With all threads, fast-lane throughput fell by a third and the explain lane was no faster.
     """
     half = max(1, (threads or available_cpus()) // 2)
     return BackendChoice("cpu", "float32", "explain", 1, half, 1, "maps are computed in float32")

@@ -1,8 +1,8 @@
 """Varlen batches: the layout for a graph that takes `cu_seqlens` instead of a mask. Pure functions.
 
 A GPU replays the CUDA graph captured for a shape, so shapes come from a short list: number of tokens, number of
-sequences, longest sequence. Padding tokens lie in extra sequences, because the attention kernel writes only inside
-sequences. Sequences after those are empty.
+sequences, longest sequence. Padding tokens form extra sequences, because the attention kernel writes only inside
+sequences. Remaining slots are empty sequences.
 
 Shapes: T tokens, B sequences.
 """
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 
 BATCH_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
-"""In tokens. The longest saturate a large GPU; a lone text takes a short one."""
+"""In tokens. The longest saturate a large GPU; a single text uses a short one."""
 SHORT = 128
 """The kernel launches work per 128 tokens of `max_seqlen`, so batches of short sequences have their own shapes."""
 TOKENS_PER_SEQUENCE = (8, 16, 32)
-"""A shape has room for T divided by one of these sequences; unused room costs little."""
+"""Average tokens per sequence: a shape of T tokens has T divided by this many sequence slots.
+
+Empty slots cost little.
+"""
 MANY_TOKENS = 1024
-"""Batches up to this length need no shapes per number of sequences: unused room costs too little."""
+"""Up to this length, one number of slots per length is enough, because empty slots are cheap."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeBuckets:
-    """Every shape that batches may have, cheapest first, and the most sequences that a batch may hold."""
+    """Every shape that batches may have, cheapest first, and the maximum number of sequences per batch."""
 
     shapes: tuple[Shape, ...]
     max_sequences: int
@@ -74,7 +77,8 @@ class ShapeBuckets:
 class VarlenBatch:
     """One run of the graph.
 
-    `inputs`: int32, three tensors (T,) and `cu_seqlens` (B+1,). `starts` and `sizes`: where each of N sequences lies.
+    `inputs`: int32, three tensors (T,) and `cu_seqlens` (B+1,). `starts` and `sizes`: start and length of each of the
+    N sequences.
     """
 
     shape: Shape

@@ -12,8 +12,9 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from model.tokenizer import NO_SEGMENT, Offsets, Tokens
+from model.tokenizer import NO_SEGMENT, Offsets, TokenizedInput
 from service.engine.schema.encode import Token, Word
+from service.errors import InvalidArgument
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +39,7 @@ def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Of
             yield first, last
 
 
-def words_of(tokens: Tokens) -> list[Word]:
+def words_of(tokens: TokenizedInput) -> list[Word]:
     """Return the words of an input, segment A before segment B, without those that truncation removed entirely."""
     if tokens.source.token_ids is not None:
         return []
@@ -50,25 +51,42 @@ def words_of(tokens: Tokens) -> list[Word]:
     ]
 
 
-def is_cut_off(tokens: Tokens, segment: int, span: Offsets) -> bool:
+def is_removed_by_truncation(tokens: TokenizedInput, segment: int, span: Offsets) -> bool:
     """Return whether truncation removed all of a character range."""
     start, end = tokens.kept_characters[segment]
     return tokens.truncated and (span[1] <= start or span[0] >= end)
 
 
-def describe_tokens(tokens: Tokens, surfaces: Sequence[str], words: Sequence[Word]) -> list[Token]:
-    """Return the tokens of a response; a special token belongs to the segment before it."""
+def empty_span(tokens: TokenizedInput, segment: int, span: Offsets, field: str) -> InvalidArgument:
+    """Return the error for a span without tokens."""
+    if is_removed_by_truncation(tokens, segment, span):
+        return InvalidArgument(
+            "removed by truncation", "Shorten the text or remove the span.", field=field, reason="SPAN_TRUNCATED"
+        )
+    return InvalidArgument(
+        "no token is assigned to this span", "Move or remove the span.", field=field, reason="SPAN_EMPTY"
+    )
+
+
+def describe_tokens(tokens: TokenizedInput, token_texts: Sequence[str], words: Sequence[Word]) -> list[Token]:
+    """Return the tokens of a response; a special token gets the segment of the preceding token."""
     described, last_segment = [], 0
-    for number, surface, segment, special, (start, end), word in zip(
-        tokens.ids, surfaces, tokens.segment, tokens.special, tokens.offsets, owners(tokens, words), strict=True
+    for token_id, text, segment, special, (start, end), word in zip(
+        tokens.input_ids,
+        token_texts,
+        tokens.segment,
+        tokens.special_tokens_mask,
+        tokens.offsets,
+        token_words(tokens, words),
+        strict=True,
     ):
         last_segment = last_segment if segment == NO_SEGMENT else segment
-        described.append(Token(number, surface, start, end, word, last_segment, special))
+        described.append(Token(token_id, text, start, end, word, last_segment, special))
     return described
 
 
-def owners(tokens: Tokens, words: Sequence[Word]) -> list[int | None]:
-    """Return for each token the index of the word it overlaps most, the earlier one in a tie; None without overlap.
+def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | None]:
+    """Return, per token, the index of the word it overlaps most, the earlier one in a tie; None without overlap.
 
     `words` do not overlap and are in order within each segment.
     """
@@ -92,10 +110,10 @@ def owners(tokens: Tokens, words: Sequence[Word]) -> list[int | None]:
     return result
 
 
-def overlapping_tokens(tokens: Tokens, spans: Sequence[tuple[int, Offsets]]) -> NDArray[np.intp]:
-    """Return for each (segment, character range) the overlapping tokens as rows `[first, last + 1)`; intp, (S, 2).
+def overlapping_tokens(tokens: TokenizedInput, spans: Sequence[tuple[int, Offsets]]) -> NDArray[np.intp]:
+    """Return, per (segment, character range), the overlapping tokens as rows `[first, last + 1)`; intp, (S, 2).
 
-    Offsets never decrease within a segment, so the tokens of a range are neighbors. Rows without overlap are (0, 0).
+    Offsets never decrease within a segment, so the tokens of a range are contiguous. Rows without overlap are (0, 0).
     """
     result = np.zeros((len(spans), 2), dtype=np.intp)
     if not spans:

@@ -1,4 +1,4 @@
-"""From token vectors to one vector per text: pooling over a packed batch, dense layers, truncation, casts."""
+"""Text embeddings from token vectors: pooling, dense layers, truncation, casts."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,31 +11,35 @@ from service.engine.schema.encode import DTYPES, DType, LayerReduce, MapDType
 from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
-"""float32, whatever numpy's own types make of arithmetic on it."""
+"""float32; numpy's type annotations widen the result of arithmetic."""
 
 
-def pool_batch(hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling) -> Floats:
-    """Pool each of N sequences that lie in `hidden` (T, D), padding between them; float32, (N, D).
+def pool_batch(
+    hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling, pool_from: Sequence[int]
+) -> Floats:
+    """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D).
 
-    Each sum is over one sequence alone, so that an embedding does not depend on the batch composition.
+    Each sum is over one sequence alone, so that an embedding does not depend on the batch composition. The first
+    `pool_from` tokens of a sequence are skipped in mean and max.
     """
     if pooling == "cls":
         return hidden.take(starts, axis=0)
-    first = np.asarray(starts)
+    first = np.asarray(starts) + np.asarray(pool_from)
+    counts = np.asarray(lengths) - np.asarray(pool_from)
     order = np.argsort(first)
-    bounds = np.stack([first[order], first[order] + np.asarray(lengths)[order]], axis=1).ravel()
+    bounds = np.stack([first[order], first[order] + counts[order]], axis=1).ravel()
     if bounds[-1] == len(hidden):
         bounds = bounds[:-1]
     reduce = np.maximum.reduceat if pooling == "max" else np.add.reduceat
     pooled = np.empty((len(first), hidden.shape[1]), dtype=hidden.dtype)
-    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # every other range is what lies between two sequences
+    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # every other range is padding between two sequences
     if pooling == "mean":
-        pooled /= np.asarray(lengths, dtype=np.float32)[:, None]
+        pooled /= counts.astype(np.float32)[:, None]
     return pooled
 
 
 def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
-    """The mean of rows `[first, last)` of `hidden` `(T, D)` for each range `(S, 2)`; zeros for an empty one."""
+    """Return the mean of rows [first, last) of `hidden` (T, D) per range (S, 2); zeros for empty ranges."""
     sums = np.zeros((len(hidden) + 1, hidden.shape[1]), dtype=np.float64)
     np.cumsum(hidden, axis=0, dtype=np.float64, out=sums[1:])
     counts = np.maximum(ranges[:, 1] - ranges[:, 0], 1)[:, None]
@@ -44,7 +48,7 @@ def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
 
 
 def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
-    """Vectors of N layers `(N, ..., D)` as one: end to end `(..., N * D)`, their mean `(..., D)`, or as they are."""
+    """Combine vectors of N layers (N, ..., D): concatenated (..., N * D), averaged (..., D), or stacked (N, ..., D)."""
     if reduce == "stack":
         return vectors
     if reduce == "mean":
@@ -54,7 +58,7 @@ def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
 
 
 def normalize(vectors: Floats) -> Floats:
-    """Each vector with length 1; a vector of zeros stays one."""
+    """Return the vectors scaled to length 1; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit: Floats = vectors / np.maximum(lengths, np.float32(1e-12))
     return unit
@@ -88,20 +92,24 @@ def cast_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
 
 
 def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[Any]:
-    """Raise `InvalidArgument` if a finite value is out of range of the dtype: JSON has no infinity."""
+    """Return values as `dtype`. Raises `InvalidArgument` on float16 overflow: JSON cannot represent infinity."""
     with np.errstate(over="ignore"):
         result: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
     if dtype == "float16" and not np.isfinite(result).all():
         largest = float(np.abs(values).max())
         raise InvalidArgument(
-            f'dtype: "float16" cannot represent this result (magnitude {largest:.0f}, limit 65504). Use "float32".',
-            reason="dtype_overflow",
+            "float16 overflow",
+            "Use float32.",
+            field="dtype",
+            actual=round(largest),
+            limit=65504,
+            reason="DTYPE_OVERFLOW",
         )
     return result
 
 
 class DenseLayers:
-    """The model's own trained layers after pooling, when it has any (LaBSE, for one)."""
+    """Dense layers of the model after pooling (LaBSE has one); empty for most models."""
 
     def __init__(self, artifact: Artifact) -> None:
         self._layers = [
@@ -114,7 +122,7 @@ class DenseLayers:
         ]
 
     def __call__(self, pooled: Floats) -> Floats:
-        """`(N, D)` to `(N, output width)`."""
+        """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
         for weight, bias, activation in self._layers:
             pooled = pooled @ weight.T
             if bias is not None:

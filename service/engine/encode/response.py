@@ -1,4 +1,4 @@
-"""The results of an encode request: prepared and measured before inference, filled in after it."""
+"""Results of an encode request: tokens, words and sizes before inference, vectors after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Manifest, Pooling
-from model.tokenizer import Tokenizer, Tokens
-from service.engine.encode.alignment import describe_tokens, is_cut_off, overlapping_tokens, words_of
+from model.tokenizer import TokenizedInput, Tokenizer
+from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
 from service.engine.schema.encode import (
     DTYPES,
@@ -25,10 +25,9 @@ from service.engine.schema.encode import (
     Wire,
     Word,
 )
-from service.engine.validation import is_last_alone, pooled_size
-from service.errors import InvalidArgument
+from service.engine.validation.encode import needs_last_layer_only, pooled_size
 
-# Upper bounds of sizes in a response, in bytes. JSON spells a character in at most 12 (two \u escapes).
+# Upper bounds of sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).
 JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
@@ -44,63 +43,69 @@ class Listed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One input's result without its vectors."""
+    """The result of one input without its vectors."""
 
-    tokens: Tokens
+    tokens: TokenizedInput
+    listed: NDArray[np.intp] | None
+    """The tokens with vectors of their own; None for all, else all but those of the prompt."""
     described: list[Token] | None
     words: list[Word] | None
     ranges: NDArray[np.intp] | None
-    """Tokens of each word, then of each span, `(W + S, 2)`."""
+    """The tokens [first, last) of each word, then of each span; intp, (W + S, 2)."""
     span_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTask:
-    """Work of the explain lane: vectors of some layers of one input. `layers` are 0..L."""
+    """One tokenized input of the explain lane, for vectors of the layers `layers`, 0..L. See `EncodeTask`."""
 
-    tokens: Tokens
+    tokens: TokenizedInput
     pooling: Pooling | None
     hidden: bool
+    pool_from: int
     layers: tuple[int, ...]
 
-    def __call__(self, every: Floats) -> TextVectors:
-        """`every` is `(L+1, T, D)`."""
-        chosen = every[list(self.layers)]
-        pooling, size = self.pooling, len(self.tokens)
-        return TextVectors(
-            hidden=chosen if self.hidden else None,
-            pooled=None
-            if pooling is None
-            else np.concatenate([pool_batch(layer, [0], [size], pooling) for layer in chosen]),
-        )
+    def __call__(self, hidden_states: Floats) -> TextVectors:
+        """Return the vectors of the layers; `hidden_states` is (L+1, T, D)."""
+        layers = hidden_states[list(self.layers)]
+        pooled = None
+        if self.pooling is not None:
+            lengths = [len(self.tokens)]
+            pooled = np.concatenate(
+                [pool_batch(layer, [0], lengths, self.pooling, [self.pool_from]) for layer in layers]
+            )
+        return TextVectors(layers if self.hidden else None, pooled)
 
 
 def prepare_input(
-    item: Input, tokens: Tokens, request: EncodeRequest, tokenizer: Tokenizer, where: str
+    item: Input, tokens: TokenizedInput, request: EncodeRequest, tokenizer: Tokenizer, path: str
 ) -> PreparedInput:
-    """Find the words and spans of an input; raise `InvalidArgument` for a span that nothing is left of."""
+    """Find the words and spans of an input; raises `InvalidArgument` for a span without tokens."""
     outputs = request.outputs
-    listed = "tokens" in outputs or "static" in outputs
-    words = words_of(tokens) if listed or "words" in outputs else []
-    described = describe_tokens(tokens, tokenizer.surfaces(tokens), words) if listed else None
+    with_tokens = "tokens" in outputs or "static" in outputs
+    words = words_of(tokens) if with_tokens or "words" in outputs else []
+    described = describe_tokens(tokens, tokenizer.token_texts(tokens), words) if with_tokens else None
+    listed = None
+    first, last = tokens.prompt_range
+    if described is not None and first < last:
+        listed = np.delete(np.arange(len(tokens)), slice(first, last))
+        del described[first:last]
     if "words" not in outputs and "spans" not in outputs:
-        return PreparedInput(tokens, described, None, None, 0)
-    for number, span in enumerate(item.spans):
-        if is_cut_off(tokens, 0, span):
-            raise InvalidArgument(f"{where}.spans[{number}] was wholly cut off by truncation.", reason="span_cut_off")
-    asked = words if "words" in outputs else []
+        return PreparedInput(tokens, listed, described, None, None, 0)
+    vector_words = words if "words" in outputs else []
     ranges = overlapping_tokens(
-        tokens, [(word.segment, (word.start, word.end)) for word in asked] + [(0, span) for span in item.spans]
+        tokens, [(word.segment, (word.start, word.end)) for word in vector_words] + [(0, span) for span in item.spans]
     )
-    for number, (first, last) in enumerate(ranges[len(asked) :]):
+    for number, (first, last) in enumerate(ranges[len(vector_words) :].tolist()):
         if first == last:
-            raise InvalidArgument(f"{where}.spans[{number}] covers no token, only blanks.", reason="span_empty")
-    return PreparedInput(tokens, described, words if "words" in outputs else None, ranges, len(item.spans))
+            raise empty_span(tokens, 0, item.spans[number], f"{path}.spans[{number}]")
+    return PreparedInput(tokens, listed, described, words if "words" in outputs else None, ranges, len(item.spans))
 
 
 def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest) -> int:
-    """How large the answer will be: exact for the arrays in binary and base64, an upper bound in JSON."""
+    """Return the size of the response: exact for arrays in binary and base64, an upper bound in JSON."""
     outputs = request.outputs
+    assert request.layers is not None
     copies = 1 if request.layer_reduce == "mean" else len(request.layers)
     width = manifest.hidden_size * copies
     pooled_width = request.dimensions or pooled_size(request, manifest)
@@ -119,13 +124,13 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
 
 
 def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
-    """An upper bound of what tokens, words or units take in an answer."""
+    """Return an upper bound on the size of tokens, words or units in a response."""
     character = 4 if wire == "binary" else JSON_CHARACTER_BYTES
     return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
 
 
 def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
-    """What so many values take: exact in binary and base64, an upper bound in JSON."""
+    """Return the size of `values` numbers: exact in binary and base64, an upper bound in JSON."""
     if wire == "json":
         return values * JSON_VALUE_BYTES[dtype]
     size = -(-values // 8) if dtype == "ubinary" else values * DTYPES[dtype].itemsize
@@ -135,15 +140,21 @@ def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
 def encode_tasks(
     request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput], *, last: bool
 ) -> Sequence[EncodeTask | LayerTask]:
-    """Return the work of a lane: the fast lane if only the `last` layer is wanted. Static vectors need none."""
+    """Return the tasks of the fast lane if only the `last` layer is needed, else of the explain lane."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
     pooling = (request.pooling or manifest.pooling) if "pooled" in request.outputs else None
     if not hidden and pooling is None:
         return []
     if last:
-        return [EncodeTask(item.tokens, pooling, hidden) for item in prepared]
+        return [EncodeTask(item.tokens, pooling, hidden, _pool_from(item.tokens, manifest)) for item in prepared]
+    assert request.layers is not None
     layers = tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
-    return [LayerTask(item.tokens, pooling, hidden, layers) for item in prepared]
+    return [LayerTask(item.tokens, pooling, hidden, _pool_from(item.tokens, manifest), layers) for item in prepared]
+
+
+def _pool_from(tokens: TokenizedInput, manifest: Manifest) -> int:
+    """Return the first token to pool: sentence-transformers' include_prompt=False excludes [CLS] too."""
+    return 0 if manifest.include_prompt else tokens.prompt_range[1]
 
 
 def build_results(
@@ -151,23 +162,24 @@ def build_results(
     vectors: Sequence[TextVectors],
     request: EncodeRequest,
     manifest: Manifest,
-    head: DenseLayers,
+    dense_layers: DenseLayers,
     static: Floats,
 ) -> list[EncodeResult]:
-    """Return the results of a request; `vectors` is empty if only static vectors are wanted."""
+    """Return the results of a request; `vectors` is empty if only static vectors are requested."""
     outputs = request.outputs
     results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in prepared]
     if "pooled" in outputs:
-        pooled = np.stack([_present(found.pooled) for found in vectors], axis=1)  # (layers, N, D)
-        finished = finish_pooled(pooled, request, manifest, head)
+        pooled = np.stack([_present(item.pooled) for item in vectors], axis=1)  # (layers, N, D)
+        finished = finish_pooled(pooled, request, manifest, dense_layers)
         for result, vector in zip(results, finished, strict=True):
             result.pooled = Array(vector, request.dtype)
     for number, (item, result) in enumerate(zip(prepared, results, strict=True)):
         result.tokens, result.words = item.described, item.words
         if "static" in outputs:
-            result.static_vectors = Array(cast(static[item.tokens.ids], request.dtype), request.dtype)
+            token_ids = np.asarray(item.tokens.input_ids)[_listed(item)]
+            result.static_vectors = Array(cast(static[token_ids], request.dtype), request.dtype)
         if "tokens" in outputs:
-            result.token_vectors = _reduced(_present(vectors[number].hidden), request)
+            result.token_vectors = _reduced(_present(vectors[number].hidden)[:, _listed(item)], request)
         if item.ranges is not None:
             means = np.stack([mean_ranges(layer, item.ranges) for layer in _present(vectors[number].hidden)])
             word_count = len(item.ranges) - item.span_count
@@ -176,14 +188,16 @@ def build_results(
     return results
 
 
-def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, head: DenseLayers) -> NDArray[Any]:
-    """Pooled vectors `(layers, N, D)` to one array a text, `(N, ...)`.
+def finish_pooled(
+    pooled: Floats, request: EncodeRequest, manifest: Manifest, dense_layers: DenseLayers
+) -> NDArray[Any]:
+    """Return pooled vectors (layers, N, D) as one array per input, (N, ...).
 
-    The model's own trained layers follow where it was trained with them, on the last layer alone. Then layers are
-    put together, and the vectors cut, normalised and narrowed as asked.
+    The dense layers of the model apply to its last layer alone. Then layers are combined, and vectors truncated,
+    normalized and cast.
     """
-    if is_last_alone(request, manifest):
-        pooled = head(pooled[0])[None]
+    if needs_last_layer_only(request, manifest):
+        pooled = dense_layers(pooled[0])[None]
     whole = reduce_layers(pooled, request.layer_reduce)[..., : request.dimensions]
     own = manifest.normalize if request.normalize is None else request.normalize
     if own or request.dtype in ("int8", "ubinary"):
@@ -191,6 +205,10 @@ def finish_pooled(pooled: Floats, request: EncodeRequest, manifest: Manifest, he
     if request.layer_reduce == "stack":
         whole = whole.swapaxes(0, 1)
     return np.ascontiguousarray(cast(whole, request.dtype))
+
+
+def _listed(item: PreparedInput) -> NDArray[np.intp] | slice:
+    return slice(None) if item.listed is None else item.listed
 
 
 def _reduced(vectors: Floats, request: EncodeRequest) -> Array:

@@ -1,4 +1,4 @@
-"""What /v1/compare and Compare answer: one word in several texts, layer by layer."""
+"""Comparison of the occurrences of a word in several texts, per layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import Tokens
+from model.tokenizer import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
@@ -16,21 +16,21 @@ from service.engine.explain.units import Units
 from service.engine.schema.encode import Array
 from service.engine.schema.explain import (
     AttentionMapSpec,
-    ComparedOccurrence,
     CompareRequest,
+    Contributor,
     LayerSimilarity,
     Occurrence,
-    Source,
+    OccurrenceResult,
 )
 from service.errors import InvalidArgument
 
 SHARE_DECIMALS = 6
-"""More would be rounding in float32."""
+"""Further digits are float32 rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceTokens:
-    """Where an occurrence lies: which characters of its text, and which of the T tokens, `[first, last)`."""
+    """The characters [start, end) and the tokens [first, last) of an occurrence."""
 
     text: str
     start: int
@@ -41,143 +41,143 @@ class OccurrenceTokens:
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceVectors:
-    """What one text gave: `token_sum` `(L+1, D)` over its T tokens, and what each occurrence in it gave.
+    """The results of one text: `token_sum` (L+1, D) over its T tokens, and per occurrence vectors and contributors.
 
-    Of an occurrence: its vectors `(L+1, D)`, and the words it draws on.
+    The vectors of an occurrence are (L+1, D).
     """
 
     token_sum: NDArray[np.float64]
     vectors: list[NDArray[np.float64]]
-    draws_on: list[list[Source]]
+    contributors: list[list[Contributor]]
 
 
-def find_occurrence(occurrence: Occurrence, tokens: Tokens, where: str) -> OccurrenceTokens:
-    """Raises `InvalidArgument` for a word that is not there, or a range without a token."""
+def find_occurrence(occurrence: Occurrence, tokens: TokenizedInput, path: str) -> OccurrenceTokens:
+    """Return the tokens of an occurrence; raises `InvalidArgument` for an unknown word or a range without tokens."""
     if occurrence.span is None:
         words = words_of(tokens)
-        number = occurrence.word
-        if number is None or not 0 <= number < len(words):
+        index = occurrence.word_index
+        assert index is not None
+        if not 0 <= index < len(words):
+            limit = len(words) - 1
             raise InvalidArgument(
-                f"{where}.word must be 0..{len(words) - 1}, the index of one of its text's words.",
-                reason="word_out_of_range",
-            )
-        span = words[number].start, words[number].end
+                "out of range", f"Use 0 to {limit}.",
+                field=f"{path}.word_index", actual=index, limit=limit if index > limit else 0,
+                reason="WORD_OUT_OF_RANGE",
+            )  # fmt: skip
+        span = words[index].start, words[index].end
     else:
         span = occurrence.span
     first, last = overlapping_tokens(tokens, [(0, span)])[0].tolist()
     if first == last:
-        raise InvalidArgument(
-            f"{where} covers no token; name a range or a word that the model reads.", reason="span_empty"
-        )
+        field = f"{path}.word_index" if occurrence.span is None else f"{path}.span"
+        raise InvalidArgument("contains no token", "Select another part of the text.", field=field, reason="SPAN_EMPTY")
     return OccurrenceTokens(occurrence.text[span[0] : span[1]], *span, first, last)
 
 
 @dataclass(frozen=True, slots=True)
 class CompareTask:
-    """One text of a comparison, and the places in it, by the number of their occurrence."""
+    """One text of a comparison, and its occurrences by their index in the request."""
 
-    tokens: Tokens
+    tokens: TokenizedInput
     units: Units
-    """Its words."""
-    places: Mapping[int, OccurrenceTokens]
-    draws_on: int
+    """The words of the text."""
+    occurrences: Mapping[int, OccurrenceTokens]
+    top_contributors: int
     blocks: Sequence[BlockWeights]
 
     def __call__(self, hidden: Floats) -> OccurrenceVectors:
-        """`hidden` is `(L+1, T, D)`."""
-        places = self.places.values()
-        vectors = [hidden[:, place.first : place.last].mean(axis=1, dtype=np.float64) for place in places]
-        if not self.draws_on:
-            draws_on: list[list[Source]] = [[] for _ in places]
-        else:
-            rolled = self._roll_out(hidden)
-            draws_on = [self._sources(place, rolled) for place in places]
-        return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, draws_on)
+        """Return the vectors and contributors of the occurrences; `hidden` is (L+1, T, D)."""
+        occurrences = self.occurrences.values()
+        vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
+        contributors: list[list[Contributor]] = [[] for _ in occurrences]
+        if self.top_contributors:
+            rollout = self._rollout(hidden)
+            contributors = [self._contributors(item, rollout) for item in occurrences]
+        return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
 
-    def _roll_out(self, hidden: Floats) -> Floats:
-        plan = AttentionMapSpec(
-            "projection", (len(self.blocks),), tuple(range(self.blocks[0].heads)), "none", "rollout"
+    def _rollout(self, hidden: Floats) -> Floats:
+        heads = tuple(range(self.blocks[0].heads))
+        (maps,) = token_maps(
+            hidden, self.blocks, AttentionMapSpec("projection", (len(self.blocks),), heads, "none", "rollout")
         )
-        (found,) = token_maps(hidden, self.blocks, plan)
-        rolled: Floats = found.values[0]
-        return rolled
+        rollout: Floats = maps.values[0]
+        return rollout
 
-    def _sources(self, place: OccurrenceTokens, rolled: Floats) -> list[Source]:
-        """The other words, by their share of what all other words give to the occurrence."""
+    def _contributors(self, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:
+        """Return the other words with the largest shares of the contributions of all other words."""
         units = self.units
-        row: NDArray[np.float64] = rolled[place.first : place.last].mean(axis=0, dtype=np.float64)
-        to_units: list[float] = (units.members @ row).tolist()
-        inside = units.members[:, place.first : place.last]
-        own: list[bool] = np.any(inside, axis=1).tolist()
+        row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
+        contributions: list[float] = (units.membership @ row).tolist()
+        own: list[bool] = np.any(units.membership[:, occurrence.first : occurrence.last], axis=1).tolist()
         others = [index for index, unit in enumerate(units.units) if not (unit.special or own[index])]
-        whole = sum(to_units[index] for index in others) or 1.0
-        largest = sorted(others, key=lambda index: -to_units[index])[: self.draws_on]
+        total = sum(contributions[index] for index in others) or 1.0
+        largest = sorted(others, key=lambda index: -contributions[index])[: self.top_contributors]
         return [
-            Source(unit.text, unit.start, unit.end, round(to_units[index] / whole, SHARE_DECIMALS))
+            Contributor(unit.text, unit.start, unit.end, round(contributions[index] / total, SHARE_DECIMALS))
             for index in largest
             for unit in (units.units[index],)
         ]
 
 
 def compare(
-    works: Sequence[CompareTask], seen: Sequence[OccurrenceVectors], layers: Sequence[int], table: Floats
-) -> tuple[list[ComparedOccurrence], Array, list[LayerSimilarity]]:
-    """The N occurrences in the order asked for, their static similarity, and that in each of the layers.
+    tasks: Sequence[CompareTask], results: Sequence[OccurrenceVectors], layers: Sequence[int], table: Floats
+) -> tuple[list[OccurrenceResult], Array, list[LayerSimilarity]]:
+    """Return the N occurrences in request order, their static similarity, and their similarity in each layer.
 
-    Plain cosines, and those after the mean over all tokens of the request's texts (each text once) is removed.
-    `table` is the embedding table `(V, E)`.
+    The similarity in a layer is the cosine, and the cosine after subtracting the mean of all tokens of the texts (each
+    text counts once). `table` is the embedding table (V, E).
     """
-    pairs = list(zip(works, seen, strict=True))
-    order = np.argsort([number for work in works for number in work.places])
-    each = [
-        (work.tokens.ids[place.first : place.last], ComparedOccurrence(place.text, place.start, place.end, sources))
-        for work, found in pairs
-        for place, sources in zip(work.places.values(), found.draws_on, strict=True)
+    order = np.argsort([index for task in tasks for index in task.occurrences])
+    occurrences = [
+        (task.tokens.input_ids[item.first : item.last], OccurrenceResult(item.text, item.start, item.end, contributors))
+        for task, result in zip(tasks, results, strict=True)
+        for item, contributors in zip(task.occurrences.values(), result.contributors, strict=True)
     ]
-    vectors = np.stack(list(chain.from_iterable(found.vectors for found in seen)), axis=1)[:, order]  # (L+1, N, D)
-    token_count = sum(len(work.tokens) for work in works)
-    means = np.sum([found.token_sum for found in seen], axis=0) / token_count  # (L+1, D)
+    vectors = np.stack(list(chain.from_iterable(item.vectors for item in results)), axis=1)[:, order]  # (L+1, N, D)
+    token_count = sum(len(task.tokens) for task in tasks)
+    means = np.sum([result.token_sum for result in results], axis=0) / token_count  # (L+1, D)
     similarities = [
         LayerSimilarity(layer, _array(cosines(vectors[layer])), _array(cosines(vectors[layer] - means[layer])))
         for layer in layers
     ]
     return (
-        [each[index][1] for index in order],
-        static_similarity([each[index][0] for index in order], table),
+        [occurrences[index][1] for index in order],
+        static_similarity([occurrences[index][0] for index in order], table),
         similarities,
     )
 
 
-def comparison_bytes(works: Sequence[CompareTask], layer_count: int, request: CompareRequest) -> int:
-    """An upper bound of how large the answer will be."""
+def comparison_bytes(tasks: Sequence[CompareTask], layer_count: int, request: CompareRequest) -> int:
+    """Return an upper bound on the size of the response."""
     count = len(request.occurrences)
     value = 4 if request.wire == "binary" else JSON_VALUE_BYTES["float32"]
     listed = 0
-    for work in works:
-        units = sorted(work.units.units, key=lambda unit: -len(unit.text))
-        places = list(work.places.values())
-        listed += len(places) * (listed_bytes(units[: request.draws_on], request.wire)) + listed_bytes(
-            places, request.wire
-        )
+    for task in tasks:
+        units = sorted(task.units.units, key=lambda unit: -len(unit.text))
+        occurrences = list(task.occurrences.values())
+        contributors = listed_bytes(units[: request.top_contributors], request.wire)
+        listed += len(occurrences) * contributors + listed_bytes(occurrences, request.wire)
     return RESULT_BYTES + count * count * value * (2 * layer_count + 1) + listed
 
 
 def static_similarity(ids: Sequence[Sequence[int]], table: Floats) -> Array:
-    """Cosines of N occurrences by the embedding table alone, each the mean of its tokens' rows."""
-    vectors = np.stack([np.asarray(table[list(each)]).mean(axis=0, dtype=np.float64) for each in ids])
-    found = cosines(vectors)
-    same = np.array([[list(one) == list(other) for other in ids] for one in ids])
-    found[same] = 1
-    return _array(found)
+    """Return cosines of N occurrences, each the mean of its tokens' rows of the embedding table.
+
+    Cosines are exactly 1 for equal token ids.
+    """
+    similarity = cosines(np.stack([np.asarray(table[list(row)]).mean(axis=0, dtype=np.float64) for row in ids]))
+    equal = np.array([[list(one) == list(other) for other in ids] for one in ids])
+    similarity[equal] = 1
+    return _array(similarity)
 
 
 def cosines(vectors: Floats) -> NDArray[np.float64]:
-    """`(N, D)` to `(N, N)`, exactly 1 on the diagonal; 0 for a vector of zeros."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = vectors / np.where(lengths > 0, lengths, 1)
-    found: NDArray[np.float64] = np.clip(unit @ unit.T, -1, 1)
-    np.fill_diagonal(found, 1)
-    return found
+    """Return the cosines (N, N) of N vectors (N, D): exactly 1 on the diagonal, 0 for zero vectors."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms > 0, norms, 1)
+    similarity: NDArray[np.float64] = np.clip(unit @ unit.T, -1, 1)
+    np.fill_diagonal(similarity, 1)
+    return similarity
 
 
 def _array(values: NDArray[np.float64]) -> Array:

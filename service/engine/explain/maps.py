@@ -1,11 +1,11 @@
-"""Attention maps over tokens, recomputed from what went into each block and that block's weights.
+"""Attention maps over tokens, recomputed from the input of each block and its weights.
 
-Post-LN blocks (BERT and its kin). T tokens, D width, H heads of width D/H, L blocks; `map[i, j]` is what token i
-takes from token j. Nothing here is ever as large as T x T x D. The element type is that of what comes in: float32 when
-serving, float64 in the tests that show the formulas exact.
+For post-LN blocks such as those of BERT. T tokens, D hidden size, H heads of size D/H, L blocks. In `map[i, j]`, i is
+the query and j the key. No array has T x T x D elements. The dtype is that of the hidden states: float32 when serving,
+float64 in the tests of the formulas.
 
-Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm);
-Abnar & Zuidema 2020 (rollout). projection is their decomposition, projected on what it adds up to.
+Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm); Abnar and Zuidema 2020
+(rollout). projection projects the terms of Kobayashi's decomposition on their sum.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ Floats = NDArray[Any]
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """One block's attention and the layer norm after it; linear maps are `x @ weight + bias`."""
+    """Weights of the attention of one block and of the layer norm after it; linear maps are `x @ weight + bias`."""
 
     heads: int
     eps: float
@@ -41,7 +41,7 @@ class BlockWeights:
 
     @classmethod
     def of(cls, artifact: Artifact) -> "tuple[BlockWeights, ...]":
-        """All L blocks, on disk until their pages are touched."""
+        """Return the L blocks, memory-mapped."""
         manifest = artifact.manifest
         return tuple(
             cls(
@@ -54,9 +54,9 @@ class BlockWeights:
 
 
 class BlockAttention:
-    """What one block's attention did to one text: `hidden` is what went into the block, `(T, D)`.
+    """Attention of one block in one sequence; `hidden` is the input of the block, (T, D).
 
-    `heads` are the heads that `scores`, `probs` and the norms are of; block_norm and projection need all of them.
+    `heads` are those of `scores`, `probs` and the norms. block_norm and projection require all heads.
     """
 
     def __init__(self, hidden: Floats, weights: BlockWeights, heads: Sequence[int] | None = None) -> None:
@@ -66,7 +66,7 @@ class BlockAttention:
 
     @cached_property
     def scores(self) -> Floats:
-        """`(H, T, T)`: query times key over the root of the head's width, before the softmax."""
+        """(H, T, T): scaled dot products of query and key, before the softmax."""
         weights = self._weights
         query = self._split(self._hidden @ weights.query + weights.query_bias)
         key = self._split(self._hidden @ weights.key + weights.key_bias)
@@ -75,52 +75,52 @@ class BlockAttention:
 
     @cached_property
     def probs(self) -> Floats:
-        """`(H, T, T)`, the softmax of the scores: rows sum to 1."""
+        """(H, T, T): attention weights, the softmax of the scores. Rows sum to 1."""
         probs = self.scores - self.scores.max(axis=-1, keepdims=True)
         np.exp(probs, out=probs)
         probs /= probs.sum(axis=-1, keepdims=True)
         return probs
 
     @cached_property
-    def norm_of_each_head(self) -> Floats:
-        """`(H, T, T)`: how long a vector each head takes from j to i, `A[h, i, j] * ||f(h, j)||` (2020, eq. 5)."""
+    def norm_per_head(self) -> Floats:
+        """(H, T, T): norms of the weighted value vectors per head, `A[h, i, j] * ||f(h, j)||` (2020, eq. 5)."""
         lengths = np.sqrt(np.einsum("hjd,hjd->hj", self._transformed, self._transformed))
         return self.probs * lengths[:, None, :]
 
     @cached_property
     def norm(self) -> Floats:
-        """`(T, T)`: how far the attention's output for i moves if the value of j is made zero (2020, eq. 7)."""
+        """(T, T): norm of the contribution of j to the attention output of i, over all heads (2020, eq. 7)."""
         return np.sqrt(np.maximum(self._squared_sums(self._transformed), 0))
 
     @cached_property
     def block_norm(self) -> Floats:
-        """`(T, T)`: the length of j's part of the layer norm's output for i, residual included (2021, eq. 7)."""
-        terms = self._scale_centred(self._transformed)
-        residual = self._scale_centred(self._hidden)
+        """(T, T): norm of the contribution of j to the layer norm output of i, with the residual (2021, eq. 7)."""
+        terms = self._scale_centered(self._transformed)
+        residual = self._scale_centered(self._hidden)
         squares = self._squared_sums(terms)
         own = np.einsum("hii->ih", self.probs)
         aligned = np.einsum("hid,id->ih", terms, residual)
-        each = np.arange(len(squares))
-        squares[each, each] += 2 * (own * aligned).sum(axis=1) + np.einsum("id,id->i", residual, residual)
+        diagonal = np.arange(len(squares))
+        squares[diagonal, diagonal] += 2 * (own * aligned).sum(axis=1) + np.einsum("id,id->i", residual, residual)
         return np.sqrt(np.maximum(squares, 0)) / self._deviation[:, None]
 
     @cached_property
     def projection(self) -> Floats:
-        """`(T, T)`: j's part of the layer norm's output y for i, along y: `<part, y> / <y, y>`.
+        """(T, T): the term of j in the layer norm output y of i, projected on y: `<term, y> / <y, y>`.
 
-        Signed; a row and its `bias_share` sum to 1. The inner products are taken in each head's own space, so that
-        they cost what the scores cost.
+        Signed; a row and its `bias_share` sum to 1. Inner products are computed per head, so that they cost as much as
+        the scores.
         """
         values = self._split(self._direction @ self._weights.output.T) @ self._values.swapaxes(1, 2)
         values *= self.probs
         parts = values.sum(axis=0)
-        each = np.arange(len(parts))
-        parts[each, each] += np.einsum("id,id->i", self._hidden, self._direction)
+        diagonal = np.arange(len(parts))
+        parts[diagonal, diagonal] += np.einsum("id,id->i", self._hidden, self._direction)
         return parts / (self._deviation * self._squared_length)[:, None]
 
     @cached_property
     def bias_share(self) -> Floats:
-        """`(T,)`: the share of y that the biases of the output map and the layer norm make, and no token."""
+        """(T,): the share of y from the biases of the output map and the layer norm."""
         biases = self._direction @ self._weights.output_bias / self._deviation + self._normed @ self._weights.norm_bias
         return biases / self._squared_length
 
@@ -130,13 +130,13 @@ class BlockAttention:
 
     @cached_property
     def _transformed(self) -> Floats:
-        """`(H, T, D)`, f(h, j): a head's value of j, taken through that head's part of the output map."""
+        """(H, T, D): f(h, j), the value of j times the output weights of head h."""
         output = self._weights.output
         return self._values @ output.reshape(self._weights.heads, -1, output.shape[1])[self._heads]
 
     @cached_property
     def _summed(self) -> Floats:
-        """`(T, D)`, what goes into the layer norm: the residual, what all heads took, the output map's bias."""
+        """(T, D): the input of the layer norm: residual, attention output and output bias."""
         mixed = (self.probs @ self._values).swapaxes(0, 1).reshape(self._hidden.shape)
         return self._hidden + mixed @ self._weights.output + self._weights.output_bias
 
@@ -146,99 +146,98 @@ class BlockAttention:
 
     @cached_property
     def _normed(self) -> Floats:
-        """`(T, D)`, y: the layer norm's output."""
-        return self._scale_centred(self._summed) / self._deviation[:, None] + self._weights.norm_bias
+        """(T, D): y, the output of the layer norm."""
+        return self._scale_centered(self._summed) / self._deviation[:, None] + self._weights.norm_bias
 
     @cached_property
     def _direction(self) -> Floats:
-        """`(T, D)`: y taken back through the layer norm, so that a part's product with it is its part of `<y, y>`."""
-        return self._centre(self._weights.norm * self._normed)
+        """(T, D): y times the transposed linear part of the layer norm; its product with a term is part of `<y, y>`."""
+        return self._center(self._weights.norm * self._normed)
 
     @cached_property
     def _squared_length(self) -> Floats:
         squares = np.einsum("id,id->i", self._normed, self._normed)
-        return np.maximum(squares, np.finfo(squares.dtype).tiny)  # a layer norm may be trained to nothing: no 0 / 0
+        return np.maximum(squares, np.finfo(squares.dtype).tiny)  # avoids 0 / 0 if all weights of a layer norm are 0
 
     def _squared_sums(self, terms: Floats) -> Floats:
-        """`||sum over h of A[h, i, j] terms[h, j]||^2` as `(T, T)`, from the inner products of each j's H terms."""
+        """Return `||sum over h of A[h, i, j] terms[h, j]||^2`, (T, T), from the inner products of the H terms of j."""
         by_source = np.ascontiguousarray(terms.swapaxes(0, 1))  # (T, H, D)
         products = by_source @ by_source.swapaxes(1, 2)  # (T, H, H)
         weights = np.ascontiguousarray(self.probs.T)  # (T source, T query, H)
         return np.einsum("jih,jih->ij", weights @ products, weights)
 
-    def _scale_centred(self, vectors: Floats) -> Floats:
-        """What a layer norm does to a term of its input, but for the deviation."""
-        return self._centre(vectors) * self._weights.norm
+    def _scale_centered(self, vectors: Floats) -> Floats:
+        """Apply a layer norm to a term of its input, without dividing by the deviation."""
+        return self._center(vectors) * self._weights.norm
 
     @staticmethod
-    def _centre(vectors: Floats) -> Floats:
+    def _center(vectors: Floats) -> Floats:
         return vectors - vectors.mean(axis=-1, keepdims=True)
 
     def _split(self, x: Floats) -> Floats:
-        """`(T, D)` to the chosen heads, `(H, T, D/H)`."""
+        """Split (T, D) into the selected heads, (H, T, D/H)."""
         return np.ascontiguousarray(x.reshape(len(x), self._weights.heads, -1).swapaxes(0, 1)[self._heads])
 
 
 @dataclass(frozen=True)
 class TokenMaps:
-    """Maps over tokens, `(N, T, T)`: one a head, or one with `heads` None. `layer` is 1..L, None where reduced."""
+    """Maps over tokens, (N, T, T); `layer` 1..L and `heads` have None where several were combined."""
 
     layer: int | None
-    heads: tuple[int, ...] | None
+    heads: Sequence[int | None]
+    """The head of each map."""
     values: Floats
     bias_share: Floats | None
 
-    @property
-    def each_head(self) -> Sequence[int | None]:
-        """What the first axis of `values` is."""
-        return (None,) if self.heads is None else self.heads
+
+COMBINED_HEADS = (None,)
 
 
-def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec) -> Iterator[TokenMaps]:
-    """The maps of one text, layer by layer; `hidden` `(L+1, T, D)` is what every layer gave, the embeddings first."""
-    if plan.layer_reduce == "rollout":
-        yield TokenMaps(None, None, _rollout(hidden, blocks, plan)[None], None)
+def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec) -> Iterator[TokenMaps]:
+    """Yield the maps of one sequence, layer by layer; `hidden` (L+1, T, D) are the hidden states of all layers."""
+    if spec.layer_reduce == "rollout":
+        yield TokenMaps(None, COMBINED_HEADS, _rollout(hidden, blocks, spec)[None], None)
         return
-    each = (_layer_maps(hidden, blocks, plan, layer) for layer in plan.layers)
-    if plan.layer_reduce == "none":
-        yield from each
+    layers = (_layer_maps(hidden, blocks, spec, layer) for layer in spec.layers)
+    if spec.layer_reduce == "none":
+        yield from layers
         return
-    count, mean = len(plan.layers), next(each)
-    values, bias_share = mean.values, mean.bias_share
-    for found in each:
-        values = values + found.values
-        bias_share = None if bias_share is None else bias_share + found.bias_share
-    yield TokenMaps(None, mean.heads, values / count, None if bias_share is None else bias_share / count)
+    count, first = len(spec.layers), next(layers)
+    values, bias_share = first.values, first.bias_share
+    for maps in layers:
+        values = values + maps.values
+        bias_share = None if bias_share is None else bias_share + maps.bias_share
+    yield TokenMaps(None, first.heads, values / count, None if bias_share is None else bias_share / count)
 
 
-def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec, layer: int) -> TokenMaps:
-    attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], plan.heads)
-    bias_share = attention.bias_share if plan.has_bias_share else None
-    if plan.by_head:
-        each = {"probs": "probs", "scores": "scores", "norm": "norm_of_each_head"}[plan.kind]
-        return TokenMaps(layer, plan.heads, getattr(attention, each), bias_share)
-    values: Floats = getattr(attention, plan.kind)
+def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec, layer: int) -> TokenMaps:
+    attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], spec.heads)
+    bias_share = attention.bias_share if spec.has_bias_share else None
+    if spec.by_head:
+        name = {"probs": "probs", "scores": "scores", "norm": "norm_per_head"}[spec.kind]
+        return TokenMaps(layer, spec.heads, getattr(attention, name), bias_share)
+    values: Floats = getattr(attention, spec.kind)
     if values.ndim == 3:
-        values = values.max(axis=0) if plan.head_reduce == "max" else values.mean(axis=0)
-    return TokenMaps(layer, None, values[None], bias_share)
+        values = values.max(axis=0) if spec.head_reduce == "max" else values.mean(axis=0)
+    return TokenMaps(layer, COMBINED_HEADS, values[None], bias_share)
 
 
-def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], plan: AttentionMapSpec) -> Floats:
-    """`B[l] ... B[2] B[1]` for the highest layer l that was asked for; rows sum to 1.
+def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec) -> Floats:
+    """Return `B[l] ... B[2] B[1]`, (T, T), for the highest requested layer l. Rows sum to 1.
 
-    For probs B is half the mean of the heads and half the identity, which stands for the residual (Abnar & Zuidema
-    2020, section 3). For the other kinds B has the rows of absolute values, each divided by its sum: the residual is
-    inside block_norm and projection, and norm is of the attention alone.
+    For probs, B is the average of the mean over heads and the identity, which stands for the residual (Abnar and
+    Zuidema 2020, section 3). For the other kinds, B holds absolute values, each row divided by its sum: block_norm and
+    projection include the residual, and norm is of the attention alone.
     """
-    rolled: Floats | None = None
-    for layer in range(1, max(plan.layers) + 1):
-        attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], plan.heads)
-        if plan.kind == "probs":
+    rollout: Floats | None = None
+    for layer in range(1, max(spec.layers) + 1):
+        attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], spec.heads)
+        if spec.kind == "probs":
             mean = attention.probs.mean(axis=0)
             step = (mean + np.eye(len(mean), dtype=mean.dtype)) / 2
         else:
-            step = np.abs(getattr(attention, plan.kind))
+            step = np.abs(getattr(attention, spec.kind))
             step /= np.maximum(step.sum(axis=1, keepdims=True), np.finfo(step.dtype).tiny)
-        rolled = step if rolled is None else step @ rolled
-    assert rolled is not None
-    return rolled
+        rollout = step if rollout is None else step @ rollout
+    assert rollout is not None
+    return rollout

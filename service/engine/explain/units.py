@@ -1,9 +1,8 @@
-"""From maps over tokens to maps over the units asked for: tokens, words or a caller's spans.
+"""Aggregation of maps over tokens to maps over units: tokens, words or spans.
 
-To a unit is the sum over its tokens, from a unit their mean (Clark et al. 2019, section 4.1): the one rule that keeps
-rows of shares summing to 1. Scores are no shares: to a unit is the log of the sum of their exponentials there, so that
-a softmax over words gives what the words take. Norms of a unit of several tokens are bounds from above (the
-triangle inequality).
+A column is the sum over the tokens of its unit, a row the mean (Clark et al. 2019, section 4.1): this keeps the sum of
+a row at 1. Scores do not sum to 1. Their columns are the log-sum-exp over tokens, so that a softmax over words equals
+the aggregated attention weights. Norms of units of several tokens are upper bounds (triangle inequality).
 """
 
 from collections.abc import Sequence
@@ -15,170 +14,162 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import Tokens
-from service.engine.encode.alignment import describe_tokens, is_cut_off, owners, words_of
+from model.tokenizer import TokenizedInput
+from service.engine.encode.alignment import describe_tokens, empty_span, token_words, words_of
 from service.engine.schema.encode import Input, Word
 from service.engine.schema.explain import AttendRequest, Segments, SpecialTokens, Unit
 from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
 
-NO_MASS = 1e-6
-"""A row that keeps less than this share of its mass keeps nothing: in float32 that much is rounding."""
+EMPTY_ROW_RATIO = 1e-6
+"""Rows whose columns hold less than this ratio of their mass are empty: in float32 it is rounding error."""
 
 SEGMENTS: dict[Segments, tuple[int, int]] = {"a_to_a": (0, 0), "a_to_b": (0, 1), "b_to_a": (1, 0), "b_to_b": (1, 1)}
 
 
 @dataclass(frozen=True)
 class UnitMaps:
-    """N maps over units: `values` `(N, R, C)`, the rest `(N, R)`."""
+    """N maps over units: `values` (N, R, C), `excluded_mass` and `empty` (N, R)."""
 
     values: Floats
     excluded_mass: Floats
-    no_mass: NDArray[np.bool_]
+    empty: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Units:
-    """The U units of one input, which of T tokens belong to each, and which are rows and columns."""
+    """The U units of one input, the membership of its T tokens, and the units that are rows and columns."""
 
     units: list[Unit]
-    members: NDArray[np.bool_]
-    """`(U, T)`; no token belongs to two units."""
+    membership: NDArray[np.bool_]
+    """(U, T). A token belongs to at most one unit."""
     rows: list[int]
     columns: list[int]
 
-    def fold(self, maps: Floats, special: SpecialTokens) -> UnitMaps:
-        """Maps of shares over tokens `(N, T, T)`; `renormalize` makes the magnitudes of each row sum to 1."""
+    def aggregate(self, maps: Floats, special_tokens: SpecialTokens) -> UnitMaps:
+        """Return maps over tokens (N, T, T) as maps over units; "renormalize" scales rows to magnitudes of sum 1."""
         from_units = self._from_units(maps)
-        outside = ~self.members[self.columns].any(axis=0)
+        outside = ~self.membership[self.columns].any(axis=0)
         values = self._to_columns(from_units)
         lost = from_units[..., outside]
         kept, dropped = np.abs(values).sum(axis=-1), np.abs(lost).sum(axis=-1)
-        no_mass = kept <= NO_MASS * (kept + dropped)
+        empty = kept <= EMPTY_ROW_RATIO * (kept + dropped)
         excluded = lost.sum(axis=-1)
-        if special == "renormalize":
-            values = values / np.where(no_mass, 1, kept)[..., None]
-        values = np.where(no_mass[..., None], 0, values)
-        return UnitMaps(values.astype(maps.dtype, copy=False), excluded, no_mass)
+        if special_tokens == "renormalize":
+            values = values / np.where(empty, 1, kept)[..., None]
+        values = np.where(empty[..., None], 0, values)
+        return UnitMaps(values.astype(maps.dtype, copy=False), excluded, empty)
 
-    def fold_scores(self, scores: Floats) -> Floats:
-        """Scores over tokens `(N, T, T)` as `(N, R, C)`."""
-        if self._tokens_alone:
+    def aggregate_scores(self, scores: Floats) -> Floats:
+        """Return scores over tokens (N, T, T) as scores over units (N, R, C)."""
+        if self._single_tokens:
             return scores[:, self._row_tokens][:, :, self._column_tokens]
         largest = scores.max(axis=-1, keepdims=True)
         with np.errstate(divide="ignore"):
             to_units = np.log(self._to_columns(np.exp(scores - largest))) + largest
-        # exp of what is 87 and more below its row's largest is 0 in float32; such a unit has that score.
+        # In float32, exp of a score 87 or more below the largest of its row is 0. Such a unit gets that score.
         floor = np.log(np.finfo(scores.dtype).tiny) + largest
         return self._mean_rows(np.maximum(to_units, floor))
 
-    def fold_rows(self, per_token: Floats) -> Floats:
-        """A number for each token `(T,)` as one for each row `(R,)`: the mean over its tokens."""
+    def aggregate_rows(self, per_token: Floats) -> Floats:
+        """Return values per token (T,) as values per row (R,): the mean over its tokens."""
         return self._mean_rows(per_token[None, :, None])[0, :, 0]
 
     def _from_units(self, maps: Floats) -> Floats:
-        return maps[:, self._row_tokens] if self._tokens_alone else self._mean_rows(maps)
+        return maps[:, self._row_tokens] if self._single_tokens else self._mean_rows(maps)
 
     def _to_columns(self, maps: Floats) -> Floats:
-        if self._tokens_alone:
+        if self._single_tokens:
             return maps[..., self._column_tokens]
-        return maps @ self.members[self.columns].T.astype(maps.dtype)
+        return maps @ self.membership[self.columns].T.astype(maps.dtype)
 
     def _mean_rows(self, maps: Floats) -> Floats:
-        chosen = self.members[self.rows].astype(maps.dtype)
+        chosen = self.membership[self.rows].astype(maps.dtype)
         return (chosen / chosen.sum(axis=1, keepdims=True)) @ maps
 
     @cached_property
-    def _tokens_alone(self) -> bool:
-        """Whether every unit is a single token, so that picking does what multiplying would."""
-        return bool((self.members.sum(axis=1) == 1).all())
+    def _single_tokens(self) -> bool:
+        """True if every unit is a single token, so that indexing replaces the matrix product."""
+        return bool((self.membership.sum(axis=1) == 1).all())
 
     @cached_property
     def _row_tokens(self) -> NDArray[np.intp]:
-        return self.members.argmax(axis=1)[self.rows]
+        return self.membership.argmax(axis=1)[self.rows]
 
     @cached_property
     def _column_tokens(self) -> NDArray[np.intp]:
-        return self.members.argmax(axis=1)[self.columns]
+        return self.membership.argmax(axis=1)[self.columns]
 
 
-def find_units(item: Input, tokens: Tokens, surfaces: Sequence[str], request: AttendRequest, where: str) -> Units:
-    """The units of an input; raises `InvalidArgument` for a span that no token is left of, or a pair that is none."""
+def find_units(
+    item: Input, tokens: TokenizedInput, token_texts: Sequence[str], request: AttendRequest, path: str
+) -> Units:
+    """Return the units of an input; raises `InvalidArgument` for a span without tokens."""
     owner: Sequence[int | None]
-    if request.unit == "spans":
-        units, owner = _spans(item, tokens, where)
+    if request.unit == "span":
+        units, owner = _spans(item, tokens, path)
     elif request.unit == "word":
-        units, owner = _words(tokens, surfaces)
+        units, owner = _words(tokens, token_texts)
     else:
         units = [
             Unit(token.text, token.start, token.end, token.segment, token.special)
-            for token in describe_tokens(tokens, surfaces, ())
+            for token in describe_tokens(tokens, token_texts, ())
         ]
         owner = list(range(len(tokens)))
-    kept = [index for index, unit in enumerate(units) if request.special == "keep" or not unit.special]
-    members = np.array(kept, dtype=np.intp)[:, None] == np.array([-1 if one is None else one for one in owner])
+    kept = [index for index, unit in enumerate(units) if request.special_tokens == "keep" or not unit.special]
+    membership = np.array(kept, dtype=np.intp)[:, None] == np.array([-1 if one is None else one for one in owner])
     shown = [units[index] for index in kept]
     if request.segments == "all":
         everything = list(range(len(shown)))
-        return Units(shown, members, everything, everything)
-    if tokens.source.pair is None:
-        raise InvalidArgument(f"segments {request.segments} needs a pair, and {where} has none. Use all.")
+        return Units(shown, membership, everything, everything)
     rows, columns = (
         [index for index, unit in enumerate(shown) if unit.segment == segment] for segment in SEGMENTS[request.segments]
     )
-    return Units(shown, members, rows, columns)
+    return Units(shown, membership, rows, columns)
 
 
-def word_units(tokens: Tokens, surfaces: Sequence[str]) -> Units:
-    """Every word as a unit, and every token of no word as a special one."""
-    units, owner = _words(tokens, surfaces)
+def word_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
+    """Return the words as units, and the tokens outside of words as special units."""
+    units, owner = _words(tokens, token_texts)
     everything = list(range(len(units)))
     return Units(units, np.arange(len(units))[:, None] == np.array(owner), everything, everything)
 
 
-def _words(tokens: Tokens, surfaces: Sequence[str]) -> tuple[list[Unit], list[int]]:
-    """Words that have a token, and between them, as special units, the tokens that belong to no word."""
+def _words(tokens: TokenizedInput, token_texts: Sequence[str]) -> tuple[list[Unit], list[int]]:
+    """Return words that have tokens, tokens outside of words as special units, and the unit of each token."""
     words = words_of(tokens)
     units: list[Unit] = []
     owner: list[int] = []
     places: dict[int, int] = {}
-    for token in describe_tokens(tokens, surfaces, words):
-        if token.word is None:
+    for token in describe_tokens(tokens, token_texts, words):
+        if token.word_index is None:
             owner.append(len(units))
             units.append(Unit(token.text, token.start, token.end, token.segment, special=True))
             continue
-        if token.word not in places:
-            word = words[token.word]
-            places[token.word] = len(units)
+        if token.word_index not in places:
+            word = words[token.word_index]
+            places[token.word_index] = len(units)
             units.append(Unit(word.text, word.start, word.end, word.segment, special=False))
-        owner.append(places[token.word])
+        owner.append(places[token.word_index])
     return units, owner
 
 
-def _spans(item: Input, tokens: Tokens, where: str) -> tuple[list[Unit], list[int | None]]:
-    """The caller's spans in the caller's order."""
+def _spans(item: Input, tokens: TokenizedInput, path: str) -> tuple[list[Unit], list[int | None]]:
+    """Return the spans in the order of the request, and the span of each token."""
     text = item.source.text
     ordered = sorted(range(len(item.spans)), key=lambda index: item.spans[index])
     for before, after in pairwise(ordered):
         if item.spans[after][0] < item.spans[before][1]:
             raise InvalidArgument(
-                f"{where}.spans[{before}] and spans[{after}] overlap; as units spans must be apart.",
-                reason="spans_overlap",
-            )
-    found = owners(
+                f"overlaps spans[{after}]", "Units must not overlap.",
+                field=f"{path}.spans[{before}]", reason="SPANS_OVERLAP",
+            )  # fmt: skip
+    span_of_token = token_words(
         tokens, [Word(text[start:end], start, end, 0) for start, end in map(item.spans.__getitem__, ordered)]
     )
-    owner = [None if index is None else ordered[index] for index in found]
+    owner = [None if index is None else ordered[index] for index in span_of_token]
     for number, span in enumerate(item.spans):
         if number not in owner:
-            if is_cut_off(tokens, 0, span):
-                raise InvalidArgument(
-                    f"{where}.spans[{number}] was wholly cut off by truncation.", reason="span_cut_off"
-                )
-            raise InvalidArgument(
-                f"{where}.spans[{number}] covers no token of its own: only blanks, or part of a token that another "
-                "span has more of.",
-                reason="span_empty",
-            )
+            raise empty_span(tokens, 0, span, f"{path}.spans[{number}]")
     return [Unit(text[start:end], start, end, 0, special=False) for start, end in item.spans], owner

@@ -1,4 +1,4 @@
-"""What the doors ask of the engine and what they get back."""
+"""Requests and responses of encode and tokenize, and the description of the model."""
 
 import base64
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Pooling
-from model.tokenizer import Offsets, Source, Tokens
+from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]
 LayerReduce = Literal["concat", "mean", "stack"]
@@ -26,52 +26,79 @@ DTYPES: dict[DType | MapDType, np.dtype[Any]] = {
 }
 
 
+class ApiSpelling:
+    """The names of fields and values in error messages; the default is that of the native REST API."""
+
+    inputs = "inputs"
+    """The field of the inputs."""
+
+    def value(self, field: str, value: str) -> str:
+        """Return the value of an enumeration."""
+        return f'"{value}"'
+
+    @property
+    def shorten(self) -> str:
+        """The remedy for an input over the token limit."""
+        return f"Shorten it or set truncation to {self.value('truncation', 'right')}."
+
+
+NATIVE = ApiSpelling()
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """One text, a pair, or token ids; `spans` are ranges of characters of the text."""
 
-    source: Source
+    source: TokenizerInput
     spans: tuple[Offsets, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """As API.md, encode. `wire` is how the door will spell the arrays, which decides how large the answer is.
+    """An encode request, as docs/api.md describes it.
 
-    `deadline` is a time.monotonic() reading; None means the longest that is allowed. `field` names the inputs
-    in error messages, as the caller wrote them; `max_inputs` is the door's own limit,
-    and `too_long_hint` says what a caller of that door can do about a text that is too long.
+    Attributes:
+        layers: 0..L or -L-1..-1; None selects all layers.
+        prompt_name: Selects a prompt of the model; mutually exclusive with `prompt`.
+        prompt: Text to prepend to each text; "" selects none. With neither, the model's default prompt applies.
+        wire: The encoding of arrays in the response, which decides its size.
+        deadline: A time.monotonic() reading; None selects the maximum timeout.
+        spelling: How errors spell fields and values.
+        max_inputs: Overrides `Limits.max_inputs` for an API with its own limit.
     """
 
     inputs: tuple[Input, ...]
     model: str | None = None
     outputs: tuple[Output, ...] = ("pooled",)
-    layers: tuple[int, ...] = (-1,)
+    layers: tuple[int, ...] | None = (-1,)
     layer_reduce: LayerReduce = "concat"
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
     truncation: Truncation = "error"
+    prompt_name: str | None = None
+    prompt: str | None = None
     dtype: DType = "float32"
     wire: Wire = "json"
     deadline: float | None = None
-    field: str = "inputs"
+    spelling: ApiSpelling = NATIVE
     max_inputs: int | None = None
-    too_long_hint: str = 'Shorten it or set truncation to "right".'
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
+    """A tokenize request; fields as in `EncodeRequest`."""
+
     inputs: tuple[Input, ...]
     model: str | None = None
     wire: Wire = "json"
     deadline: float | None = None
-    field: str = "inputs"
+    spelling: ApiSpelling = NATIVE
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A dense array on its way out; doors take its values, bytes or base64, and need no numpy for it."""
+    """A dense array of a response. API adapters take its values, bytes or base64, and need no numpy."""
 
     values: NDArray[Any]
     dtype: DType | MapDType
@@ -97,7 +124,7 @@ class Token:
     text: str
     start: int
     end: int
-    word: int | None
+    word_index: int | None
     segment: int
     special: bool
 
@@ -125,14 +152,14 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a request's time went, in seconds."""
+    """Duration of each stage of a request, in seconds."""
 
     tokenize: float
     run: float
     postprocess: float
 
     def describe(self) -> str:
-        """As the header server-timing, in milliseconds."""
+        """Return the value of the header server-timing, in milliseconds."""
         return (
             f"tokenize;dur={self.tokenize * 1e3:.2f}, run;dur={self.run * 1e3:.2f}, "
             f"postprocess;dur={self.postprocess * 1e3:.2f}"
@@ -147,6 +174,15 @@ class EncodeResponse:
     token_count: int
     truncated_inputs: int
     timing: Timing
+    prompt: "AppliedPrompt | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPrompt:
+    """The text that was prepended to each text; `name` is None for a prompt text in the request."""
+
+    name: str | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,32 +200,37 @@ class TokenizeResponse:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One tokenised text as the fast lane sees it.
+    """One tokenized input of the fast lane.
 
-    `pooling` is wanted of the runtime, which pools a whole row at once; `hidden` says whether the vectors of the
-    tokens are wanted too.
+    Attributes:
+        tokens: The tokens.
+        pooling: The pooling to compute in the backend, which pools a whole batch at once; None if pooled vectors are
+            not requested.
+        hidden: Whether token vectors are needed.
+        pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
     """
 
-    tokens: Tokens
+    tokens: TokenizedInput
     pooling: Pooling | None
     hidden: bool
+    pool_from: int = 0
 
 
 class ExplainTask(Protocol):
-    """One tokenised text as the explain lane sees it, and what to make of it there.
+    """One tokenized input of the explain lane, and the work to do with its hidden states.
 
-    Called on the lane's worker with what every layer gave, `(L+1, T, D)` float32, the embeddings first.
+    The lane's worker calls it with the hidden states of all layers: float32, (L+1, T, D), layer 0 first.
     """
 
     @property
-    def tokens(self) -> Tokens: ...
+    def tokens(self) -> TokenizedInput: ...
 
     def __call__(self, hidden: NDArray[np.float32], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """What N layers gave for one text, where wanted: `hidden` `(N, T, D)` and `pooled` `(N, D)`, float32."""
+    """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested."""
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None
@@ -211,36 +252,37 @@ class Limits:
     max_explain_queue_ms: int
     max_queue_tokens: int
     max_explain_queue_tokens: int
-    max_deadline_ms: int
+    max_timeout_ms: int
     header_timeout_ms: int
     body_timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What `/v1/model` and GetModel tell."""
+    """The description of the served model in `/v1/model` and GetModel; proto/attendant/v1 documents the fields."""
 
     name: str
     aliases: list[str]
     digest: str
     source: str
     revision: str | None
-    licence: str | None
-    family: str
-    layer_count: int
-    head_count: int
-    width: int
-    output_width: int
-    vocabulary_size: int
-    max_tokens: int
+    license: str | None
+    model_type: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    dimensions: int
+    vocab_size: int
+    max_input_tokens: int
     pooling: Pooling
     normalize: bool
     prompts: dict[str, str]
+    default_prompt_name: str | None
     precision: str
     provider: str
     threads: int
     backend_reason: str
-    row_lengths: list[int]
+    length_buckets: list[int]
     layers: list[int]
     attention_kinds: list[str]
     limits: Limits

@@ -1,4 +1,4 @@
-"""What the doors ask about attention and words in context, and what they get back."""
+"""Requests and responses of attend and compare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from typing import Literal
 
 from model.artifact import Kind
 from model.tokenizer import Offsets
-from service.engine.schema.encode import Array, Input, MapDType, Timing, Truncation, Wire
+from service.engine.schema.encode import NATIVE, ApiSpelling, Array, Input, MapDType, Timing, Truncation, Wire
 
 HeadReduce = Literal["none", "mean", "max", "sum"]
 MapLayerReduce = Literal["none", "mean", "rollout"]
-UnitKind = Literal["token", "word", "spans"]
+UnitKind = Literal["token", "word", "span"]
 SpecialTokens = Literal["keep", "drop", "renormalize"]
 Segments = Literal["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"]
 
-DRAWS_ON = 5
-"""How many words are named that an occurrence draws on, unless the caller says."""
+TOP_CONTRIBUTORS = 5
+"""Default number of contributors per occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttendRequest:
-    """As API.md, attend. None means all `layers` (1..L) or `heads` (0..H-1); the rest as in `EncodeRequest`."""
+    """An attend request; `layers` 1..L or -L..-1, `heads` 0..H-1, None for all. Other fields as in `EncodeRequest`."""
 
     inputs: tuple[Input, ...]
     model: str | None = None
@@ -30,7 +30,7 @@ class AttendRequest:
     head_reduce: HeadReduce = "none"
     layer_reduce: MapLayerReduce = "none"
     unit: UnitKind = "token"
-    special: SpecialTokens = "keep"
+    special_tokens: SpecialTokens = "keep"
     segments: Segments = "all"
     top_p: float | None = None
     top_k: int | None = None
@@ -39,8 +39,7 @@ class AttendRequest:
     dtype: MapDType = "float32"
     wire: Wire = "json"
     deadline: float | None = None
-    field: str = "inputs"
-    too_long_hint: str = 'Shorten it or set truncation to "right".'
+    spelling: ApiSpelling = NATIVE
 
     @property
     def sparse(self) -> bool:
@@ -49,7 +48,7 @@ class AttendRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMapSpec:
-    """Which maps: `layers` are 1..L in the order asked for, `heads` 0..H-1."""
+    """The maps to compute: `layers` 1..L in the order of the request, `heads` 0..H-1."""
 
     kind: Kind
     layers: tuple[int, ...]
@@ -59,34 +58,34 @@ class AttentionMapSpec:
 
     @property
     def by_head(self) -> bool:
-        """Whether each head has a map of its own."""
+        """True if each head has its own map."""
         per_head = self.kind in ("probs", "scores", "norm") and self.layer_reduce != "rollout"
         return per_head and self.head_reduce == "none"
 
     @property
     def count(self) -> int:
-        """How many maps there are in all."""
+        """Number of maps."""
         layers = len(self.layers) if self.layer_reduce == "none" else 1
         return layers * (len(self.heads) if self.by_head else 1)
 
     @property
     def signed(self) -> bool:
-        """Whether values may be below 0."""
+        """True if values may be negative."""
         return self.kind == "scores" or (self.kind == "projection" and self.layer_reduce != "rollout")
 
     @property
     def has_bias_share(self) -> bool:
         return self.kind == "projection" and self.layer_reduce != "rollout"
 
-    def at_most_one(self, special: SpecialTokens) -> bool:
-        """Whether every value lies between 0 and 1."""
-        shares = self.kind == "probs" or self.layer_reduce == "rollout" or special == "renormalize"
+    def at_most_one(self, special_tokens: SpecialTokens) -> bool:
+        """Return whether every value is between 0 and 1."""
+        shares = self.kind == "probs" or self.layer_reduce == "rollout" or special_tokens == "renormalize"
         return shares and not self.signed
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a row or column of a map is of: a token, a word or a span."""
+    """A token, word or span that a row or column of a map stands for."""
 
     text: str
     start: int
@@ -97,22 +96,22 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class SparseMatrix:
-    """The largest values of each row, largest first: row r has `row_starts[r]` to `row_starts[r + 1]` of both lists.
+    """The largest values of each row in CSR format, in descending order.
 
-    `indices` are into the units; `rest_mass` is, for each row, the sum of what was left out.
+    `indices` refer to the units; `dropped_mass` is the sum of each row's dropped values.
     """
 
-    row_starts: list[int]
+    indptr: list[int]
     indices: list[int]
     values: Array
-    rest_mass: Array
+    dropped_mass: Array
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMap:
-    """One map over units: R rows, C columns. Exactly one of `matrix` and `sparse` is there.
+    """One map over units: R rows, C columns. Exactly one of `matrix` and `sparse` is set.
 
-    `excluded_mass` is what each row takes from what is no column; None for scores, which are no shares of anything.
+    `excluded_mass` is the sum of each row over units that are not columns; None for scores, whose rows have no sum.
     """
 
     layer: int | None
@@ -121,12 +120,12 @@ class AttentionMap:
     sparse: SparseMatrix | None
     excluded_mass: Array | None
     bias_share: Array | None
-    no_mass_rows: list[int]
+    empty_rows: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class AttendResult:
-    """`rows` and `columns` say which units the rows and columns of the maps are."""
+    """The maps of one input; `rows` and `columns` are the indices of their units."""
 
     truncated: bool
     units: list[Unit]
@@ -145,28 +144,29 @@ class AttendResponse:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One use of a word: a text, and either a range of its characters or the index of one of its words."""
+    """A text, and either a range of its characters or the index of one of its words."""
 
     text: str
     span: Offsets | None = None
-    word: int | None = None
+    word_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompareRequest:
-    """As API.md, compare. None means all `layers`, 0..L; negative ones count from the end."""
+    """A compare request; `layers` 0..L or -L-1..-1, None for all. Other fields as in `EncodeRequest`."""
 
     occurrences: tuple[Occurrence, ...]
     model: str | None = None
     layers: tuple[int, ...] | None = None
-    draws_on: int = DRAWS_ON
+    top_contributors: int = TOP_CONTRIBUTORS
     wire: Wire = "json"
     deadline: float | None = None
+    spelling: ApiSpelling = NATIVE
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A word that an occurrence draws on, and its share among all the other words of the text."""
+class Contributor:
+    """A word that contributes to an occurrence, and its share of the contributions of all other words of the text."""
 
     text: str
     start: int
@@ -175,11 +175,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedOccurrence:
+class OccurrenceResult:
     text: str
     start: int
     end: int
-    draws_on: Sequence[Source]
+    contributors: Sequence[Contributor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class LayerSimilarity:
 class CompareResponse:
     model: str
     precision: str
-    occurrences: list[ComparedOccurrence]
+    occurrences: list[OccurrenceResult]
     static: Array
     layers: list[LayerSimilarity]
     timing: Timing

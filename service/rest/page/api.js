@@ -1,15 +1,22 @@
 const KEY = "attendant-key";
 
-/** What the server, or the way to it, had to say instead of an answer; `message` is a sentence for people. */
+/** An error of the server or the network, with the message, field, limit and actual value of the API. */
 export class ApiError extends Error {
-  constructor(/** @type {number} */ status, /** @type {string} */ message) {
+  constructor(
+    /** @type {number} */ status,
+    /** @type {string} */ message,
+    /** @type {{field?: string | null, limit?: number | string | null, actual?: number | string | null}} */ details = {},
+  ) {
     super(message);
+    this.field = details.field ?? "";
+    this.limit = details.limit ?? null;
+    this.actual = details.actual ?? null;
     this.status = status;
   }
 }
 
-/** Where a route is, also when the page is served under a path of somebody's proxy. */
-export function address(/** @type {string} */ route) {
+/** Return the URL of a route, also if a proxy serves the page under a path. */
+export function routeUrl(/** @type {string} */ route) {
   return new URL(route, document.baseURI).href;
 }
 
@@ -17,16 +24,16 @@ export function hasKey() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
-/** Kept for as long as this tab is open, and nowhere else. */
-export function keepKey(/** @type {string} */ key) {
+/** Store the API key until the tab is closed. */
+export function storeKey(/** @type {string} */ key) {
   sessionStorage.setItem(KEY, key);
 }
 
 /**
- * The answer of a route as JSON.
+ * Send a request, and return the response as JSON.
  *
  * @param {string} route
- * @param {object} [body] sent with POST; without one it is a GET
+ * @param {object} [body] sent with POST; without a body the method is GET
  * @param {AbortSignal} [signal]
  * @throws {ApiError}
  */
@@ -35,23 +42,23 @@ export async function call(route, body, signal) {
   /** @type {Record<string, string>} */
   const headers = key === null ? {} : { authorization: `Bearer ${key}` };
   if (body) headers["content-type"] = "application/json";
-  let response, answer;
+  let response, result;
   try {
-    const sent = body && JSON.stringify(body);
-    response = await fetch(address(route), { method: body ? "POST" : "GET", headers, body: sent, signal });
-    answer = await response.json();
-  } catch (fault) {
-    if (signal?.aborted) throw fault;
-    if (response) throw new ApiError(response.status, "The server's answer could not be read.");
-    throw new ApiError(0, "The server cannot be reached. Is it running, and is the network there?");
+    const options = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal };
+    response = await fetch(routeUrl(route), options);
+    result = await response.json();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    if (response) throw new ApiError(response.status, "The response of the server is not valid JSON.");
+    throw new ApiError(0, "The server cannot be reached. Check that it is running and that the network is available.");
   }
-  if (response.ok) return answer;
-  throw new ApiError(response.status, sentence(response, answer?.error?.message));
+  if (response.ok) return result;
+  throw new ApiError(response.status, errorMessage(response, result?.error?.message), result?.error);
 }
 
-function sentence(/** @type {Response} */ response, /** @type {string | undefined} */ message) {
-  const said = message ?? `The server answered with status ${response.status}.`;
-  const wait = response.status === 429 && Number(response.headers.get("retry-after"));
-  if (!wait) return said;
-  return `${said} Try again in ${wait} ${wait === 1 ? "second" : "seconds"}.`;
+function errorMessage(/** @type {Response} */ response, /** @type {string | undefined} */ serverMessage) {
+  const message = serverMessage ?? `The server returned status ${response.status}.`;
+  const delay = response.status === 429 && Number(response.headers.get("retry-after"));
+  if (!delay) return message;
+  return `${message} Try again in ${delay} ${delay === 1 ? "second" : "seconds"}.`;
 }

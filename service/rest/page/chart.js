@@ -1,4 +1,4 @@
-import { written } from "./number.js";
+import { formatNumber } from "./number.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
@@ -7,11 +7,11 @@ const BELOW = 22;
 const MARGIN = { top: 24, right: 20, bottom: 44, left: 48 };
 
 /**
- * Lines over layers 0..L as SVG.
+ * Return a line chart over layers 0..L as SVG.
  *
  * @param {{className: string, values: number[], label?: string, marked?: boolean}[]} lines
- * @param {string} description for who cannot see it
- * @param {string} measure the name of the upright axis
+ * @param {string} description text alternative
+ * @param {string} measure title of the vertical axis
  * @param {number} width in pixels
  */
 export function lineChart(lines, description, measure, width) {
@@ -26,7 +26,7 @@ export function lineChart(lines, description, measure, width) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", class: "chart", "aria-label": description });
   for (let value = floor; value < 1.001; value += 0.1 * Math.ceil((1 - floor) / 0.6)) {
     chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    chart.append(text(written(value, 1), { x: MARGIN.left - 8, y: y(value) + 4, class: "tick end" }));
+    chart.append(text(formatNumber(value, 1), { x: MARGIN.left - 8, y: y(value) + 4, class: "tick end" }));
   }
   for (let layer = 0; layer < count; layer += Math.ceil(count / 13)) {
     chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: "tick middle" }));
@@ -42,37 +42,37 @@ export function lineChart(lines, description, measure, width) {
     });
   }
   const named = lines.filter(({ label }) => label).map((line) => ({ ...line, end: y(line.values[count - 1]) }));
-  for (const { label = "", className, place } of apart(named)) {
-    chart.append(text(label, { x: width - MARGIN.right, y: place, class: `name end ${className}` }));
+  for (const { label = "", className, labelY } of placeLabels(named)) {
+    chart.append(text(label, { x: width - MARGIN.right, y: labelY, class: `name end ${className}` }));
   }
   return chart;
 }
 
 /**
- * Where the names of lines go so that none lies on another: above its line, the lowest below it where there is room.
+ * Place the labels of lines without overlaps: above their lines, or below the lowest line if there is space.
  *
  * @template {{end: number}} T
  * @param {T[]} lines
  */
-function apart(lines) {
+function placeLabels(lines) {
   const ordered = lines.toSorted((a, b) => b.end - a.end);
   let above = Infinity;
   return ordered.map((line, rank) => {
     const below = rank === 0 && lines.length > 1 && line.end + BELOW < HEIGHT - MARGIN.bottom;
-    const place = Math.min(line.end + (below ? BELOW : -10), above - LINE);
-    above = place;
-    return { ...line, place };
+    const labelY = Math.min(line.end + (below ? BELOW : -10), above - LINE);
+    above = labelY;
+    return { ...line, labelY };
   });
 }
 
 function svg(/** @type {string} */ tag, /** @type {Record<string, string | number>} */ attributes) {
-  const made = document.createElementNS(NAMESPACE, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  return made;
+  const node = document.createElementNS(NAMESPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  return node;
 }
 
 function text(/** @type {string} */ content, /** @type {Record<string, string | number>} */ attributes) {
-  const made = svg("text", attributes);
-  made.textContent = content;
-  return made;
+  const node = svg("text", attributes);
+  node.textContent = content;
+  return node;
 }

@@ -1,33 +1,33 @@
-import { address, hasKey } from "./api.js";
+import { routeUrl, hasKey } from "./api.js";
 import { element } from "./element.js";
 
-const SAID_MS = 2000;
+const MESSAGE_MS = 2000;
 
 /**
- * The request as a command for a shell. The key is never in it: where one is needed, a variable holds its place.
+ * Return a request as a shell command. If the server requires an API key, the command uses a variable for it.
  *
  * @param {string} route
  * @param {object} body
  */
 export function curlOf(route, body) {
-  const lines = [`curl -s ${quoted(address(route))}`, "-H 'content-type: application/json'"];
+  const lines = [`curl -s ${quote(routeUrl(route))}`, "-H 'content-type: application/json'"];
   if (hasKey()) lines.push('-H "authorization: Bearer $ATTENDANT_KEY"');
-  lines.push(`-d ${quoted(JSON.stringify(body))}`);
+  lines.push(`-d ${quote(JSON.stringify(body))}`);
   return lines.join(" \\\n  ");
 }
 
-/** In single quotes nothing means anything to a shell but the quote itself. */
-function quoted(/** @type {string} */ text) {
+/** Quote text for a shell: in single quotes, only the quote itself is special. */
+function quote(/** @type {string} */ text) {
   return `'${text.replaceAll("'", String.raw`'\''`)}'`;
 }
 
-/** A command to look at and to copy. */
+/** A shell command with a button that copies it. */
 export class Curl {
   constructor() {
     this.command = element("pre", {});
-    this.said = element("span", { className: "quiet", role: "status" });
+    this.status = element("span", { className: "quiet", role: "status" });
     const button = element("button", { type: "button", on: { click: () => this.#copy() } }, "Copy");
-    const row = element("p", { className: "actions" }, button, this.said);
+    const row = element("p", { className: "actions" }, button, this.status);
     this.root = element("details", { className: "curl", hidden: true }, element("summary", {}, "Copy as curl"), this.command, row);
   }
 
@@ -39,12 +39,12 @@ export class Curl {
   async #copy() {
     try {
       await navigator.clipboard.writeText(this.command.textContent ?? "");
-      this.said.textContent = "Copied.";
+      this.status.textContent = "Copied.";
     } catch {
-      // Over plain HTTP from another machine there is no clipboard; the selection is one key away from it.
+      // Browsers provide no clipboard over plain HTTP from another machine.
       getSelection()?.selectAllChildren(this.command);
-      this.said.textContent = "Selected: copy it with Ctrl+C.";
+      this.status.textContent = "Selected. Press Ctrl+C to copy.";
     }
-    setTimeout(() => { this.said.textContent = ""; }, SAID_MS);
+    setTimeout(() => { this.status.textContent = ""; }, MESSAGE_MS);
   }
 }

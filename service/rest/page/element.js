@@ -1,6 +1,6 @@
 /**
- * Make an element. Properties are set on it; names with a dash and `role` become attributes, `on` holds listeners,
- * `data` the data attributes. Children that are strings become text, never markup.
+ * Create an element with properties. Names with a dash and `role` become attributes, `on` has event listeners, and
+ * `data` has data attributes. Strings become text nodes, never markup.
  *
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
@@ -9,20 +9,20 @@
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null) continue;
-    if (name === "on") for (const [event, listener] of Object.entries(value)) made.addEventListener(event, listener);
-    else if (name === "data") Object.assign(made.dataset, value);
-    else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, String(value));
-    else /** @type {any} */ (made)[name] = value;
+    if (name === "on") for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    else if (name === "data") Object.assign(node.dataset, value);
+    else if (name.includes("-") || name === "role" || name === "for") node.setAttribute(name, String(value));
+    else /** @type {any} */ (node)[name] = value;
   }
-  for (const child of children) if (child !== null && child !== undefined && child !== false) made.append(child);
-  return made;
+  for (const child of children) if (child !== null && child !== undefined && child !== false) node.append(child);
+  return node;
 }
 
 /**
- * A labelled native select.
+ * Create a native select with a label.
  *
  * @param {string} label
  * @param {{value: string, text: string, disabled?: boolean}[]} options
@@ -40,7 +40,7 @@ export function select(label, options, value, onChange, { id, disabled = false, 
 }
 
 /**
- * A box that scrolls sideways by itself and can be reached with the keyboard to do so.
+ * Create a box that scrolls horizontally and is focusable, so that the keyboard can scroll it.
  *
  * @param {string} label
  * @param {...Node} children

@@ -1,15 +1,15 @@
-import { tinted } from "./attention.js";
+import { applyTint } from "./attention.js";
 import { paint } from "./canvas.js";
 import { element, scroller } from "./element.js";
-import { bdi, listed, which } from "./naming.js";
-import { written } from "./number.js";
+import { bdi, joinWords, ordinal } from "./naming.js";
+import { formatNumber } from "./number.js";
 import { rove } from "./roving.js";
-import { KINDS } from "./settings.js";
+import { KINDS, RELATIONS } from "./settings.js";
 
 const TABLE_UNITS = 64;
 const NARROW_UNITS = 14;
 
-/** The whole map of a sentence: a table, or for a long one a picture with the table of the row that is looked at. */
+/** The map of a sentence as a table, or for a long sentence as an image with a table of one row. */
 export class Matrix {
   constructor(/** @type {HTMLElement} */ root) {
     this.root = root;
@@ -19,18 +19,18 @@ export class Matrix {
 
   /**
    * @param {import("./attention.js").AttentionMap} map
-   * @param {number} chosen the unit whose row stands out
+   * @param {number} chosen the unit whose row is highlighted
    * @param {string} title
    */
   show(map, chosen, title) {
-    // The pointer and the focus stay where they are when nothing that is shown has changed.
+    // Do not rebuild an unchanged table: this would lose the pointer and the focus.
     if (this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
-    const held = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
+    const focusedCell = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
     this.shown = { map, chosen, title };
-    this.readout.textContent = "Point at a cell, or move to it with the arrow keys, to read it as a sentence.";
+    this.readout.textContent = "Point at a cell or move to it with the arrow keys to read its value.";
     if (map.units.length > TABLE_UNITS) this.root.replaceChildren(...this.#picture(map, Math.max(0, chosen), title));
     else this.root.replaceChildren(this.#table(map, chosen, title), this.readout);
-    if (held) /** @type {HTMLElement | null} */ (this.root.querySelector(`[data-place="${held}"]`))?.focus();
+    if (focusedCell) /** @type {HTMLElement | null} */ (this.root.querySelector(`[data-place="${focusedCell}"]`))?.focus();
   }
 
   #table(map, chosen, title) {
@@ -49,65 +49,67 @@ export class Matrix {
     const table = element(
       "table",
       { className: `matrix${map.columns.length > NARROW_UNITS ? " narrow" : ""}`, role: "grid", "aria-readonly": "true" },
-      caption(...explained(map, title)),
+      caption(...captionContent(map, title)),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
         ...heads.map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
       element("tbody", {}, ...body),
     );
     rove(table, grid, [Math.max(0, map.rows.indexOf(chosen)), 0]);
-    return scroller("The map, as a table", table);
+    return scroller("Map as a table", table);
   }
 
   #cell(map, row, column) {
     const value = map.matrix[row][column];
-    const said = sentence(map, row, column);
-    const look = () => { this.readout.textContent = said; };
+    const description = describeCell(map, row, column);
+    const inspect = () => { this.readout.textContent = description; };
     const cell = element(
       "td",
-      { title: said, "aria-label": said, data: { place: `${row}:${column}` }, on: { focus: look, pointerenter: look } },
-      written(value),
+      { title: description, "aria-label": description, data: { place: `${row}:${column}` }, on: { focus: inspect, pointerenter: inspect } },
+      formatNumber(value),
     );
-    if (map.counts(row, column)) tinted(cell, value, map.largest);
+    if (map.isIncluded(row, column)) applyTint(cell, value, map.largest);
     else cell.classList.add("itself");
     return cell;
   }
 
   #picture(map, chosen, title) {
     const canvas = element("canvas", { className: "heatmap", role: "img", "aria-label":
-      `${title}: ${map.rows.length} rows by ${map.columns.length} columns; the table after it has the row in words` });
-    paint(canvas, map.matrix, map.largest, (row, column) => map.counts(row, column));
+      `${title}: ${map.rows.length} rows and ${map.columns.length} columns. The table after the image has one row.` });
+    paint(canvas, map.matrix, map.largest, (row, column) => map.isIncluded(row, column));
     const table = element("div", {});
-    const look = (/** @type {number} */ row) => table.replaceChildren(rowTable(map, row));
+    const inspect = (/** @type {number} */ row) => table.replaceChildren(rowTable(map, row));
     const rowOf = (/** @type {PointerEvent} */ event) =>
       Math.max(0, Math.min(map.rows.length - 1, Math.floor((event.offsetY / canvas.clientHeight) * map.rows.length)));
     let row = Math.max(0, map.rows.indexOf(chosen));
-    canvas.addEventListener("pointermove", (event) => look(rowOf(event)));
-    canvas.addEventListener("pointerleave", () => look(row));
-    canvas.addEventListener("click", (event) => look((row = rowOf(event))));
-    look(row);
-    const hint = element("p", { className: "readout" }, `${title}. ${map.units.length} units are too many for a table: `
-      + "this is the picture, and below it is the row of the chosen word. Click a row of the picture for another.");
+    canvas.addEventListener("pointermove", (event) => inspect(rowOf(event)));
+    canvas.addEventListener("pointerleave", () => inspect(row));
+    canvas.addEventListener("click", (event) => inspect((row = rowOf(event))));
+    inspect(row);
+    const hint = element("p", { className: "readout" }, `${title}. The map is too large for a table (${map.units.length} units). `
+      + "The table shows the row of the selected word. Click a row of the image to show that row.");
     return [hint, element("div", { className: "beside" }, canvas, table)];
   }
 }
 
-/** How to read a table of a map. */
-function explained(map, title) {
-  const signs = map.isSigned ? ", and orange is negative" : "";
+/** Return the caption of a map. */
+function captionContent(map, title) {
+  const signs = map.isSigned ? " Orange cells are negative." : "";
   const empty = map.empty.map((row) => map.units[map.rows[row]].text);
-  const gone = empty.length ? [" All that these rows took was left out: ", ...listed(empty), "."] : [];
-  return [`${title}. Rows draw on columns; the deeper the tint, the more${signs}.`, ...gone];
+  const emptyRows = empty.length ? [" Rows without remaining values: ", ...joinWords(empty), "."] : [];
+  return [`${title}. ${relation(map).row} Stronger colors mean larger values.${signs}`, ...emptyRows];
 }
 
-/** What stands in a cell, as a sentence. */
-function sentence(map, row, column) {
-  const [verb, preposition] = KINDS[map.kind].says;
-  const own = map.rows[row] === map.columns[column];
-  const [from, to] = [map.nameOf(map.rows[row]), map.nameOf(map.columns[column])];
-  return `${from} ${verb} ${written(map.matrix[row][column])} ${preposition} ${own ? "itself" : to}`;
+/** Describe the value of a cell: "check contributes 0.271 to bank". */
+function describeCell(map, row, column) {
+  const [query, key] = [map.nameOf(map.rows[row]), map.nameOf(map.columns[column])];
+  return relation(map).cell(query, key, formatNumber(map.matrix[row][column]));
 }
 
-/** A caption that is read in full: it stays in sight and wraps while a wide table scrolls below it. */
+function relation(map) {
+  return RELATIONS[KINDS[map.kind].relation];
+}
+
+/** Create a caption that wraps and stays visible while a wide table scrolls. */
 function caption(/** @type {(string | Node)[]} */ ...content) {
   return element("caption", {}, element("span", {}, ...content));
 }
@@ -116,32 +118,30 @@ function extraColumns(map) {
   const dropped = map.excluded && !map.units.some((unit) => unit.special);
   return [
     ...(map.bias ? [{ name: "bias", values: map.bias }] : []),
-    ...(dropped ? [{ name: "left out", values: map.excluded }] : []),
+    ...(dropped ? [{ name: "excluded", values: map.excluded }] : []),
   ];
 }
 
 function extraCell(unit, name, value, place) {
-  const said = `${unit}, ${name}: ${written(value)}`;
-  return element("td", { className: "extra", title: said, "aria-label": said, data: { place } }, written(value));
+  const description = `${unit}, ${name}: ${formatNumber(value)}`;
+  return element("td", { className: "extra", title: description, "aria-label": description, data: { place } }, formatNumber(value));
 }
 
-/** One row of a map as a table of two columns, in the sentence's order. */
+/** Create a table of one row of a map, in the order of the sentence. */
 function rowTable(map, row) {
-  const from = map.units[map.rows[row]].text;
-  const one = which(map.units, map.rows[row]);
-  const [verb, preposition] = KINDS[map.kind].says;
+  const query = map.units[map.rows[row]].text;
   const rows = map.columns.map((place, column) => {
-    const cell = element("td", {}, written(map.matrix[row][column]));
-    if (map.counts(row, column)) tinted(cell, map.matrix[row][column], map.largest);
+    const cell = element("td", {}, formatNumber(map.matrix[row][column]));
+    if (map.isIncluded(row, column)) applyTint(cell, map.matrix[row][column], map.largest);
     return element("tr", {}, element("th", { scope: "row" }, map.units[place].text), cell);
   });
   const extras = extraColumns(map).map(({ name, values }) =>
-    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, written(values[row]))));
+    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, formatNumber(values[row]))));
   const table = element("table", { className: "matrix row" },
-    caption("What ", bdi(from), `${one} ${verb} ${preposition} each word`),
+    caption(`${relation(map).title} `, bdi(query), ordinal(map.units, map.rows[row])),
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "word"), element("th", { scope: "col" }, "value"))),
     element("tbody", {}, ...rows, ...extras));
-  const box = scroller("The row, as a table", table);
+  const box = scroller("Row as a table", table);
   box.classList.add("tall");
   return box;
 }

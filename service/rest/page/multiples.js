@@ -1,9 +1,9 @@
 import { paint } from "./canvas.js";
 import { element, scroller } from "./element.js";
-import { decoded } from "./number.js";
+import { decodeTensor } from "./number.js";
 import { rove } from "./roving.js";
 
-/** Every layer and head of a sentence as small pictures; choosing one shows it large. */
+/** Small multiples: one thumbnail per layer and head of a sentence. Selecting a thumbnail shows its map. */
 export class Multiples {
   /**
    * @param {HTMLElement} root
@@ -16,12 +16,12 @@ export class Multiples {
     this.entries = [];
   }
 
-  /** @param {any} answer of POST /v1/attend, with tensors in base64 */
-  show(answer, /** @type {string} */ kind) {
-    const maps = answer.results[0].maps.map((map) => ({ ...map, matrix: decoded(map.matrix) }));
-    const largest = maps.reduce((most, { matrix }) =>
-      matrix.flat().reduce((found, value) => Math.max(found, Math.abs(value)), most), 0);
-    const held = this.entries.findIndex(({ button }) => button === document.activeElement);
+  /** @param {any} response of POST /v1/attend, with tensors in base64 */
+  show(response, /** @type {string} */ kind) {
+    const maps = response.results[0].maps.map((map) => ({ ...map, matrix: decodeTensor(map.matrix) }));
+    const largest = maps.reduce((outer, { matrix }) =>
+      matrix.flat().reduce((inner, value) => Math.max(inner, Math.abs(value)), outer), 0);
+    const focused = this.entries.findIndex(({ button }) => button === document.activeElement);
     this.entries = maps.map(({ layer, head, matrix }) => {
       const canvas = element("canvas", {});
       paint(canvas, matrix, largest);
@@ -39,14 +39,14 @@ export class Multiples {
     rows.forEach((buttons, row) => grid.append(label(`layer ${this.entries[row * heads].layer}`), ...buttons));
     rove(grid, rows);
     this.root.replaceChildren(
-      element("p", { className: "quiet" }, `A row for each layer, a column for each head, all of kind ${kind} and on one`
-        + " scale. Choose one to see it above."),
+      element("p", { className: "quiet" }, `One row per layer and one column per head, for kind ${kind}, on a common scale.`
+        + " Select a map to show it above."),
       scroller("Maps by layer and head", grid),
     );
-    this.entries[held]?.button.focus();
+    this.entries[focused]?.button.focus();
   }
 
-  /** Mark the one that the pickers show. */
+  /** Mark the thumbnail of the selected layer and head. */
   mark(/** @type {import("./settings.js").Settings} */ { layer, head }, /** @type {boolean} */ byHead) {
     for (const entry of this.entries) {
       const chosen = byHead && String(entry.layer) === layer && String(entry.head) === head;
@@ -54,17 +54,17 @@ export class Multiples {
     }
   }
 
-  /** Remove the pictures: there is no sentence for them. */
+  /** Remove the thumbnails. */
   clear() {
     this.entries = [];
     this.root.replaceChildren();
   }
 
-  /** Instead of pictures of a long sentence, the offer to draw them. */
+  /** Show a button that draws the thumbnails of a long sentence. */
   offer(/** @type {() => void} */ onDraw) {
     this.entries = [];
     this.root.replaceChildren(
-      element("p", { className: "quiet" }, "This sentence is long, and its maps are large."),
+      element("p", { className: "quiet" }, "This sentence is long and has large maps."),
       element("button", { type: "button", on: { click: onDraw } }, "Draw anyway"),
     );
   }

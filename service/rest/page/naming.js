@@ -5,29 +5,29 @@ const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10ff
 const ORDINALS = new Intl.PluralRules("en", { type: "ordinal" });
 const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
 
-/** A word in running text, by itself: one that is written from right to left moves nothing around it. */
+/** Return a word as an element that isolates its text direction. */
 export function bdi(/** @type {string} */ text) {
   return element("bdi", {}, text);
 }
 
-/** The same where there can be no markup: in names that are read out, titles and options. */
+/** Isolate the text direction where markup is impossible: in accessible names, titles and options. */
 export function isolated(/** @type {string} */ text) {
   return RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text;
 }
 
-/** Words in running text, one after another. */
-export function listed(/** @type {string[]} */ texts, between = ", ") {
-  return texts.flatMap((text, place) => (place ? [between, bdi(text)] : [bdi(text)]));
+/** Join words to a list of nodes. */
+export function joinWords(/** @type {string[]} */ texts, between = ", ") {
+  return texts.flatMap((text, position) => (position ? [between, bdi(text)] : [bdi(text)]));
 }
 
 /**
- * Which of several alike a word is: " (2nd)", or nothing when there is no other.
+ * Return the ordinal of a word among equal words of a sentence, such as " (2nd)", or "" for a unique word.
  *
- * @param {{text: string, special?: boolean}[]} words of one sentence, in its order
+ * @param {{text: string, special?: boolean}[]} words of one sentence, in order
  * @param {number} index
  */
-export function which(words, index) {
-  const alike = words.flatMap((word, place) => (!word.special && same(word, words[index]) ? place : []));
-  const number = alike.indexOf(index) + 1;
-  return alike.length < 2 || !number ? "" : ` (${number}${ENDINGS[ORDINALS.select(number)]})`;
+export function ordinal(words, index) {
+  const equal = words.flatMap((word, position) => (!word.special && same(word, words[index]) ? position : []));
+  const number = equal.indexOf(index) + 1;
+  return equal.length < 2 || !number ? "" : ` (${number}${ENDINGS[ORDINALS.select(number)]})`;
 }

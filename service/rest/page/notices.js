@@ -1,10 +1,10 @@
-import { hasKey, keepKey } from "./api.js";
+import { hasKey, storeKey } from "./api.js";
 import { element } from "./element.js";
 
-const MENDED_BY_TYPING = [413, 422];
-const CLEAR_PX = 40; // room for the label above a field
+const INPUT_ERRORS = [413, 422];
+const CLEAR_PX = 40; // space for the label above a field
 
-/** What went wrong, in sentences, each once; and the question for the key. */
+/** The card with error messages, and the form for the API key. */
 export class Notices {
   /**
    * @param {HTMLElement} root
@@ -18,19 +18,19 @@ export class Notices {
     this.shown = "";
   }
 
-  /** An error of one of the questions that the page asks, or null when it went well. */
+  /** Set the error of a request, or null after its success. */
   set(/** @type {string} */ source, /** @type {import("./api.js").ApiError | null} */ error) {
     if (error) this.errors.set(source, error);
     else this.errors.delete(source);
     const errors = [...this.errors.values()];
     const messages = [...new Set(errors.map(({ message }) => message))];
-    const wantsKey = errors.some(({ status }) => status === 401);
-    const shown = JSON.stringify([messages, wantsKey, wantsKey && hasKey()]);
+    const needsKey = errors.some(({ status }) => status === 401);
+    const shown = JSON.stringify([messages, needsKey, needsKey && hasKey()]);
     if (shown === this.shown) return;
     this.shown = shown;
-    if (wantsKey) this.#askForKey();
+    if (needsKey) this.#askForKey();
     else this.root.replaceChildren(...(messages.length ? [this.#card(messages, errors)] : []));
-    // Once the browser has kept what is read in its place: what is typed in must not lie under the card.
+    // After the browser has restored the scroll position: the card must not cover the focused field.
     requestAnimationFrame(() => requestAnimationFrame(() => this.#uncover()));
   }
 
@@ -43,29 +43,29 @@ export class Notices {
   }
 
   #card(/** @type {string[]} */ messages, /** @type {import("./api.js").ApiError[]} */ errors) {
-    const helps = errors.some(({ status }) => !MENDED_BY_TYPING.includes(status));
+    const canRetry = errors.some(({ status }) => !INPUT_ERRORS.includes(status));
     const again = element("button", { type: "button", on: { click: this.onRetry } }, "Try again");
     return element(
       "div",
       { className: "card", role: "alert" },
       ...messages.map((message) => element("p", {}, message)),
-      helps && element("p", { className: "actions" }, again),
+      canRetry && element("p", { className: "actions" }, again),
     );
   }
 
   #askForKey() {
-    const said = hasKey() ? "Invalid API key." : "This server requires an API key.";
+    const message = hasKey() ? "Invalid API key." : "This server requires an API key.";
     const input = element("input", { id: "key", type: "password", autocomplete: "off", required: true, "aria-describedby": "key-use" });
     const submit = (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
-      keepKey(input.value.trim());
+      storeKey(input.value.trim());
       this.onRetry();
     };
     this.root.replaceChildren(
       element(
         "div",
         { className: "card" },
-        element("p", { role: "alert" }, said),
+        element("p", { role: "alert" }, message),
         element(
           "form",
           { on: { submit } },
@@ -73,7 +73,7 @@ export class Notices {
           input,
           element("button", { type: "submit" }, "Use this key"),
         ),
-        element("p", { id: "key-use", className: "quiet" }, "Kept in this tab only, until you close it."),
+        element("p", { id: "key-use", className: "quiet" }, "Stored in this tab until you close it."),
       ),
     );
     input.focus();

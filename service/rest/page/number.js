@@ -1,22 +1,22 @@
 const DIGITS = 3;
 
-/** Write a number the same way everywhere on the page: a true minus sign, no minus zero. */
-export function written(/** @type {number} */ value, digits = DIGITS) {
+/** Format a number with a minus sign (U+2212) and without negative zero. */
+export function formatNumber(/** @type {number} */ value, digits = DIGITS) {
   const text = value.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "\u2212");
 }
 
-/** The numbers of a little-endian tensor that came in base64. */
-export function decoded(/** @type {{shape: number[], dtype: string, data: string}} */ tensor) {
+/** Decode a little-endian float16 tensor from base64. */
+export function decodeTensor(/** @type {{shape: number[], dtype: string, data: string}} */ tensor) {
   const bytes = Uint8Array.from(atob(tensor.data), (character) => character.charCodeAt(0));
-  const halves = new DataView(bytes.buffer);
+  const view = new DataView(bytes.buffer);
   const [rows, columns] = tensor.shape;
   return Array.from({ length: rows }, (_, row) =>
-    Array.from({ length: columns }, (_, column) => half(halves.getUint16(2 * (row * columns + column), true))),
+    Array.from({ length: columns }, (_, column) => half(view.getUint16(2 * (row * columns + column), true))),
   );
 }
 
-/** IEEE 754 binary16: sign, five bits of exponent, ten of fraction. */
+/** Decode an IEEE 754 binary16 number: sign, 5 exponent bits, 10 fraction bits. */
 function half(/** @type {number} */ bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 0x1f;

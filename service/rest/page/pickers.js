@@ -1,7 +1,7 @@
 import { element, select } from "./element.js";
 import { headNames, headReason, kindMeaning, KINDS, layerMeaning, specialMeaning } from "./settings.js";
 
-/** The choices of how a map is measured. Rebuilt on every change; the focus stays on the control that has it. */
+/** The controls for the view. They are rebuilt on every change, and the focus is restored. */
 export class Pickers {
   /**
    * @param {HTMLElement} root
@@ -71,7 +71,7 @@ export class Pickers {
     const box = element("input", {
       id: "self", type: "checkbox", checked: settings.self, on: { change: () => this.onChange({ self: box.checked }) },
     });
-    return element("label", { className: "check" }, box, "Count what a word takes from itself");
+    return element("label", { className: "check" }, box, "Include the contribution of a word to itself");
   }
 }
 
@@ -81,7 +81,7 @@ function kinds(/** @type {import("./settings.js").Model} */ model) {
     .map(([value, { name }]) => ({ value, text: name }));
 }
 
-function layers(/** @type {import("./settings.js").Settings} */ { kind }, { layer_count: count }) {
+function layers(/** @type {import("./settings.js").Settings} */ { kind }, { num_hidden_layers: count }) {
   const scores = kind === "scores";
   return [
     { value: "rollout", text: scores ? "rollout (not for scores)" : "rollout over all layers", disabled: scores },
@@ -90,9 +90,9 @@ function layers(/** @type {import("./settings.js").Settings} */ { kind }, { laye
   ];
 }
 
-function heads(settings, { head_count: count }, /** @type {string} */ reason) {
-  if (reason) return [{ value: settings.head, text: "together" }];
-  const names = { mean: "mean of all heads", max: "largest of all heads", sum: "sum of all heads" };
+function heads(settings, { num_attention_heads: count }, /** @type {string} */ reason) {
+  if (reason) return [{ value: settings.head, text: "all heads" }];
+  const names = { mean: "mean of all heads", max: "maximum of all heads", sum: "sum of all heads" };
   return [
     ...headNames(settings).map((value) => ({ value, text: names[value] })),
     ...Array.from({ length: count }, (_, index) => ({ value: String(index), text: `head ${index}` })),

@@ -1,28 +1,27 @@
 import { call } from "./api.js";
 
 /**
- * One question to the server of which only the newest counts: asking again aborts what is under way, waits until the
- * asking pauses, and an answer that comes late is dropped.
+ * A debounced request to the server. A new request aborts the previous one, whose response is ignored.
  */
 export class Query {
   /**
    * @param {string} route
-   * @param {{onBusy: (busy: boolean) => void, onAnswer: (answer: any, asked: any) => void,
-   *          onError: (error: import("./api.js").ApiError | null, asked?: any) => void}} listeners
+   * @param {{onBusy: (busy: boolean) => void, onResponse: (response: any, request: any) => void,
+   *          onError: (error: import("./api.js").ApiError | null, request?: any) => void}} listeners
    */
   constructor(route, listeners) {
     this.route = route;
     this.listeners = listeners;
-    this.asked = "";
+    this.current = "";
     this.timer = 0;
     this.controller = new AbortController();
   }
 
-  /** Ask after `delay` milliseconds, unless just this is asked already; null withdraws the question. */
-  ask(/** @type {object | null} */ body, delay = 0) {
-    const asked = body === null ? "" : JSON.stringify(body);
-    if (asked === this.asked) return;
-    this.asked = asked;
+  /** Send a body after `delay` milliseconds, unless it is the current one. Null cancels the current request. */
+  request(/** @type {object | null} */ body, delay = 0) {
+    const serialized = body === null ? "" : JSON.stringify(body);
+    if (serialized === this.current) return;
+    this.current = serialized;
     this.controller.abort();
     this.controller = new AbortController();
     clearTimeout(this.timer);
@@ -31,18 +30,18 @@ export class Query {
     else this.listeners.onError(null);
   }
 
-  /** Forget what was asked, so that the same can be asked again. */
-  forget() {
-    this.asked = "";
+  /** Forget the current request, so that it can be sent again. */
+  reset() {
+    this.current = "";
   }
 
   async #send(/** @type {object} */ body, /** @type {AbortSignal} */ signal) {
-    let answer;
+    let response;
     try {
-      answer = await call(this.route, body, signal);
+      response = await call(this.route, body, signal);
     } catch (error) {
       if (signal.aborted) return;
-      this.forget();
+      this.reset();
       this.listeners.onBusy(false);
       this.listeners.onError(/** @type {any} */ (error), body);
       return;
@@ -50,6 +49,6 @@ export class Query {
     if (signal.aborted) return;
     this.listeners.onBusy(false);
     this.listeners.onError(null);
-    this.listeners.onAnswer(answer, body);
+    this.listeners.onResponse(response, body);
   }
 }

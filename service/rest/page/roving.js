@@ -1,12 +1,12 @@
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 /**
- * Make a grid of elements one stop of the Tab key, with the arrow keys, Home and End moving inside it (with Ctrl: to
- * the grid's corners).
+ * Add a roving tabindex to a grid of elements. The arrow keys, Home and End move the focus inside the grid. With Ctrl,
+ * Home and End move it to the corners.
  *
- * @param {HTMLElement} root what holds them all
- * @param {HTMLElement[][]} grid rows of the elements that take the focus
- * @param {[number, number]} [start] row and column of the stop
+ * @param {HTMLElement} root ancestor of all elements
+ * @param {HTMLElement[][]} grid rows of focusable elements
+ * @param {[number, number]} [start] row and column of the first Tab stop
  */
 export function rove(root, grid, [row, column] = [0, 0]) {
   const places = new Map();
@@ -24,8 +24,8 @@ export function rove(root, grid, [row, column] = [0, 0]) {
   });
 
   root.addEventListener("keydown", (event) => {
-    const place = places.get(event.target);
-    const next = place && destination(event, place, grid);
+    const position = places.get(event.target);
+    const next = position && destination(event, position, grid);
     if (!next || event.altKey || event.metaKey) return;
     event.preventDefault();
     grid[next[0]][next[1]].focus();
@@ -34,7 +34,7 @@ export function rove(root, grid, [row, column] = [0, 0]) {
 
 /**
  * @param {KeyboardEvent} event
- * @param {[number, number]} place
+ * @param {[number, number]} position
  * @param {HTMLElement[][]} grid
  * @returns {[number, number] | null}
  */

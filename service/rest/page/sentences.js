@@ -4,12 +4,12 @@ import { Strip } from "./strip.js";
 /**
  * @typedef {{id: number, text: string}} Sentence
  * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean,
- *            note: (string | Node)[]}} Reading  `note` says why no word is chosen
+ *            note: (string | Node)[]}} View  `note` explains why no word is selected
  * @typedef {{onText: (id: number, text: string) => void, onRemove: (id: number) => void,
  *            onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
  */
 
-/** The list of sentences: each a line to type in, its words below, and what the chosen one draws on. */
+/** The list of sentences: an input field, the words, and the largest contributions to the selected word. */
 export class SentenceList {
   constructor(/** @type {HTMLElement} */ root, /** @type {Listeners} */ listeners) {
     this.root = root;
@@ -20,10 +20,10 @@ export class SentenceList {
 
   /**
    * @param {Sentence[]} sentences
-   * @param {(id: number) => Reading} readingOf
-   * @param {number} open the sentence whose whole map is shown
+   * @param {(id: number) => View} viewOf
+   * @param {number} open the sentence whose map is shown
    */
-  show(sentences, readingOf, open) {
+  show(sentences, viewOf, open) {
     for (const [id, card] of this.cards) {
       if (sentences.some((sentence) => sentence.id === id)) continue;
       card.root.remove();
@@ -33,7 +33,7 @@ export class SentenceList {
       const card = this.cards.get(sentence.id) ?? new Card(sentence, this.listeners);
       if (!this.cards.has(sentence.id)) this.root.append(card.root);
       this.cards.set(sentence.id, card);
-      card.show(place + 1, sentences.length > 1, readingOf(sentence.id), sentence.id === open);
+      card.show(place + 1, sentences.length > 1, viewOf(sentence.id), sentence.id === open);
     });
   }
 
@@ -56,7 +56,7 @@ class Card {
     this.note = [];
     this.strip = new Strip(
       (index) => this.map && onChoose(id, this.map.units[index]),
-      (index) => this.map && this.line.replaceChildren(...(index < 0 ? this.note : [this.map.described(index)])),
+      (index) => this.map && this.line.replaceChildren(...(index < 0 ? this.note : [this.map.describe(index)])),
     );
     const head = element("div", { className: "head" }, this.label, this.remove);
     this.root = element("li", { className: "sentence" }, head, this.input, this.strip.root, this.line);
@@ -65,7 +65,7 @@ class Card {
   /**
    * @param {number} number
    * @param {boolean} removable
-   * @param {Reading} reading
+   * @param {View} view
    * @param {boolean} open
    */
   show(number, removable, { map, chosen, stale, note }, open) {
@@ -76,7 +76,7 @@ class Card {
     this.remove.setAttribute("aria-label", `Remove sentence ${number}`);
     this.root.classList.toggle("stale", stale);
     this.root.classList.toggle("open", open);
-    // One voice: the sentence that is open speaks, the others can be read.
+    // Screen readers announce changes of the open sentence only.
     this.line.setAttribute("aria-live", open ? "polite" : "off");
     this.strip.root.hidden = map === null;
     this.line.hidden = map === null && !note.length;

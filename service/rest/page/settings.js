@@ -1,97 +1,117 @@
 /**
- * What can be chosen, what it means, and the requests that follow from it.
+ * The settings of the view, their descriptions, and the requests for them.
  *
  * @typedef {{unit: string, kind: string, layer: string, head: string, special: string, self: boolean}} Settings
- * @typedef {{layer_count: number, head_count: number, attention_kinds: string[]}} Model
+ * @typedef {{num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[]}} Model
  */
 
-/** The view that agrees best with what changing a word really does. */
+/** The view that agrees best with the effect of changing a word. */
 export const DEFAULTS = {
   unit: "word", kind: "projection", layer: "rollout", head: "mean", special: "drop", self: false,
 };
 
+/**
+ * What the cells of a map state about a query (row) and a key (column).
+ *
+ * @type {Record<string, {title: string, row: string, cell: (query: string, key: string, value: string) => string}>}
+ */
+export const RELATIONS = {
+  contribution: {
+    title: "Contributions to",
+    row: "Each row shows how much the words in the columns contribute to its word.",
+    cell: (query, key, value) => `${key} contributes ${value} to ${query}`,
+  },
+  attention: {
+    title: "Attention of",
+    row: "Each row shows how much its word attends to the words in the columns.",
+    cell: (query, key, value) => `${query} attends to ${key} with weight ${value}`,
+  },
+  scores: {
+    title: "Attention scores of",
+    row: "Each row shows the attention scores of its word for the words in the columns.",
+    cell: (query, key, value) => `${query} attends to ${key} with score ${value}`,
+  },
+};
+
 export const KINDS = {
   projection: {
-    name: "projection: share of the result",
-    meaning: "How much of a word's new vector each word put there. Negative: it pushed the vector away.",
-    rolled: "How much of a word's vector came from each word. Sizes alone count, whatever their sign: nothing is negative.",
-    says: ["draws", "from"],
+    name: "projection: share of the vector",
+    meaning: "The share that each word contributes to a word's new vector. Negative shares point away from that vector.",
+    rolled: "The share that each word contributes to a word's vector through all layers, computed from absolute values.",
+    relation: "contribution",
   },
   probs: {
     name: "probs: attention weights",
-    meaning: "Where each head looks, whatever it finds there.",
-    rolled: "Where the heads look on average, whatever they find there; half of each layer is what a word keeps of itself.",
-    says: ["gives", "to"],
+    meaning: "The attention weights: how much each word attends to each other word.",
+    rolled: "The mean attention weights of the heads, with half of the weight of each layer on the residual connection.",
+    relation: "attention",
   },
   scores: {
     name: "scores: before the softmax",
-    meaning: "How well a word's query matches each key; any number, of either sign.",
+    meaning: "How well the query of a word matches each key. Scores can be any positive or negative number.",
     rolled: "",
-    says: ["scores", "for"],
+    relation: "scores",
   },
   norm: {
-    name: "norm: weights times what they carry",
-    meaning: "The length of what each word sends: attention to a near-zero value counts little.",
-    rolled: "The lengths of what each word sends, as shares. What a word keeps of itself beside the attention is not in it.",
-    says: ["takes", "from"],
+    name: "norm: length of weighted values",
+    meaning: "The length of the vector that each word contributes. Attention to a near-zero value counts little.",
+    rolled: "The lengths of the vectors that words contribute, as shares, without the residual connection.",
+    relation: "contribution",
   },
   block_norm: {
-    name: "block_norm: the whole block",
-    meaning: "The length of what each word sends, with the residual path and the layer norm, as the word's vector really gets it.",
-    rolled: "The lengths of what each word sends, as shares, with the residual path and the layer norm.",
-    says: ["takes", "from"],
+    name: "block_norm: with residual and layer norm",
+    meaning: "The length of each word's contribution, including the residual connection and the layer norm.",
+    rolled: "The lengths of the contributions, as shares, including the residual connection and the layer norm.",
+    relation: "contribution",
   },
 };
 
 const SPECIALS = {
-  drop: "Special tokens such as [CLS] are left out; what went to them is the last column.",
-  keep: "Special tokens such as [CLS] are shown; much attention rests on them.",
+  drop: "Special tokens such as [CLS] are excluded. The last column shows their sum.",
+  keep: "Special tokens such as [CLS] are included. They often receive much attention.",
 };
 
 const SUMMED = { projection: true, block_norm: true };
 
-/** What the numbers are, in one line. */
+/** Describe the values of a kind. */
 export function kindMeaning(/** @type {Settings} */ { kind, layer }) {
   return layer === "rollout" ? KINDS[kind].rolled : KINDS[kind].meaning;
 }
 
-/** What the choice of a layer means, in one line. */
+/** Describe the selected layer. */
 export function layerMeaning(/** @type {Settings} */ { layer }) {
-  if (layer === "rollout") {
-    return "Rollout: the layers multiplied, so what arrives through all of them, from the words themselves up to the last layer.";
-  }
-  if (layer === "mean") return "Mean: the average of each layer's own map; nothing is followed from one layer to the next.";
-  if (layer === "1") return "Layer 1 alone: the first mixing, of the words as they come in.";
-  return `Layer ${layer} alone: what it mixes has been mixed by the layers before it already.`;
+  if (layer === "rollout") return "Rollout: the product of the maps of all layers, from the embeddings to the last layer.";
+  if (layer === "mean") return "Mean: the average of the maps of all layers.";
+  if (layer === "1") return "Layer 1: its inputs are the embeddings of the words.";
+  return `Layer ${layer}: the layers before it have already mixed its input vectors.`;
 }
 
-/** What becomes of the special tokens, in one line. */
+/** Describe the handling of special tokens. */
 export function specialMeaning(/** @type {Settings} */ { kind, layer, special }) {
-  if (special === "renormalize") return `Special tokens are left out and ${scaling(kind, layer)}`;
-  return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are left out." : SPECIALS[special];
+  if (special === "renormalize") return `Special tokens are excluded. ${scaling(kind, layer)}`;
+  return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are excluded." : SPECIALS[special];
 }
 
 function scaling(/** @type {string} */ kind, /** @type {string} */ layer) {
-  const stays = "what is left out stays on the scale from before.";
-  if (kind === "probs" || layer === "rollout") return `each row is scaled to sum to 1 again; ${stays}`;
-  if (kind !== "projection") return `each row of lengths is scaled to sum to 1; ${stays}`;
-  return "each row is scaled so that the sizes of its values, signs aside, sum to 1; what is left out and the bias stay on "
-    + "the scale from before.";
+  if (kind === "projection" && layer !== "rollout") {
+    return "The absolute values of each row are scaled to sum to 1. The excluded mass and the bias keep their original scale.";
+  }
+  return "Each row is scaled to sum to 1. The excluded mass keeps its original scale.";
 }
 
-/** Whether a kind has a map for each head. */
+/** Return whether a kind has one map per head. */
 export function hasHeads(/** @type {string} */ kind) {
   return !(kind in SUMMED);
 }
 
 /**
- * The settings with everything that does not go together put right.
+ * Return the settings with incompatible values replaced.
  *
- * @param {Settings} asked
+ * @param {Settings} requested
  * @returns {Settings}
  */
-export function settled(asked) {
-  const settings = { ...asked };
+export function compatible(requested) {
+  const settings = { ...requested };
   if (settings.kind === "scores" && settings.layer === "rollout") settings.layer = "mean";
   if (settings.kind === "scores" && settings.special === "renormalize") settings.special = "drop";
   const heads = headNames(settings);
@@ -99,20 +119,20 @@ export function settled(asked) {
   return settings;
 }
 
-/** The ways to put heads together that a kind has. */
+/** Return the supported ways to reduce heads. */
 export function headNames(/** @type {Settings} */ { kind }) {
   return kind === "norm" ? ["sum"] : ["mean", "max"];
 }
 
-/** Why no head can be chosen; empty when one can. */
+/** Return why no head can be selected, or "" if one can. */
 export function headReason(/** @type {Settings} */ { kind, layer }) {
-  if (!hasHeads(kind)) return `Heads: ${kind} exists only with its heads summed.`;
-  if (layer === "rollout") return "Heads: rollout puts those of each layer together first.";
+  if (!hasHeads(kind)) return `Head: kind ${kind} always covers all heads.`;
+  if (layer === "rollout") return "Head: rollout combines the heads of each layer first.";
   return "";
 }
 
 /**
- * The body of POST /v1/attend for the map that is shown.
+ * Return the body of POST /v1/attend for the current view.
  *
  * @param {Settings} settings
  * @param {string[]} texts
@@ -125,18 +145,19 @@ export function mapRequest(settings, texts) {
   const layers = layer === "mean" || layer === "rollout"
     ? { layers: "all", layer_reduce: layer }
     : { layers: [Number(layer)], layer_reduce: "none" };
-  return { inputs: texts, kind, ...layers, ...heads, unit, special, decimals: 6 };
+  return { inputs: texts, kind, ...layers, ...heads, unit, special_tokens: special, decimals: 6 };
 }
 
 /**
- * The body of POST /v1/attend for every layer and head of one sentence; two bytes a number.
+ * Return the body of POST /v1/attend for all layers and heads of one sentence, in float16.
  *
  * @param {Settings} settings
  * @param {string} text
  */
-export function everyHeadRequest({ kind, unit, special }, text) {
+export function allHeadsRequest({ kind, unit, special }, text) {
   return {
     inputs: [text], kind: hasHeads(kind) ? kind : "probs", layers: "all", layer_reduce: "none",
-    heads: "all", head_reduce: "none", unit, special, encoding: "base64", dtype: "float16",
+    heads: "all", head_reduce: "none", unit, special_tokens: special,
+    encoding_format: "base64", dtype: "float16",
   };
 }

@@ -1,23 +1,23 @@
-import { tinted } from "./attention.js";
+import { applyTint } from "./attention.js";
 import { element } from "./element.js";
-import { written } from "./number.js";
+import { formatNumber } from "./number.js";
 import { rove } from "./roving.js";
 
-/** The units of a sentence as buttons, each tinted by what the unit that is looked at draws from it. */
+/** The units of a sentence as buttons, tinted by their contributions to the inspected unit. */
 export class Strip {
   /**
-   * @param {(index: number) => void} onChoose a unit was chosen
-   * @param {(index: number) => void} onLook a unit is pointed at or focused; when that is over the chosen one, or -1
+   * @param {(index: number) => void} onChoose called when a unit is selected
+   * @param {(index: number) => void} onInspect called with the hovered, focused or selected unit, or -1
    */
-  constructor(onChoose, onLook) {
+  constructor(onChoose, onInspect) {
     this.onChoose = onChoose;
-    this.onLook = onLook;
+    this.onInspect = onInspect;
     this.root = element("div", { className: "strip", role: "group" });
-    this.root.addEventListener("pointerleave", () => this.#look(this.chosen));
+    this.root.addEventListener("pointerleave", () => this.#inspect(this.chosen));
     this.root.addEventListener("focusout", (event) => {
-      if (!this.root.contains(/** @type {Node} */ (event.relatedTarget))) this.#look(this.chosen);
+      if (!this.root.contains(/** @type {Node} */ (event.relatedTarget))) this.#inspect(this.chosen);
     });
-    this.spelled = "";
+    this.rendered = "";
     this.chosen = -1;
     /** @type {HTMLButtonElement[]} */
     this.buttons = [];
@@ -32,12 +32,12 @@ export class Strip {
     this.map = map;
     this.chosen = chosen;
     this.root.setAttribute("aria-label", name);
-    const spelled = JSON.stringify(map.units.map(({ text, start }) => [text, start]));
-    if (spelled !== this.spelled) this.#build(map.units);
-    this.spelled = spelled;
+    const rendered = JSON.stringify(map.units.map(({ text, start }) => [text, start]));
+    if (rendered !== this.rendered) this.#build(map.units);
+    this.rendered = rendered;
     this.buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(index === chosen)));
-    const held = this.buttons.indexOf(/** @type {any} */ (document.activeElement));
-    this.#look(held < 0 ? chosen : held);
+    const focused = this.buttons.indexOf(/** @type {any} */ (document.activeElement));
+    this.#inspect(focused < 0 ? chosen : focused);
   }
 
   #build(/** @type {import("./attention.js").Unit[]} */ units) {
@@ -49,8 +49,8 @@ export class Strip {
           className: unit.special ? "unit special" : "unit",
           on: {
             click: () => this.onChoose(index),
-            focus: () => this.#look(index),
-            pointerenter: () => this.#look(index),
+            focus: () => this.#inspect(index),
+            pointerenter: () => this.#inspect(index),
           },
         },
         element("span", { className: "text" }, unit.text),
@@ -58,7 +58,7 @@ export class Strip {
         element("span", { className: "value" }),
       );
     });
-    // What has no space between stays together on a line: a full stop, the pieces of a word.
+    // Units without a space between them stay on one line: punctuation, tokens of a word.
     /** @type {HTMLElement[]} */
     const runs = [];
     units.forEach((unit, index) => {
@@ -72,17 +72,17 @@ export class Strip {
     this.root.replaceChildren(row);
   }
 
-  #look(/** @type {number} */ index) {
+  #inspect(/** @type {number} */ index) {
     if (!this.map) return;
-    const draws = index < 0 ? [] : this.map.drawsOf(index);
-    const largest = Math.max(0, ...draws.map(({ value }) => Math.abs(value)));
-    const values = new Map(draws.map((draw) => [draw.index, draw.value]));
-    this.buttons.forEach((button, place) => {
-      const value = values.get(place);
-      button.classList.toggle("subject", place === index);
-      tinted(button, value ?? 0, largest);
-      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : written(value);
+    const contributions = index < 0 ? [] : this.map.contributionsOf(index);
+    const largest = Math.max(0, ...contributions.map(({ value }) => Math.abs(value)));
+    const values = new Map(contributions.map((contribution) => [contribution.index, contribution.value]));
+    this.buttons.forEach((button, position) => {
+      const value = values.get(position);
+      button.classList.toggle("subject", position === index);
+      applyTint(button, value ?? 0, largest);
+      /** @type {HTMLElement} */ (button.lastElementChild).textContent = value === undefined ? "" : formatNumber(value);
     });
-    this.onLook(index);
+    this.onInspect(index);
   }
 }

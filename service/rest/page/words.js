@@ -1,14 +1,14 @@
 /**
- * The words of a sentence by the server's rule, and which of them to look at unless the user chooses. Offsets count characters (code
- * points), as the API's do.
+ * The words of a sentence by the rule of the server, and the default selection. Offsets are in code points, as in
+ * the API.
  *
  * @typedef {{text: string, start: number, end: number}} Word
  */
 
 const RUN = String.raw`[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+`;
 const WORD = new RegExp(String.raw`${RUN}(?:['’‐‑\-]${RUN})*|\S`, "gv");
-const SAID = /[\p{L}\p{N}]/u;
-const CONTENT_LENGTH = 4; // few function words of a language with spaces are as long
+const WORD_CHARACTER = /[\p{L}\p{N}]/u;
+const CONTENT_LENGTH = 4; // few function words of languages with spaces are as long
 
 /** @returns {Word[]} */
 export function wordsOf(/** @type {string} */ text) {
@@ -23,37 +23,37 @@ export function wordsOf(/** @type {string} */ text) {
   });
 }
 
-/** Return whether it is a word, not punctuation. */
-export function isSaid(/** @type {Word} */ word) {
-  return SAID.test(word.text);
+/** Return whether a word is more than punctuation. */
+export function isWord(/** @type {Word} */ word) {
+  return WORD_CHARACTER.test(word.text);
 }
 
 /**
- * Find the word that most tells the sentences which share it apart from others, or null when no two share one. Without
- * a list of function words the length decides, and for short words how rarely they occur and where they stand: an
- * article comes before its noun and often begins a sentence.
+ * Find the most distinctive word that at least two sentences share, or null. There is no list of function words: long
+ * words come first, and short words are ranked by frequency and position. An article precedes its noun and often
+ * starts a sentence.
  *
  * @param {Word[][]} sentences
- * @param {Word[]} current words chosen so far, kept while as many sentences have them as have any other
+ * @param {Word[]} current the current words, kept if no other word is in more sentences
  * @returns {Word | null}
  */
 export function sharedWord(sentences, current) {
   /** @type {Map<string, {word: Word, places: Map<number, number[]>}>} */
   const groups = new Map();
-  sentences.forEach((words, number) => words.forEach((word, place) => {
-    if (!isSaid(word)) return;
+  sentences.forEach((words, number) => words.forEach((word, position) => {
+    if (!isWord(word)) return;
     const group = groups.get(key(word)) ?? { word, places: new Map() };
-    group.places.set(number, [...(group.places.get(number) ?? []), place]);
+    group.places.set(number, [...(group.places.get(number) ?? []), position]);
     groups.set(key(word), group);
   }));
   const kept = new Set(current.map(key));
   const orderOf = (/** @type {{word: Word, places: Map<number, number[]>}} */ { word, places }) => {
     const isLong = length(word.text) >= CONTENT_LENGTH;
-    const having = [...places.values()];
-    const starts = having.map(([first]) => first);
+    const positions = [...places.values()];
+    const starts = positions.map(([first]) => first);
     return [
-      Number(isLong), having.length, Number(isLong && kept.has(key(word))), length(word.text),
-      -having.flat().length, -starts.filter((start) => start === 0).length, Math.max(...starts),
+      Number(isLong), positions.length, Number(isLong && kept.has(key(word))), length(word.text),
+      -positions.flat().length, -starts.filter((start) => start === 0).length, Math.max(...starts),
     ];
   };
   const shared = [...groups.values()].filter(({ places }) => places.size > 1);
@@ -61,19 +61,19 @@ export function sharedWord(sentences, current) {
   return ranked.toSorted((a, b) => compare(b.order, a.order))[0]?.word ?? null;
 }
 
-/** Find the longest word, of equals the last. */
+/** Find the longest word, or the last of several. */
 export function longestWord(/** @type {Word[]} */ words) {
-  return words.filter(isSaid).toSorted((a, b) => length(b.text) - length(a.text) || b.start - a.start)[0] ?? null;
+  return words.filter(isWord).toSorted((a, b) => length(b.text) - length(a.text) || b.start - a.start)[0] ?? null;
 }
 
-/** Compare by the first numbers that differ. */
-function compare(/** @type {number[]} */ one, /** @type {number[]} */ other) {
-  return one.map((value, place) => value - other[place]).find((difference) => difference !== 0) ?? 0;
+/** Compare two lists of numbers by the first difference. */
+function compare(/** @type {number[]} */ left, /** @type {number[]} */ right) {
+  return left.map((value, position) => value - right[position]).find((difference) => difference !== 0) ?? 0;
 }
 
-/** Return whether two words are the same, upper and lower case alike. */
-export function same(/** @type {{text: string}} */ one, /** @type {{text: string}} */ other) {
-  return key(one) === key(other);
+/** Return whether two words are equal, ignoring case. */
+export function same(/** @type {{text: string}} */ left, /** @type {{text: string}} */ right) {
+  return key(left) === key(right);
 }
 
 function key(/** @type {{text: string}} */ { text }) {

@@ -6,9 +6,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.rest.schemas import StatusBody, responses
 
 API = "health"
 PATHS = ("/livez", "/healthz", "/readyz")
+PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
 
 
 def make_router(lifecycle: Lifecycle) -> APIRouter:
@@ -20,12 +22,12 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
         return Response(body, media_type="application/json", status_code=200 if passed else 503)
 
     @router.get("/healthz", include_in_schema=False)
-    @router.get("/livez")
+    @router.get("/livez", operation_id="livez", summary="Liveness", responses=PROBE_RESPONSES)
     async def livez(request: Request) -> Response:
         """Return 200 unless the model failed to load; also while loading and draining."""
         return response(lifecycle.alive)
 
-    @router.get("/readyz")
+    @router.get("/readyz", operation_id="readyz", summary="Readiness", responses=PROBE_RESPONSES)
     async def readyz(request: Request) -> Response:
         """Return 200 while requests are accepted, otherwise 503."""
         return response(lifecycle.ready)

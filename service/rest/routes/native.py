@@ -15,14 +15,29 @@ from service.engine.schema.encode import (
     EncodeResponse,
     EncodeResult,
     LayerReduce,
+    ModelInfo,
     Output,
     TokenizeRequest,
     Truncation,
 )
 from service.lifecycle import Lifecycle
-from service.rest.codec import Encoding, FirstError, Inputs, Layers, StrictModel, at_most, body_schema, to_inputs
+from service.rest.codec import (
+    ENCODING_DESCRIPTION,
+    INPUTS_DESCRIPTION,
+    MODEL_DESCRIPTION,
+    TRUNCATION_DESCRIPTION,
+    EncodingFormat,
+    FirstError,
+    Inputs,
+    LayersOrAll,
+    StrictModel,
+    at_most,
+    body_schema,
+    to_inputs,
+)
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor
+from service.rest.schemas import GET_ERRORS, EncodeResponseBody, TokenizeResponseBody, responses
 
 API = "rest"
 ENCODE_PATH = "/v1/encode"
@@ -31,24 +46,38 @@ ENCODE_PATH = "/v1/encode"
 class EncodeBody(StrictModel):
     """The body of POST /v1/encode."""
 
-    model: str | None = None
-    inputs: Inputs
-    outputs: Annotated[list[Output], FirstError(), at_most("outputs")] = Field(default=["pooled"])
-    layers: Layers = Field(default=[-1])
-    layer_reduce: LayerReduce = "concat"
-    pooling: Pooling | None = None
-    normalize: bool | None = None
-    dimensions: int | None = None
-    truncation: Truncation = "error"
-    encoding: Encoding = "float"
-    dtype: DType = "float32"
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
+    inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
+    outputs: Annotated[list[Output], FirstError(), at_most("outputs")] = Field(
+        default=["pooled"], description="Outputs to return, at least one."
+    )
+    layers: LayersOrAll = Field(
+        default=[-1], description="Layers 0 (embedding output) to L, -L-1 to -1 from the end, or `all`."
+    )
+    layer_reduce: LayerReduce = Field("concat", description="How to combine several layers.")
+    pooling: Pooling | None = Field(None, description="How to pool token vectors; null selects that of the model.")
+    normalize: bool | None = Field(
+        None, description="Whether to scale pooled vectors to length 1; null selects that of the model."
+    )
+    dimensions: int | None = Field(
+        None,
+        description="Number of leading components of pooled vectors to return (Matryoshka truncation).",
+        json_schema_extra={"minimum": 1},
+    )
+    truncation: Truncation = Field("error", description=TRUNCATION_DESCRIPTION)
+    prompt_name: str | None = Field(
+        None, description="Name of a prompt of the model. Mutually exclusive with `prompt`."
+    )
+    prompt: str | None = Field(None, description="Prompt to prepend to each text. An empty prompt selects none.")
+    encoding_format: EncodingFormat = Field("float", description=ENCODING_DESCRIPTION)
+    dtype: DType = Field("float32", description="Element type. int8 and ubinary are for pooled vectors only.")
 
 
 class TokenizeBody(StrictModel):
     """The body of POST /v1/tokenize."""
 
-    model: str | None = None
-    inputs: Inputs
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
+    inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
 
 
 BODIES = (EncodeBody, TokenizeBody)
@@ -63,7 +92,13 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     """Return the routes of this API."""
     router = APIRouter(tags=["native"])
 
-    @router.post(ENCODE_PATH, openapi_extra=body_schema(EncodeBody))
+    @router.post(
+        ENCODE_PATH,
+        operation_id="encode",
+        summary="Encode",
+        responses=responses(EncodeResponseBody),
+        openapi_extra=body_schema(EncodeBody),
+    )
     async def encode(request: Request) -> Response:
         """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
         body = await reader.read(request, EncodeBody)
@@ -71,10 +106,16 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         work = engine.encode(_encode_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
-        document = _document(response, body.encoding)
-        return await json_response(request, document, headers, compress=body.encoding == "float")
+        document = _document(response, body.encoding_format)
+        return await json_response(request, document, headers, compress=body.encoding_format == "float")
 
-    @router.post("/v1/tokenize", openapi_extra=body_schema(TokenizeBody))
+    @router.post(
+        "/v1/tokenize",
+        operation_id="tokenize",
+        summary="Tokenize",
+        responses=responses(TokenizeResponseBody),
+        openapi_extra=body_schema(TokenizeBody),
+    )
     async def tokenize(request: Request) -> Response:
         """Return the tokens and words of each input, untruncated."""
         body = await reader.read(request, TokenizeBody)
@@ -87,7 +128,12 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         ]
         return await json_response(request, {"model": response.model, "results": results})
 
-    @router.get("/v1/model")
+    @router.get(
+        "/v1/model",
+        operation_id="get_model",
+        summary="Get the served model",
+        responses=responses(ModelInfo, statuses=GET_ERRORS),
+    )
     async def model(request: Request) -> Response:
         """Return the served model: its properties, digest, precision and limits."""
         return await json_response(request, asdict(lifecycle.engine.info))
@@ -100,28 +146,32 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
         inputs=to_inputs(body.inputs),
         model=body.model,
         outputs=tuple(body.outputs),
-        layers=tuple(body.layers),
+        layers=None if body.layers == "all" else tuple(body.layers),
         layer_reduce=body.layer_reduce,
         pooling=body.pooling,
         normalize=body.normalize,
         dimensions=body.dimensions,
         truncation=body.truncation,
+        prompt_name=body.prompt_name,
+        prompt=body.prompt,
         dtype=body.dtype,
-        wire="json" if body.encoding == "float" else "base64",
+        wire="json" if body.encoding_format == "float" else "base64",
         deadline=deadline,
     )
 
 
-def _document(response: EncodeResponse, encoding: Encoding) -> dict[str, Any]:
+def _document(response: EncodeResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
     return {
         "model": response.model,
         "precision": response.precision,
-        "results": [_result(result, encoding) for result in response.results],
+        "results": [_result(result, encoding_format) for result in response.results],
         "usage": {"tokens": response.token_count, "truncated_inputs": response.truncated_inputs},
+        "prompt_name": None if response.prompt is None else response.prompt.name,
+        "prompt": None if response.prompt is None else response.prompt.text,
     }
 
 
-def _result(result: EncodeResult, encoding: Encoding) -> dict[str, Any]:
+def _result(result: EncodeResult, encoding_format: EncodingFormat) -> dict[str, Any]:
     body: dict[str, Any] = {"token_count": result.token_count, "truncated": result.truncated}
     for name in ("tokens", "words"):
         if (items := getattr(result, name)) is not None:
@@ -129,5 +179,5 @@ def _result(result: EncodeResult, encoding: Encoding) -> dict[str, Any]:
     for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
         array: Array | None = getattr(result, name)
         if array is not None:
-            body[name] = array.values if encoding == "float" else tensor(array)
+            body[name] = array.values if encoding_format == "float" else tensor(array)
     return body

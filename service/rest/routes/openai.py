@@ -5,23 +5,44 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core.core_schema import ValidationInfo
 
-from model.tokenizer import Source
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
+from model.tokenizer import TokenizerInput
+from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input, ModelInfo
 from service.errors import InvalidArgument, MalformedRequest, NotFound, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
-from service.rest.codec import FirstError, Integers, StrictModel, TokenIds, body_schema, check_count
+from service.rest.codec import (
+    ENCODING_DESCRIPTION,
+    MODEL_DESCRIPTION,
+    EncodingFormat,
+    FirstError,
+    Integers,
+    StrictModel,
+    TokenIds,
+    body_schema,
+    check_count,
+)
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import Base64, json_response, metadata_headers
+from service.rest.schemas import (
+    GET_ERRORS,
+    EmbeddingsResponseBody,
+    OpenAIErrorBody,
+    OpenAIModelBody,
+    OpenAIModelsBody,
+    responses,
+)
 
 API = "openai"
 EMBEDDINGS_PATH = "/v1/embeddings"
 PATHS = (EMBEDDINGS_PATH, "/v1/models")
 MAX_INPUTS = 2048
 
+INPUT_TYPES = {"query": ("query",), "document": ("document", "passage", "corpus"), "passage": ("passage", "document")}
+"""Prompt names to try per `input_type`, in order, as in sentence-transformers' encode_query and encode_document."""
+ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -36,7 +57,7 @@ def _branch(value: Any) -> str:
 
 
 def _check_input(value: Any, info: ValidationInfo) -> Any:
-    """Count inputs, or the ids of the only one."""
+    """Check the number of inputs, or of token ids if `input` is one list of ids."""
     if isinstance(value, list):
         if value and isinstance(value[0], int):
             check_count("token_ids", len(value), info)
@@ -55,14 +76,32 @@ OpenAIInput = Annotated[
 ]
 
 
-class EmbeddingsBody(StrictModel):
-    """The body of POST /v1/embeddings."""
+class OpenAISpelling(ApiSpelling):
+    """Field names and remedies of the OpenAI API in error messages."""
 
-    input: OpenAIInput
-    model: str
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    user: str | None = None
+    inputs = "input"
+    shorten = "Shorten it or set truncate to true."
+
+
+SPELLING = OpenAISpelling()
+
+
+class EmbeddingsBody(StrictModel):
+    """The body of POST /v1/embeddings; `input_type` and `truncate` are extensions of OpenAI's API."""
+
+    input: OpenAIInput = Field(description="A text or a list of texts; token ids if the server allows them.")
+    model: str = Field(description=MODEL_DESCRIPTION)
+    encoding_format: EncodingFormat | None = Field(None, description=ENCODING_DESCRIPTION)
+    dimensions: int | None = Field(
+        None,
+        description="Number of leading components to return (Matryoshka truncation).",
+        json_schema_extra={"minimum": 1},
+    )
+    user: str | None = Field(None, description="Ignored.")
+    input_type: Literal["query", "document", "passage"] | None = Field(
+        None, description="Extension: kind of input; selects the prompt of the model for it, if any."
+    )
+    truncate: bool = Field(False, description="Extension: whether to drop the end of inputs over the token limit.")
 
 
 BODIES = (EmbeddingsBody,)
@@ -72,21 +111,35 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     """Return the routes of this API."""
     router = APIRouter(tags=["openai"])
 
-    @router.post(EMBEDDINGS_PATH, openapi_extra=body_schema(EmbeddingsBody))
+    @router.post(
+        EMBEDDINGS_PATH,
+        operation_id="create_embeddings",
+        summary="Create embeddings",
+        responses=responses(EmbeddingsResponseBody, OpenAIErrorBody, ERRORS),
+        openapi_extra=body_schema(EmbeddingsBody),
+    )
     async def embeddings(request: Request) -> Response:
         """Return one embedding per input."""
         body = await reader.read(request, EmbeddingsBody, inputs=MAX_INPUTS)
         engine = lifecycle.engine
+        inputs = _inputs(body.input)
+        if not reader.settings.openai_token_ids and any(item.source.token_ids is not None for item in inputs):
+            raise InvalidArgument(
+                "token ids are disabled (clients send ids of OpenAI's vocabulary, not of this model)",
+                "Send text; with LangChain set check_embedding_ctx_length=False.",
+                field="input", reason="TOKEN_IDS_DISABLED",
+            )  # fmt: skip
         work = engine.encode(
             EncodeRequest(
-                inputs=_inputs(body.input),
+                inputs=inputs,
                 model=body.model,
                 dimensions=body.dimensions,
+                truncation="right" if body.truncate else "error",
+                prompt_name=_prompt_name(engine.info, body.input_type),
                 wire="base64" if body.encoding_format == "base64" else "json",
                 deadline=reader.deadline(request),
-                field="input",
+                spelling=SPELLING,
                 max_inputs=MAX_INPUTS,
-                too_long_hint="Split it, or use /v1/encode, which can cut it.",
             )
         )
         response = await while_connected(request, asyncio.ensure_future(work))
@@ -94,34 +147,44 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         document = _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
-    @router.get("/v1/models")
+    @router.get(
+        "/v1/models",
+        operation_id="list_models",
+        summary="List models",
+        responses=responses(OpenAIModelsBody, OpenAIErrorBody, GET_ERRORS),
+    )
     async def models(request: Request) -> Response:
         """Return the served model and its aliases."""
         info = lifecycle.engine.info
         data = [_model(name) for name in (info.name, *info.aliases)]
         return await json_response(request, {"object": "list", "data": data})
 
-    @router.get("/v1/models/{name:path}")
+    @router.get(
+        "/v1/models/{name:path}",
+        operation_id="retrieve_model",
+        summary="Retrieve a model",
+        responses=responses(OpenAIModelBody, OpenAIErrorBody, GET_ERRORS),
+    )
     async def model(request: Request, name: str) -> Response:
         """Return one model."""
         info = lifecycle.engine.info
         if name != info.name and name not in info.aliases:
-            raise NotFound(f'model: not found. This server serves "{info.name}".', reason="model_not_found")
+            remedy = f'This server serves "{info.name}".'
+            raise NotFound("not found", remedy, field="model", reason="MODEL_NOT_FOUND")
         return await json_response(request, _model(name))
 
     return router
 
 
 def render_error(error: ServiceError) -> bytes:
-    """Return OpenAI's error body; its `param` is the field at the head of the message, if there is one."""
-    first = error.message.partition(" ")[0].partition("[")[0].rstrip(":")
+    """Return OpenAI's error body."""
     kind = ERROR_TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
     return orjson.dumps(
         {
             "error": {
                 "message": error.message,
                 "type": kind,
-                "param": first if first in EmbeddingsBody.model_fields else None,
+                "param": error.field,
                 "code": "invalid_api_key" if isinstance(error, Unauthenticated) else error.reason,
             }
         }
@@ -129,25 +192,31 @@ def render_error(error: ServiceError) -> bytes:
 
 
 def http_status(error: ServiceError) -> int:
-    """Return the status of an error; OpenAI's is 400 for all invalid content."""
+    """Return the HTTP status of an error; the OpenAI API uses 400 for all invalid content."""
     return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
 
 
+def _prompt_name(info: ModelInfo, input_type: str | None) -> str | None:
+    """Return the prompt of an input type; None if the model has none for it."""
+    names = INPUT_TYPES.get(input_type or "", ())
+    return next((name for name in names if name in info.prompts), None)
+
+
 def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:
-    """Return the inputs; the validator has seen that all items of a list are of one type."""
+    """Return the inputs; validation has made sure that all items of a list have one type."""
     if isinstance(value, str):
-        return (Input(Source(value)),)
+        return (Input(TokenizerInput(value)),)
     ids = tuple(item for item in value if isinstance(item, int))
     if ids:
-        return (Input(Source(token_ids=ids)),)
+        return (Input(TokenizerInput(token_ids=ids)),)
     return tuple(
-        Input(Source(item) if isinstance(item, str) else Source(token_ids=tuple(item)))
+        Input(TokenizerInput(item) if isinstance(item, str) else TokenizerInput(token_ids=tuple(item)))
         for item in value
         if not isinstance(item, int)
     )
 
 
-def _document(response: EncodeResponse, encoding: Literal["float", "base64"] | None) -> dict[str, Any]:
+def _document(response: EncodeResponse, encoding: EncodingFormat | None) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [
@@ -159,7 +228,7 @@ def _document(response: EncodeResponse, encoding: Literal["float", "base64"] | N
     }
 
 
-def _embedding(result: EncodeResult, encoding: Literal["float", "base64"] | None) -> Any:
+def _embedding(result: EncodeResult, encoding: EncodingFormat | None) -> Any:
     assert result.pooled is not None
     return Base64(result.pooled) if encoding == "base64" else result.pooled.values
 

@@ -59,7 +59,7 @@ def make_router(page: Mapping[str, PageFile]) -> APIRouter:
         """Return a file of the page, or 304 if the client has it."""
         page_file = page.get(request.scope["path"])
         if page_file is None:
-            raise NotFound("Path: not found. The page has no file of this name.", reason="no_such_route")
+            raise NotFound("Path not found", "The page has no file of this name.")
         headers = HEADERS | {"etag": page_file.etag}
         if _matches(request.headers.get("if-none-match", ""), page_file.etag):
             return Response(status_code=304, headers=headers)

@@ -1,14 +1,39 @@
-"""What the tests of explanations share."""
+"""The tokenizer without the model, and lanes over a fake backend."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from model.artifact import TOKENIZER
 from model.tokenizer import Tokenizer
+from service.engine.admission import Admission
+from service.engine.scheduler import Lane
+from service.metrics import Metrics
+from tests.service.engine.fake_backend import FakeBackend, FakeTask
+from tests.service.engine.lane_cases import StartLane
 
 
 @pytest.fixture(scope="session")
 def tokenizer(default_artifact: Path) -> Tokenizer:
-    """The default model's, without the model."""
+    """The tokenizer of the default model."""
     return Tokenizer((default_artifact / TOKENIZER).read_bytes())
+
+
+@pytest.fixture
+async def start_lane() -> AsyncIterator[StartLane]:
+    """A function that creates lanes, which are closed after the test."""
+    started: list[tuple[Lane[FakeTask, int], FakeBackend]] = []
+
+    def make(backend: FakeBackend, *, max_tokens: int = 10**6, metrics: Metrics | None = None, **options: Any) -> Any:
+        admission = Admission(backend.warm_up(), 2000, max_tokens)
+        lane = Lane("test", backend, admission, metrics or Metrics(CollectorRegistry()), **options)
+        started.append((lane, backend))
+        return lane
+
+    yield make
+    for lane, backend in started:
+        backend.gate.set()
+        await lane.close()

@@ -1,4 +1,4 @@
-"""A backend of plain numbers for tests of the scheduler: tasks have a size, and results are ten times the value."""
+"""A backend with numbers as tasks for tests of the scheduler. A result is ten times the value of its task."""
 
 import threading
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from typing import Any
 from service.engine.backends.base import BackendChoice
 from service.errors import NonFiniteOutput
 
-PATIENCE_S = 20  # only how long a broken test hangs
+HANG_TIMEOUT_S = 20  # limits how long a broken test hangs
 
 
 @dataclass(frozen=True)
 class FakeTask:
-    """`value` below 0 gives a result that is not finite; 13 raises."""
+    """A value below 0 raises NonFiniteOutput; 13 raises ValueError."""
 
     value: int
     size: int = 1
@@ -24,7 +24,7 @@ class FakeTask:
 
 
 class FakeBackend:
-    """Notes its batches, can be held at a gate, and can lose its session or its device."""
+    """Records its batches, waits while `gate` is closed, and can lose its session or its device."""
 
     length_buckets = (64,)
 
@@ -46,7 +46,7 @@ class FakeBackend:
     def run(self, tasks: Sequence[FakeTask]) -> list[int]:
         self.batches.append([task.value for task in tasks])
         self.entered.release()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(HANG_TIMEOUT_S)
         if self.session_lost or self.device_lost:
             raise RuntimeError("session lost")
         if any(task.value < 0 for task in tasks):

@@ -1,4 +1,4 @@
-"""Admission by time: the estimate, its limits, and the rate it is made from."""
+"""Admission by estimated queue time: the estimate, its limits, and the measured service rate."""
 
 import math
 import time
@@ -12,32 +12,32 @@ NEVER = math.inf
 
 
 def admission(*waiting: int, rate: float = 1000.0, max_queue_ms: int = 2000, max_tokens: int = 10**6) -> Admission:
-    made = Admission(rate, max_queue_ms, max_tokens)
+    result = Admission(rate, max_queue_ms, max_tokens)
     for tokens in waiting:
-        made.backlog.add(tokens)
-    return made
+        result.backlog.add(tokens)
+    return result
 
 
 def test_empty_queue_admits_any_size() -> None:
     admission(max_tokens=10).check(10**6, time.monotonic())
 
 
-def test_wait_of_a_small_request_counts_only_its_share_of_large_ones() -> None:
-    """Round robin gives a request of 60,000 tokens no more than 16 before one of 16 has finished."""
+def test_wait_counts_large_requests_up_to_the_size_of_the_own_request() -> None:
+    """Round robin processes at most 16 tokens of another request before a request of 16 tokens finishes."""
     assert admission(60_000).wait_s(16) == pytest.approx(0.016)
     assert admission(60_000, 60_000).wait_s(30_000) == pytest.approx(60)
 
 
-def test_request_is_rejected_when_it_would_wait_too_long() -> None:
+def test_request_is_rejected_when_its_estimated_wait_exceeds_the_limit() -> None:
     full = admission(*[100] * 25)
-    with pytest.raises(QueueFull, match=r"estimated wait 2500 ms, limit 2000 ms") as rejected:
+    with pytest.raises(QueueFull, match=r"estimated wait 2500 ms, limit 2000 ms") as caught:
         full.check(100, NEVER)
-    assert rejected.value.retry_after_s == pytest.approx(0.5)
+    assert caught.value.retry_after_s == pytest.approx(0.5)
     full.check(20, NEVER)
 
 
-def test_limit_of_a_large_request_includes_its_own_time() -> None:
-    """Else 256 passages could never be sent beside anything."""
+def test_wait_limit_of_a_large_request_includes_its_own_time() -> None:
+    """Otherwise a large request would be accepted only by an almost empty queue."""
     admission(5000).check(4000, NEVER)
 
 
@@ -47,7 +47,7 @@ def test_request_is_rejected_when_its_deadline_is_too_close() -> None:
     admission(*[100] * 10).check(100, time.monotonic() + 60)
 
 
-def test_tokens_are_bounded_whatever_the_rate() -> None:
+def test_queued_tokens_are_limited_at_any_rate() -> None:
     with pytest.raises(QueueFull, match=r"90 tokens queued, 11 requested, limit 100"):
         admission(90, rate=1e9, max_tokens=100).check(11, NEVER)
     admission(90, rate=1e9, max_tokens=100).check(10, NEVER)
@@ -73,8 +73,8 @@ def test_rate_follows_a_saturated_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rate.tokens_per_second == pytest.approx(5000, rel=0.05)
 
 
-def test_rate_is_right_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An average that starts at 0 made Retry-After ten times too long."""
+def test_rate_is_correct_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average that starts at 0 would make Retry-After ten times too long."""
     clock, rate = Clock(monkeypatch), ServiceRate(1000)
     rate.observe(100, saturated=True)
     clock.now += 0.1
@@ -83,7 +83,7 @@ def test_rate_is_right_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rate_ignores_an_idle_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches of a server with little to do are slow per token, and say nothing of its capacity."""
+    """Small batches of an idle server are slow per token and do not measure its capacity."""
     clock, rate = Clock(monkeypatch), ServiceRate(1000)
     for _ in range(100):
         clock.now += 1

@@ -1,4 +1,4 @@
-"""Deficit round robin: nothing lost, nothing starved; shown with plain numbers and a virtual clock."""
+"""Deficit round robin with numbers as tasks and a virtual clock: no lost tasks and no starvation."""
 
 import random
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.corpus import sample_sentences
 from model.packing import BatchShapes
+from model.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.fair_queue import Backlog, FairQueue
 
@@ -30,38 +30,40 @@ def test_every_task_runs_once_in_the_order_of_its_request(requests: list[list[in
     queue: FairQueue[tuple[int, int]] = FairQueue(256)
     for number, sizes in enumerate(requests):
         queue.add([(number, index) for index in range(len(sizes))], sizes)
-    done: list[tuple[int, int]] = []
+    completed: list[tuple[int, int]] = []
     for batch in drained(queue, tokens, size):
         assert len(batch) <= size
         assert sum(requests[number][index] for number, index in batch) <= max(
             tokens, requests[batch[0][0]][batch[0][1]]
         )
-        done += batch
-    assert sorted(done) == [(number, index) for number, sizes in enumerate(requests) for index in range(len(sizes))]
+        completed += batch
+    assert sorted(completed) == [
+        (number, index) for number, sizes in enumerate(requests) for index in range(len(sizes))
+    ]
     for number in range(len(requests)):
-        indexes = [index for other, index in done if other == number]
-        assert indexes == sorted(indexes)
+        indices = [index for other, index in completed if other == number]
+        assert indices == sorted(indices)
     assert (len(queue), queue.tokens, queue.backlog.tokens) == (0, 0, 0)
 
 
 @given(REQUESTS, st.data())
-def test_counts_stay_exact_when_requests_leave(requests: list[list[int]], data: st.DataObject) -> None:
+def test_counts_stay_exact_when_requests_are_discarded(requests: list[list[int]], data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue(64)
     waiting = [queue.add(list(sizes), sizes) for sizes in requests]
     for _ in range(data.draw(st.integers(0, 5))):
         queue.select_batch(100, 8)
-        left = queue.discard(data.draw(st.sampled_from(waiting)))
-        assert all(isinstance(size, int) for size in left)
+        discarded = queue.discard(data.draw(st.sampled_from(waiting)))
+        assert all(isinstance(size, int) for size in discarded)
         rest = [request for request in waiting if request.entries and id(request) in queue._ring]
         assert queue.tokens == queue.backlog.tokens == sum(size for request in rest for size, _ in request.entries)
         assert len(queue) == sum(len(request.entries) for request in rest)
 
 
-def test_stale_requests_are_dropped_when_their_turn_comes() -> None:
+def test_stale_requests_are_dropped_at_selection() -> None:
     queue: FairQueue[str] = FairQueue(64)
-    queue.add(["gone"] * 3, [5] * 3, lambda: True)
-    queue.add(["stays"], [5])
-    assert queue.select_batch(256, 64) == (["stays"], 3)
+    queue.add(["stale"] * 3, [5] * 3, lambda: True)
+    queue.add(["current"], [5])
+    assert queue.select_batch(256, 64) == (["current"], 3)
 
 
 def test_batches_take_from_several_requests() -> None:
@@ -73,7 +75,7 @@ def test_batches_take_from_several_requests() -> None:
     assert queue.select_batch(16, 64)[0] == ["a3"]
 
 
-def test_request_without_room_comes_first_in_the_next_batch() -> None:
+def test_task_that_does_not_fit_is_first_in_the_next_batch() -> None:
     queue: FairQueue[str] = FairQueue(100)
     queue.add(["small", "large"], [30, 90])
     queue.add(["other"], [60])
@@ -88,14 +90,14 @@ def test_backlog_estimate_is_at_most_twice_the_exact_value(waiting: list[int], o
     for tokens in waiting:
         backlog.add(tokens)
     exact = sum(min(tokens, own) for tokens in waiting)
-    assert exact <= backlog.ahead_of(own) <= 2 * exact
+    assert exact <= backlog.tokens_ahead_of(own) <= 2 * exact
     for tokens in waiting:
         backlog.add(tokens, -1)
-    assert backlog.ahead_of(own) == backlog.tokens == 0
+    assert backlog.tokens_ahead_of(own) == backlog.tokens == 0
 
 
 class Simulation:
-    """One stream of a fake backend under a virtual clock: a batch takes the time of its tokens."""
+    """One stream of a fake backend with a virtual clock. The duration of a batch is proportional to its tokens."""
 
     def __init__(self) -> None:
         self.queue: FairQueue[tuple[int, float]] = FairQueue(BATCH_TOKENS)
@@ -123,22 +125,22 @@ class Simulation:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 64), st.integers(0, 1000))
 def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int) -> None:
-    """Each client sends its next sentence as soon as it has its answer, so sentences always wait."""
+    """A client sends its next sentence when it has a response, so the queue always has sentences."""
     chance, simulation = random.Random(seed), Simulation()
     bulk = simulation.submit([chance.randint(96, 256) for _ in range(256)])
     tokens = simulation.queue.tokens
     waiting = {simulation.submit([chance.randint(3, 60)]) for _ in range(clients)}
     while bulk not in simulation.finished:
         simulation.run_batch()
-        done = {number for number in waiting if number in simulation.finished}
-        waiting = (waiting - done) | {simulation.submit([chance.randint(3, 60)]) for _ in done}
+        finished = {number for number in waiting if number in simulation.finished}
+        waiting = (waiting - finished) | {simulation.submit([chance.randint(3, 60)]) for _ in finished}
     # Per round the bulk request gets a batch and each client at most 60 tokens.
     assert simulation.now <= tokens / TOKENS_PER_SECOND * (1 + clients * 60 / BATCH_TOKENS) + 1
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 8), st.integers(0, 1000))
-def test_sentence_waits_a_few_batches_beside_bulk_requests(bulk_clients: int, seed: int) -> None:
+def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int, seed: int) -> None:
     chance, simulation = random.Random(seed), Simulation()
     for _ in range(bulk_clients):
         simulation.submit([chance.randint(96, 256) for _ in range(256)])
@@ -147,13 +149,13 @@ def test_sentence_waits_a_few_batches_beside_bulk_requests(bulk_clients: int, se
         sentence, started = simulation.submit([chance.randint(3, 60)]), simulation.now
         while sentence not in simulation.finished:
             simulation.run_batch()
-        # One turn of each bulk request, the batch in which the sentence is, and one that was not full.
+        # One turn per bulk request, the batch of the sentence, and one partial batch.
         assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
 
 
 @pytest.mark.parametrize("per_request", [1, 32])
 def test_padding_is_small_under_load(per_request: int) -> None:
-    """The reason for packing: with real sentences waiting, under 5 % of what runs is padding."""
+    """With real sentences, padding is less than 5 % of the tokens."""
     sizes = [max(3, len(sentence) // 5) for sentence in sample_sentences(1024)]
     queue: FairQueue[int] = FairQueue(BATCH_TOKENS)
     for start in range(0, len(sizes), per_request):

@@ -1,4 +1,4 @@
-"""Load shedding: the same rejections as those of the engine, and nothing else is rejected."""
+"""Load shedding: rejections equal those of the engine, and other requests are accepted."""
 
 import asyncio
 import json
@@ -9,35 +9,37 @@ from service.auth import ApiKeys
 from service.engine.engine import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.rest.overload import LoadShedder
-from tests.service.conftest import fast_lane, open_house
+from tests.service.conftest import fast_lane, open_harness
 
 FULL = 100
 """Capacity of the queue, in tokens."""
 JSON = {b"content-type": b"application/json"}
 
 
-async def test_load_shedder_rejects_as_engine_does(model: LoadedModel) -> None:
-    """The same status, headers and body by the short way as by the long one, in both doors; each is counted once."""
-    async with open_house(model, max_queue_tokens=FULL) as house:
-        shedder = LoadShedder(house.host, house.metrics, None)
-        with fast_lane(house).reserve(FULL):
+async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
+    """Both APIs have the same status, headers and body in both cases, and count each rejection once."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        with fast_lane(harness).reserve(FULL):
             assert shedder.active
-            for door, path, body in (
+            for api, path, body in (
                 ("rest", "/v1/encode", b'{"inputs": "money bank grows"}'),
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
-                long = await house.client.post(path, content=body, headers=list(headers.items()))
-                short = shedder.try_reject(b"POST", path.encode(), headers, body)
-                assert short is not None
-                assert (short.status_code, short.headers["x-request-id"]) == (long.status_code, "one") == (429, "one")
-                assert int(short.headers["retry-after"]) == int(long.headers["retry-after"])
-                assert set(short.headers) == set(long.headers)
-                told, asked = json.loads(bytes(short.body))["error"], long.json()["error"]
-                assert {**told, "message": ""} == {**asked, "message": ""}  # one counts characters, the other bytes
-                assert house.sample("attendant_requests_total", door=door, method=path, code="429") == 2
-            assert house.sample("attendant_rejected_total", reason="queue_full") == 4
-            assert house.batches_run == 0
+                expected = await harness.client.post(path, content=body, headers=list(headers.items()))
+                response = shedder.try_reject(b"POST", path.encode(), headers, body)
+                assert response is not None
+                assert (response.status_code, response.headers["x-request-id"]) == (429, "one")
+                assert (expected.status_code, expected.headers["x-request-id"]) == (429, "one")
+                assert int(response.headers["retry-after"]) == int(expected.headers["retry-after"])
+                assert set(response.headers) == set(expected.headers)
+                error, expected_error = json.loads(bytes(response.body))["error"], expected.json()["error"]
+                # The messages differ: the engine estimates tokens from characters, the load shedder from bytes.
+                assert {**error, "message": ""} == {**expected_error, "message": ""}
+                assert harness.sample("attendant_requests_total", api=api, endpoint=path, code="429") == 2
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 4
+            assert harness.batches_run == 0
         assert not shedder.active
 
 
@@ -45,43 +47,42 @@ async def test_load_shedder_rejects_as_engine_does(model: LoadedModel) -> None:
                                             ("/v1/attend", b'{"inputs": "bank"}'), ("/v1/tokenize", b"{}"),
                                             ("/livez", b""), ("/v1/encode%32", b""), ("/\xff", b"")])  # fmt: skip
 async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel, path: str, body: bytes) -> None:
-    """A full queue of embedding is no reason to refuse explaining."""
-    async with open_house(model, max_queue_tokens=FULL) as house:
-        shedder = LoadShedder(house.host, house.metrics, None)
-        with fast_lane(house).reserve(FULL):
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        with fast_lane(harness).reserve(FULL):
             assert shedder.try_reject(b"POST", path.encode("latin-1"), JSON, body) is None
 
 
 async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> None:
-    """Crowded is not full."""
-    async with open_house(model, max_queue_tokens=FULL) as house:
-        shedder = LoadShedder(house.host, house.metrics, None)
-        with fast_lane(house).reserve(FULL - 8):
+    """The queue is near its capacity, but not full."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        with fast_lane(harness).reserve(FULL - 8):
             assert shedder.active
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "%s"}' % (b"bank " * 20)) is not None
 
 
 async def test_load_shedder_counts_requests_whose_task_has_not_started(model: LoadedModel) -> None:
-    """Of all requests of one step of the loop, only those that fit pass; the engine counts them from then on."""
-    async with open_house(model, max_queue_tokens=FULL) as house:
-        shedder = LoadShedder(house.host, house.metrics, None)
+    """It counts requests of one event-loop iteration itself. Later the engine counts them."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
         body = b'{"inputs": "%s"}' % (b"bank " * 5)
-        with fast_lane(house).reserve(FULL - 3 * len(body) // CHARACTERS_PER_TOKEN):
-            passed = [shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None for _ in range(5)]
-            assert passed == [True, True, True, False, False]
+        with fast_lane(harness).reserve(FULL - 3 * len(body) // CHARACTERS_PER_TOKEN):
+            accepted = [shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None for _ in range(5)]
+            assert accepted == [True, True, True, False, False]
             for _ in range(3):
                 await asyncio.sleep(0)
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None
 
 
 async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
-    """401, for that is what they would get by the long way."""
-    async with open_house(model, max_queue_tokens=FULL) as house:
-        shedder = LoadShedder(house.host, house.metrics, ApiKeys(["secret"]))
-        with fast_lane(house).reserve(FULL):
-            found = [
-                shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **sent}, b'{"inputs": "bank"}')
-                for sent in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
+    """A request without a valid key gets 401, as it does from the application."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, ApiKeys(["secret"]))
+        with fast_lane(harness).reserve(FULL):
+            responses = [
+                shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **headers}, b'{"inputs": "bank"}')
+                for headers in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
             ]
-    assert [answer and answer.status_code for answer in found] == [401, 401, 429]
+    assert [response and response.status_code for response in responses] == [401, 401, 429]

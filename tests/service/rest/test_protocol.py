@@ -1,4 +1,4 @@
-"""HTTP as sent on the wire: limits, checks of the head, and responses in the order of the requests."""
+"""The HTTP protocol: limits, checks of the request head, and the order of responses."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,15 +13,17 @@ from service.engine.model_loader import LoadedModel
 from service.rest.app import make_admin_app, make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
-from tests.service.conftest import GOLDEN, fast_lane, open_house
+from tests.service.conftest import GOLDEN, fast_lane, open_harness
 from tests.service.rest.test_server import echo, serving, until
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /x HTTP/1.1\r\nHost: localhost\r\n"
 
 
-async def response(reader: asyncio.StreamReader, *, has_body: bool = True) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body of the next response."""
+async def read_response(
+    reader: asyncio.StreamReader, *, has_body: bool = True
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Return status, headers and body of the next response."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     status, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     assert status.startswith(b"HTTP/1.1 ")  # else it follows bytes that belong to no response
@@ -32,16 +34,16 @@ async def response(reader: asyncio.StreamReader, *, has_body: bool = True) -> tu
 
 @pytest.mark.parametrize("cut", range(1, 260, 37))
 async def test_upgrade_to_h2c_is_ignored_and_keeps_the_body(cut: int) -> None:
-    """In one read and in two, with requests before and after it."""
+    """The requests arrive in two reads, with other requests before and after the upgrade."""
     plain = POST + b"Content-Length: 5\r\n\r\nplain"
     upgrade = POST + H2C + b"Content-Length: 7\r\n\r\nupgrade"
     chunked = POST + H2C + b"Transfer-Encoding: chunked\r\n\r\n3\r\nchu\r\n4\r\nnked\r\n0\r\n\r\n"
-    sent = plain + upgrade + chunked + plain
+    requests = plain + upgrade + chunked + plain
     async with serving(echo) as (reader, writer):
-        for part in (sent[:cut], sent[cut:]):
+        for part in (requests[:cut], requests[cut:]):
             writer.write(part)
             await writer.drain()
-        bodies = [(await response(reader))[::2] for _ in range(4)]
+        bodies = [(await read_response(reader))[::2] for _ in range(4)]
     assert bodies == [(200, b"echo plain"), (200, b"echo upgrade"), (200, b"echo chunked"), (200, b"echo plain")]
 
 
@@ -55,7 +57,7 @@ async def test_other_options_of_connection_survive_an_upgrade() -> None:
 async def test_connect_is_rejected() -> None:
     async with serving(echo) as (reader, writer):
         writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
-        assert (await response(reader))[0] == 501
+        assert (await read_response(reader))[0] == 501
 
 
 HEADS = {
@@ -65,10 +67,10 @@ HEADS = {
     "gzip, chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
     "two codings": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     "Chunked": (POST + b"Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", 200),
-    "OPTIONS *": (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 204),
-    "GET *": (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    "large header": (b"GET /x HTTP/1.1\r\nHost: a\r\nx-a: " + b"a" * 70_000 + b"\r\n\r\n", 431),
-    "large path": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+    "OPTIONS *": (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 204),
+    "GET *": (b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "large header": (b"GET /x HTTP/1.1\r\nHost: localhost\r\nx-a: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+    "large path": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
     "header at the limit": (
         b"GET /x HTTP/1.1\r\nHost: a\r\nx-a: " + b"a" * (MAX_HEADER_BYTES - 9 - 9) + b"\r\n\r\n", 200,
     ),
@@ -81,10 +83,10 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 async def test_head_is_checked(name: str) -> None:
     """An error closes the connection."""
-    sent, status = HEADS[name]
+    request, status = HEADS[name]
     async with serving(echo) as (reader, writer):
-        writer.write(sent)
-        received, headers, _ = await response(reader, has_body=status != 204)
+        writer.write(request)
+        received, headers, _ = await read_response(reader, has_body=status != 204)
         assert received == status
         if status >= 400:
             assert headers[b"connection"] == b"close"
@@ -94,19 +96,18 @@ async def test_head_is_checked(name: str) -> None:
 async def test_large_body_does_not_count_as_header_of_the_next_request() -> None:
     """Even if both arrive in one read, and the second head in several."""
     body = b"b" * 100_000
-    sent = POST + b"Content-Length: 100000\r\n\r\n" + body + b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Le"
+    requests = POST + b"Content-Length: 100000\r\n\r\n" + body + b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Le"
     async with serving(echo) as (reader, writer):
-        writer.write(sent)
+        writer.write(requests)
         await writer.drain()
-        assert (await response(reader))[::2] == (200, b"echo " + body)
+        assert (await read_response(reader))[::2] == (200, b"echo " + body)
         writer.write(b"ngth: 1\r\n\r\na")
-        assert (await response(reader))[::2] == (200, b"echo a")
+        assert (await read_response(reader))[::2] == (200, b"echo a")
 
 
-async def test_endless_header_is_cut_off() -> None:
-    """A single header line that is never completed."""
+async def test_endless_header_line_closes_the_connection() -> None:
     async with serving(echo) as (reader, writer):
-        writer.write(b"GET /x HTTP/1.1\r\nHost: a\r\nx-a: ")
+        writer.write(b"GET /x HTTP/1.1\r\nHost: localhost\r\nx-a: ")
         with pytest.raises(ConnectionError):  # noqa: PT012  # the server may reset the connection at any write
             while True:
                 writer.write(b"a" * 65_536)
@@ -116,8 +117,8 @@ async def test_endless_header_is_cut_off() -> None:
                 await asyncio.sleep(0)
 
 
-class Paused:
-    """An app that responds when it is told to."""
+class PausedApp:
+    """An app that responds after `finish` is set."""
 
     def __init__(self) -> None:
         self.started, self.finish = asyncio.Event(), asyncio.Event()
@@ -130,11 +131,12 @@ class Paused:
 
 
 @pytest.mark.parametrize(
-    "second", [b"garbage\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", b"GET /x HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 400_000]
+    "second",
+    [b"garbage\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", b"GET /x HTTP/1.1\r\nHost: localhost\r\nx: " + b"a" * 400_000],
 )
 async def test_error_does_not_precede_earlier_response(monkeypatch: pytest.MonkeyPatch, second: bytes) -> None:
-    """The response to the first request is complete; the connection is closed after it, or after the error."""
-    app, first, size = Paused(), POST + b"Content-Length: 1\r\n\r\na", 0
+    """The first response is complete. The server closes the connection after it or after the error."""
+    app, first, size = PausedApp(), POST + b"Content-Length: 1\r\n\r\na", 0
     data_received = HttpProtocol.data_received
 
     def count(self: HttpProtocol, data: bytes) -> None:
@@ -149,11 +151,11 @@ async def test_error_does_not_precede_earlier_response(monkeypatch: pytest.Monke
         writer.write(second)
         await until(lambda: size >= len(first) + len(second))
         app.finish.set()
-        assert (await response(reader))[::2] == (200, b"late a")
+        assert (await read_response(reader))[::2] == (200, b"late a")
 
 
-async def test_trailers_are_no_headers() -> None:
-    """Else a client could add headers after a proxy has checked them."""
+async def test_trailers_are_not_headers() -> None:
+    """Otherwise a client could add headers that a proxy has not checked."""
     seen: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +165,7 @@ async def test_trailers_are_no_headers() -> None:
 
     async with serving(app) as (reader, writer):
         writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
-        assert (await response(reader))[0] == 200
+        assert (await read_response(reader))[0] == 200
     assert b"authorization" not in seen
 
 
@@ -175,13 +177,13 @@ async def test_header_values_are_stripped() -> None:
         await PlainTextResponse("ok")(scope, receive, send)
 
     async with serving(app) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Timeout-Ms:\t 500 \t \r\n\r\n")
-        assert (await response(reader))[0] == 200
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout-Ms:\t 500 \t \r\n\r\n")
+        assert (await read_response(reader))[0] == 200
     assert seen[b"x-request-timeout-ms"] == b"500"
 
 
-class Shedder:
-    """Rejects everything, as no method but POST expects."""
+class RejectAllShedder:
+    """A load shedder that rejects all requests."""
 
     active = True
 
@@ -190,26 +192,28 @@ class Shedder:
 
 
 async def test_rejection_of_head_has_no_body() -> None:
-    """The next response on the connection is read in its place."""
-    async with serving(echo, load_shedder=Shedder()) as (reader, writer):
+    """A body would be read as the start of the next response."""
+    async with serving(echo, load_shedder=RejectAllShedder()) as (reader, writer):
         for _ in range(2):
-            writer.write(b"HEAD /x HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
-            status, headers, _ = await response(reader, has_body=False)
+            writer.write(b"HEAD /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            status, headers, _ = await read_response(reader, has_body=False)
             assert (status, headers[b"content-length"]) == (429, b"10")
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 async def test_head_and_options_are_answered_under_overload(model: LoadedModel, method: str) -> None:
-    """Without a body, on every path, also while the load shedder is active and a body is announced."""
-    async with open_house(model, max_queue_tokens=100) as house:
-        app = make_app(house.host, house.settings, house.metrics, None)
-        shedder = LoadShedder(house.host, house.metrics, None)
+    """The requests have a body. HEAD responses have none."""
+    async with open_harness(model, max_queue_tokens=100) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
         async with serving(app, load_shedder=shedder) as (reader, writer):
-            with fast_lane(house).reserve(100):
+            with fast_lane(harness).reserve(100):
                 for path in ("/v1/encode", "/v1/embeddings", "/v1/model", "/v1/models/a", "/livez", "/", "/nothing",
                              "/page/page.js", "/docs", "/openapi.json"):  # fmt: skip
-                    writer.write(f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}".encode())
-                    status, headers, _ = await response(reader, has_body=False)
+                    writer.write(
+                        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+                    )
+                    status, headers, _ = await read_response(reader, has_body=False)
                     if method == "OPTIONS" and path != "/nothing":
                         assert (status, b"OPTIONS" in headers[b"allow"]) == (204, True)
                     elif method == "OPTIONS":
@@ -220,19 +224,19 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
 
 
 async def test_connections_over_the_limit_get_503() -> None:
-    """With Retry-After; one that ends makes room for another."""
+    """A closed connection frees its place."""
     rejections: list[str] = []
     async with serving(echo, max_connections=2, count_rejection=rejections.append) as (reader, writer):
         address = writer.get_extra_info("peername")
         second = await asyncio.open_connection(*address)
         for stream in (writer, second[1]):
             stream.write(POST + b"Content-Length: 1\r\n\r\na")
-        assert [(await response(stream))[0] for stream in (reader, second[0])] == [200, 200]
+        assert [(await read_response(stream))[0] for stream in (reader, second[0])] == [200, 200]
         third = await asyncio.open_connection(*address)
         third[1].write(POST + b"Content-Length: 1\r\n\r\na")
-        status, headers, body = await response(third[0])
+        status, headers, body = await read_response(third[0])
         assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
-        assert b"Connections: too many (limit 2). Retry later." in body
+        assert b"Too many connections (limit 2). Retry later." in body
         assert await asyncio.wait_for(third[0].read(), 20) == b""
         second[1].close()
         await second[1].wait_closed()
@@ -241,7 +245,7 @@ async def test_connections_over_the_limit_get_503() -> None:
             while status == 503:  # until the server has seen that the second connection is closed
                 fourth = await asyncio.open_connection(*address)
                 fourth[1].write(POST + b"Content-Length: 1\r\n\r\na")
-                status = (await response(fourth[0]))[0]
+                status = (await read_response(fourth[0]))[0]
         assert status == 200
         for _, stream in (third, fourth):
             stream.close()
@@ -249,25 +253,30 @@ async def test_connections_over_the_limit_get_503() -> None:
 
 
 async def test_admin_port_has_no_connection_limit(model: LoadedModel) -> None:
-    """Probes and metrics work whatever the clients do; HEAD and OPTIONS too."""
-    async with open_house(model) as house, serving(make_admin_app(house.host, house.metrics)) as (reader, writer):
+    """Probes and metrics work when clients exhaust the connection limit."""
+    async with (
+        open_harness(model) as harness,
+        serving(make_admin_app(harness.lifecycle, harness.settings, harness.metrics)) as (reader, writer),
+    ):
         address = writer.get_extra_info("peername")
         others = [await asyncio.open_connection(*address) for _ in range(50)]
         for method, path in (("GET", "/livez"), ("HEAD", "/metrics"), ("OPTIONS", "/metrics"), ("GET", "/readyz")):
-            writer.write(f"{method} {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            status, _, _ = await response(reader, has_body=method == "GET")
+            writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            status, _, _ = await read_response(reader, has_body=method == "GET")
             assert status == (204 if method == "OPTIONS" else 200)
         for _, stream in others:
             stream.close()
 
 
 async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
-    """While another request's body is being received; the other is then accepted."""
+    """The limit is reached by the unfinished body of another request, which is then accepted."""
     body = b'{"inputs": "%s"}' % GOLDEN.encode()
-    head = b"POST /v1/encode HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
     settings = Settings(max_pending_request_bytes=len(body) + 10)
-    async with open_house(model) as house:
-        app = make_app(house.host, settings, house.metrics, None)
+    async with open_harness(model) as harness:
+        app = make_app(harness.lifecycle, settings, harness.metrics, None)
         async with serving(app) as (reader, writer):
             second = await asyncio.open_connection(*writer.get_extra_info("peername"))
             writer.write(head % len(body) + body[:-1])
@@ -275,9 +284,9 @@ async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
             async with asyncio.timeout(20):
                 while status == 200:  # until the server has read the unfinished body
                     second[1].write(head % len(body) + body)
-                    status, headers, text = await response(second[0])
+                    status, headers, text = await read_response(second[0])
             assert (status, headers[b"retry-after"]) == (503, b"1")
-            assert b"Request bodies: too much memory in use (" in text
+            assert b"Too much memory in use for request bodies (" in text
             writer.write(body[-1:])
-            assert (await response(reader))[0] == 200
+            assert (await read_response(reader))[0] == 200
             second[1].close()

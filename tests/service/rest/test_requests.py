@@ -1,4 +1,4 @@
-"""Reading requests: limits before items, one problem in document order, and memory of bodies being received."""
+"""Parsing of requests: limits before items, the first problem in document order, and the memory for bodies."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from service.rest.requests import BodyBudget, RequestReader, parse_json
 from service.rest.routes.explain import AttendBody, CompareBody
 from service.rest.routes.native import EncodeBody
 from service.rest.routes.openai import EmbeddingsBody
-from tests.service.conftest import GOLDEN, House
+from tests.service.conftest import GOLDEN, ServiceHarness
 
 LIMITS = {
     "inputs": 256,
@@ -39,7 +39,7 @@ def problem(document: Any, model: type[StrictModel] = EncodeBody) -> str:
 
 @pytest.fixture
 def error_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of error objects of each failed validation."""
+    """The number of error objects per failed validation."""
     counts: list[int] = []
 
     def count(error: ValidationError, document: Any, model: Any) -> Any:
@@ -77,7 +77,7 @@ FLOODS: dict[str, tuple[type[StrictModel], Any, str]] = {
     "spans of a request": (
         EncodeBody,
         {"inputs": [{"text": "a", "spans": [SPAN] * 1024}] * 5},
-        "inputs: too many spans (5120, limit 4096).",
+        "inputs: too many spans in the request (5120, limit 4096).",
     ),
     "wrong spans": (EncodeBody, {"inputs": [{"text": "a", "spans": [["a"]] * 1024}]}, "inputs[0].spans[0]"),
     "occurrences": (CompareBody, {"occurrences": [{}] * 5000}, "occurrences: too many items (5000, limit 64)."),
@@ -92,7 +92,7 @@ FLOODS: dict[str, tuple[type[StrictModel], Any, str]] = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_validation_stops_at_first_error(name: str, error_counts: list[int]) -> None:
-    """At most one error object per field, however many items are invalid."""
+    """The number of error objects does not depend on the number of invalid items."""
     model, document, expected = FLOODS[name]
     assert problem(document, model).startswith(expected)
     assert max(error_counts) <= 2
@@ -102,25 +102,25 @@ def test_validation_stops_at_first_error(name: str, error_counts: list[int]) -> 
     ("unit", "noun"), [(b"[],", "arrays and objects"), (b"{},", "arrays and objects"), (b'"",""', "strings"),
                        (b'"a":1,', "strings"), (b'[""],', "strings")]
 )  # fmt: skip
-def test_body_of_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch, unit: bytes, noun: str) -> None:
-    """Parsing alone would hold the interpreter lock for too long."""
+def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch, unit: bytes, noun: str) -> None:
+    """Parsing would hold the GIL too long."""
     monkeypatch.setattr(orjson, "loads", None)
     body = b'{"inputs": [' + unit * 100_000 + b"0]}"
-    with pytest.raises(ServiceError, match=f"^Request body: too many {noun}"):
+    with pytest.raises(ServiceError, match=f"^Too many {noun} in the request body "):
         parse_json(body, EncodeBody, LIMITS)
 
 
-def test_brackets_in_texts_are_no_containers() -> None:
-    """Nor are those behind escaped quotes."""
+def test_brackets_in_strings_are_not_counted_as_containers() -> None:
+    """The strings contain escaped quotes."""
     text = '[{"\\' * 4000
     body = parse_json(json.dumps({"inputs": [text] * 32}).encode(), EncodeBody, LIMITS)
     assert body.inputs == [text] * 32
 
 
 ORDER: dict[str, tuple[Any, str]] = {
-    "typo of the only field": ({"input": "x"}, 'input: unknown field. Did you mean "inputs"?'),
-    "typo of an option": ({"inputs": "a", "pooling_": "mean"}, 'pooling_: unknown field. Did you mean "pooling"?'),
-    "nested typo": ({"inputs": [{"texts": "a"}]}, 'inputs[0].texts: unknown field. Did you mean "text"?'),
+    "typo of the only field": ({"input": "x"}, "input: unknown field. Did you mean `inputs`?"),
+    "typo of an option": ({"inputs": "a", "pooling_": "mean"}, "pooling_: unknown field. Did you mean `pooling`?"),
+    "nested typo": ({"inputs": [{"texts": "a"}]}, "inputs[0].texts: unknown field. Did you mean `text`?"),
     "unknown before invalid": ({"x": 1, "inputs": 5}, "x: unknown field. Remove it."),
     "invalid before unknown": ({"inputs": 5, "x": 1}, "inputs: wrong type (number). Send a string or an array."),
     "order of the document": ({"dtype": 1, "layers": 1, "inputs": "a"}, "dtype: unknown value."),
@@ -140,7 +140,7 @@ ORDER: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", ORDER)
 def test_first_problem_in_document_order_is_reported(name: str) -> None:
-    """One problem, and no alternatives of a union."""
+    """The message has one problem, without the alternatives of a union."""
     document, expected = ORDER[name]
     message = problem(document)
     assert message.startswith(expected)
@@ -155,27 +155,26 @@ def test_first_problem_in_document_order_is_reported(name: str) -> None:
         ({"input": ["a", 1], "model": "m"}, "input[1]: wrong type (number). Send a string."),
         ({"input": ["a", ["b"]], "model": "m"}, "input[1]: wrong type (array). Send a string."),
         ({"input": None, "model": "m"}, "input: wrong type (null). Send a string."),
-        ({"inputs": "a", "model": "m"}, 'inputs: unknown field. Did you mean "input"?'),
+        ({"inputs": "a", "model": "m"}, "inputs: unknown field. Did you mean `input`?"),
     ],
 )
-def test_openai_input_has_one_type_of_items(document: Any, expected: str) -> None:
-    """That of the first item."""
+def test_openai_input_items_must_have_the_type_of_the_first_item(document: Any, expected: str) -> None:
     assert problem(document, EmbeddingsBody) == expected
 
 
-def test_body_budget_counts_bytes_until_they_are_given_back() -> None:
-    """Over the limit the error says when to retry."""
+def test_body_budget_counts_bytes_until_they_are_released() -> None:
+    """The error has a retry delay."""
     budget = BodyBudget(100)
-    budget.take(60)
+    budget.acquire(60)
     with pytest.raises(Overloaded) as raised:
-        budget.take(60)
+        budget.acquire(60)
     assert (budget.used, raised.value.http_status, raised.value.retry_after_s) == (60, 503, 1)
-    budget.give_back(60)
-    budget.take(100)
+    budget.release(60)
+    budget.acquire(100)
 
 
-async def test_body_budget_is_free_after_requests(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After valid, invalid and too large bodies alike; a full budget rejects."""
+async def test_body_budget_is_released_after_requests(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bodies are valid, invalid and too large."""
     readers: list[RequestReader] = []
     original = RequestReader._receive
 
@@ -185,26 +184,25 @@ async def test_body_budget_is_free_after_requests(house: House, monkeypatch: pyt
 
     monkeypatch.setattr(RequestReader, "_receive", receive)
     for body in ({"inputs": GOLDEN}, {"inputs": 5}, {"inputs": "a" * Settings().max_request_bytes}):
-        await house.post("/v1/encode", body)
+        await harness.post("/v1/encode", body)
     assert [reader.budget.used for reader in readers] == [0, 0, 0]
-    readers[0].budget.take(Settings().max_pending_request_bytes)
-    response = await house.post("/v1/encode", {"inputs": GOLDEN})
+    readers[0].budget.acquire(Settings().max_pending_request_bytes)
+    response = await harness.post("/v1/encode", {"inputs": GOLDEN})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-    assert response.json()["error"]["message"].startswith("Request bodies: too much memory in use (")
-    assert house.sample("attendant_rejected_total", reason="overload") == 1
+    assert response.json()["error"]["message"].startswith("Too much memory in use for request bodies (")
+    assert harness.sample("attendant_rejected_requests_total", reason="overload") == 1
 
 
-async def test_tokenize_honors_the_timeout_header(house: House) -> None:
-    """A deadline that has passed is 504, or the tokens if the engine had them already."""
+async def test_tokenize_has_the_deadline_of_the_timeout_header(harness: ServiceHarness) -> None:
     deadlines: list[float | None] = []
-    original = house.engine.tokenize
+    original = harness.engine.tokenize
 
     async def tokenize(request: Any) -> Any:
         deadlines.append(request.deadline)
         return await original(request)
 
-    house.engine.tokenize = tokenize  # type: ignore[method-assign]
+    harness.engine.tokenize = tokenize  # type: ignore[method-assign]
     for value in ("500", "500 ", "\t500"):
-        await house.post("/v1/tokenize", {"inputs": GOLDEN}, **{"x-request-timeout-ms": value})
-    await house.post("/v1/tokenize", {"inputs": GOLDEN})
+        await harness.post("/v1/tokenize", {"inputs": GOLDEN}, **{"x-request-timeout-ms": value})
+    await harness.post("/v1/tokenize", {"inputs": GOLDEN})
     assert [deadline is not None for deadline in deadlines] == [True, True, True, False]

@@ -1,4 +1,4 @@
-"""Rendering: the same document in parts as at once, with other tasks of the loop in between."""
+"""Rendering of responses in parts, with other tasks of the event loop between the parts."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ DOCUMENTS: dict[str, Any] = {
 
 
 def plain(value: Any) -> Any:
-    """The document as `json.loads` returns it."""
+    """Return the document as `json.loads` would."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Base64):
@@ -49,7 +49,6 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 async def test_parts_join_to_the_document(name: str) -> None:
-    """Every number and string of it."""
     parsed = json.loads(b"".join(await render(DOCUMENTS[name])))
     expected = plain(DOCUMENTS[name])
 
@@ -67,12 +66,12 @@ async def test_parts_join_to_the_document(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])
 async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of orjson writes more than a part, and the loop runs between parts."""
-    written: list[int] = []
+    """A call of orjson writes at most one part, and the event loop runs between parts."""
+    sizes: list[int] = []
     original = responses._dump
 
     def dump(value: object) -> bytes:
-        written.append(len(rendered := original(value)))
+        sizes.append(len(rendered := original(value)))
         return rendered
 
     monkeypatch.setattr(responses, "_dump", dump)
@@ -87,14 +86,14 @@ async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatc
     other = asyncio.create_task(count_steps())
     parts = await render(DOCUMENTS[name])
     other.cancel()
-    assert max(written, default=0) <= 4 * PART_BYTES
+    assert max(sizes, default=0) <= 4 * PART_BYTES
     assert max(map(len, parts)) <= 4 * PART_BYTES
     assert steps >= len(parts) - 1 >= 1
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip"])
 async def test_large_response_is_sent_in_parts(accepted: str) -> None:
-    """With its length, and gzipped part by part on request."""
+    """The response has a Content-Length header, also with gzip."""
     scope = {"type": "http", "method": "POST", "headers": [(b"accept-encoding", accepted.encode())]}
     document = DOCUMENTS["layers"]
     response = await json_response(Request(scope), document, {"x-a": "b"})

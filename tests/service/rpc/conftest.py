@@ -1,5 +1,6 @@
-"""A channel to the session's server, and the metrics of that server."""
+"""A gRPC channel and a REST client to the server of the test session."""
 
+import re
 from collections.abc import AsyncIterator
 
 import grpc
@@ -8,12 +9,13 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.rpc.codec import ENUM_PREFIXES
 from tests.conftest import RunningServer
 
 
 @pytest.fixture
 async def channel(server: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
-    """As any client opens one."""
+    """A channel that accepts responses of at most 64 MiB."""
     async with grpc.aio.insecure_channel(
         server.grpc, options=[("grpc.max_receive_message_length", 64 * 2**20)]
     ) as opened:
@@ -33,7 +35,13 @@ def golden() -> pb.EncodeRequest:
 
 
 @pytest.fixture
-async def rest_door(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
-    """The same server's other door."""
+async def rest_client(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
+    """A REST client of the same server."""
     async with httpx.AsyncClient(base_url=server.rest, timeout=60) as client:
         yield client
+
+
+def rest_spelling(message: str) -> str:
+    """Return a gRPC error message in the spelling of REST, with enum values in lower case and quotes."""
+    prefixes = "|".join(sorted(ENUM_PREFIXES.values(), key=len, reverse=True))
+    return re.sub(rf"\b({prefixes})_([A-Z0-9_]+)", lambda match: f'"{match[2].lower()}"', message)

@@ -1,4 +1,4 @@
-"""Faults over gRPC: the code and message that REST gives, with details, and nothing of the input."""
+"""Errors over gRPC: code and message equal those of REST, with details, and without input text."""
 
 import asyncio
 from typing import Any
@@ -6,18 +6,19 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from tests.service.rpc.conftest import rest_spelling
 
 SECRET = "Sesame-9"
 ENCODE = "/attendant.v1.EncoderService/Encode"
 
 
-def described(error: grpc.aio.AioRpcError) -> tuple[str, str, str, ErrorInfo]:
-    """Code, reason and message of an error, all three told alike in status and details."""
+def parse_error(error: grpc.aio.AioRpcError) -> tuple[str, str, str, ErrorInfo]:
+    """Check the status and details of an error, and return code, reason, message and ErrorInfo."""
     trailing = dict(error.trailing_metadata())
     status = Status.FromString(trailing["grpc-status-details-bin"])
     info = ErrorInfo()
@@ -30,18 +31,21 @@ def described(error: grpc.aio.AioRpcError) -> tuple[str, str, str, ErrorInfo]:
     return error.code().name, info.reason, status.message, info
 
 
-FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+INVALID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no inputs": ({"inputs": []}, {}),
     "empty text": ({"inputs": [{"text": ""}]}, {}),
     "too many inputs": ({"inputs": [{"text": "a"}] * 257}, {}),
     "too many tokens": ({"inputs": [{"text": "word " * 300}]}, {}),
     "too many characters": ({"inputs": [{"text": "a" * 16385}]}, {}),
     "ids out of range": ({"inputs": [{"token_ids": [-1]}]}, {}),
-    "text and ids": ({"inputs": [{"text": "a", "token_ids": [1]}]}, {}),
+    "neither text nor ids": ({"inputs": [{}]}, {}),
+    "pair and ids": ({"inputs": [{"pair": "a", "token_ids": [1]}]}, {}),
+    "unknown prompt": ({"inputs": ["a"], "prompt_name": SECRET}, {"prompt_name": SECRET}),
+    "no spans": ({"inputs": [{"text": "a"}], "outputs": ["spans"]}, {"outputs": [4]}),
     "span outside": ({"inputs": [{"text": SECRET, "spans": [(3, 99)]}], "outputs": ["spans"]}, {"outputs": [4]}),
     "blank span": ({"inputs": [{"text": "a   b", "spans": [(2, 3)]}], "outputs": ["spans"]}, {"outputs": [4]}),
     "unknown model": ({"inputs": [{"text": "a"}], "model": SECRET}, {"model": SECRET}),
-    "a layer twice": ({"inputs": [{"text": "a"}], "layers": [2, -5]}, {"layers": [2, -5]}),
+    "repeated layer": ({"inputs": [{"text": "a"}], "layers": [2, -5]}, {"layers": [2, -5]}),
     "layer out of range": ({"inputs": [{"text": "a"}], "layers": [7]}, {"layers": [7]}),
     "dimensions": ({"inputs": [{"text": "a"}], "dimensions": 0}, {"dimensions": 0}),
     "dtype": ({"inputs": [{"text": "a"}], "dtype": "int8", "outputs": ["tokens"]}, {"dtype": 3, "outputs": [2]}),
@@ -49,29 +53,41 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def message_of(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.EncodeRequest:
-    made = [
-        pb.Input(**{**item, "spans": [pb.Span(start=start, end=end) for start, end in item.get("spans", ())]})
-        for item in inputs
-    ]
-    return pb.EncodeRequest(inputs=made, **fields)
+    items = []
+    for item in inputs:
+        item = {"text": item} if isinstance(item, str) else dict(item)  # noqa: PLW2901
+        item["spans"] = [pb.Span(start=start, end=end) for start, end in item.get("spans", ())]
+        if "token_ids" in item:
+            item["token_ids"] = pb.TokenIds(ids=item["token_ids"])
+        items.append(pb.Input(**item))
+    return pb.EncodeRequest(inputs=items, **fields)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", INVALID)
 async def test_encode_errors_are_the_same_in_rest_and_grpc(
-    stub: EncoderServiceStub, rest_door: httpx.AsyncClient, name: str
+    stub: EncoderServiceStub, rest_client: httpx.AsyncClient, name: str
 ) -> None:
-    """Code, reason and message."""
-    body, fields = FAULTS[name]
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    """Compare code, reason, message and details; enum values are in the spelling of each API."""
+    body, fields = INVALID[name]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(message_of(body["inputs"], fields))
-    error = (await rest_door.post("/v1/encode", json=body)).json()["error"]
-    assert described(refused.value)[:3] == (error["code"], error["reason"], error["message"])
+    error = (await rest_client.post("/v1/encode", json=body)).json()["error"]
+    code, reason, message, info = parse_error(raised.value)
+    assert (code, reason) == (error["code"], error["reason"])
+    assert rest_spelling(message) == error["message"]
+    details = {key: info.metadata.get(key) for key in ("field", "limit", "actual")}
+    assert details == {key: None if error[key] is None else str(error[key]) for key in details}
+    status = Status.FromString(dict(raised.value.trailing_metadata())["grpc-status-details-bin"])
+    if len(status.details) > 1:
+        violations = BadRequest()
+        assert status.details[1].Unpack(violations)
+        assert [violation.field for violation in violations.field_violations] == [error["field"]]
 
 
-async def refuse(channel: grpc.aio.Channel, message: bytes, **options: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+async def rejection(channel: grpc.aio.Channel, message: bytes, **options: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         await channel.unary_unary(ENCODE, response_deserializer=pb.EncodeResponse.FromString)(message, **options)
-    return refused.value
+    return raised.value
 
 
 NESTED = b""
@@ -80,50 +96,47 @@ for _ in range(300):
 
 
 @pytest.mark.parametrize("message", [b"\x0a\xff\xff", b"Sesame-9", b"\x12\x03\x0a\x01\xff", NESTED[:-1]],
-                         ids=["cut", "random", "not UTF-8", "nested"])  # fmt: skip
-async def test_malformed_messages(channel: grpc.aio.Channel, message: bytes) -> None:
-    """INVALID_ARGUMENT in our words, not UNKNOWN in the library's."""
-    code, reason, text, _ = described(await refuse(channel, message))
-    assert (code, reason) == ("INVALID_ARGUMENT", "unreadable")
-    assert text == "Message: not valid protobuf of this type. Correct it."
+                         ids=["truncated", "random", "not UTF-8", "nested"])  # fmt: skip
+async def test_malformed_message_is_an_invalid_argument(channel: grpc.aio.Channel, message: bytes) -> None:
+    """grpc itself would return UNKNOWN."""
+    code, reason, text, _ = parse_error(await rejection(channel, message))
+    assert (code, reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+    assert text == "Message is not valid protobuf of this type. Check the client's proto file."
 
 
 async def test_message_is_rejected_when_over_the_limit(channel: grpc.aio.Channel, stub: EncoderServiceStub) -> None:
-    """RESOURCE_EXHAUSTED, and the channel serves on."""
-    error = await refuse(channel, pb.EncodeRequest(inputs=[pb.Input(text="a" * 9 * 2**20)]).SerializeToString())
+    """The channel stays usable."""
+    error = await rejection(channel, pb.EncodeRequest(inputs=[pb.Input(text="a" * 9 * 2**20)]).SerializeToString())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")]))).usage.tokens == 3
 
 
 @pytest.mark.parametrize("field", ["outputs", "layer_reduce", "pooling", "truncation", "dtype"])
-async def test_enum_values_of_the_future(stub: EncoderServiceStub, field: str) -> None:
-    """Refused by the name of the field, not taken for a default."""
+async def test_unknown_enum_value_is_rejected(stub: EncoderServiceStub, field: str) -> None:
     fields: dict[str, Any] = {field: [99] if field == "outputs" else 99}
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")], **fields))
-    code, reason, message, *_ = described(refused.value)
-    assert (code, reason) == ("INVALID_ARGUMENT", "invalid_field")
+    code, reason, message, *_ = parse_error(raised.value)
+    assert (code, reason) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
     assert message.startswith(f"{field}: unknown value (99, limit ")
 
 
 async def test_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
-    """UNIMPLEMENTED, with the details that every error of ours has."""
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         await channel.unary_unary("/attendant.v1.EncoderService/Nothing")(b"")
-    assert described(refused.value)[:2] == ("UNIMPLEMENTED", "no_such_method")
+    assert parse_error(raised.value)[:2] == ("UNIMPLEMENTED", "METHOD_NOT_FOUND")
 
 
 async def test_near_deadline_is_exceeded(stub: EncoderServiceStub) -> None:
-    """DEADLINE_EXCEEDED, and the server serves on."""
+    """The server stays usable."""
     texts = [pb.Input(text="word " * 250) for _ in range(64)]
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(pb.EncodeRequest(inputs=texts), timeout=0.02)
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")]), timeout=60)).usage.tokens == 3
 
 
-async def test_trailing_metadata_of_an_answer(stub: EncoderServiceStub, golden: pb.EncodeRequest) -> None:
-    """The request id, what answered, and where the time went."""
+async def test_response_has_trailing_metadata(stub: EncoderServiceStub, golden: pb.EncodeRequest) -> None:
     call = stub.Encode(golden, metadata=(("x-request-id", "call-17"),))
     await call
     trailing = dict(await call.trailing_metadata())
@@ -132,15 +145,15 @@ async def test_trailing_metadata_of_an_answer(stub: EncoderServiceStub, golden: 
     assert trailing["server-timing"].startswith("tokenize;dur=")
 
 
-@pytest.mark.parametrize("sent", ["a b", "a" * 129, "<script>"])
-async def test_hostile_request_id_is_replaced(stub: EncoderServiceStub, golden: pb.EncodeRequest, sent: str) -> None:
-    """By one of ours."""
-    call = stub.Encode(golden, metadata=(("x-request-id", sent),))
+@pytest.mark.parametrize("request_id", ["a b", "a" * 129, "<script>"])
+async def test_invalid_request_id_is_replaced(
+    stub: EncoderServiceStub, golden: pb.EncodeRequest, request_id: str
+) -> None:
+    call = stub.Encode(golden, metadata=(("x-request-id", request_id),))
     await call
     assert len(dict(await call.trailing_metadata())["x-request-id"]) == 16
 
 
-async def test_calls_run_at_once(stub: EncoderServiceStub, golden: pb.EncodeRequest) -> None:
-    """A hundred on one channel."""
-    found = await asyncio.gather(*(stub.Encode(golden) for _ in range(100)))
-    assert {answer.usage.tokens for answer in found} == {5}
+async def test_channel_supports_100_concurrent_calls(stub: EncoderServiceStub, golden: pb.EncodeRequest) -> None:
+    responses = await asyncio.gather(*(stub.Encode(golden) for _ in range(100)))
+    assert {response.usage.tokens for response in responses} == {5}

@@ -1,18 +1,18 @@
-"""Bytes of request messages: counted before they are parsed, and never an exception."""
+"""Deserialization of request messages: fields are counted before parsing, and errors are returned, not raised."""
 
 import pytest
 
-from service.errors import InvalidArgument, MalformedRequest
+from service.errors import InvalidArgument, MalformedRequest, ServiceError
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import to_inputs
-from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, Rejected, tolerant
+from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, STREAM_DEPTH, UNARY_DEPTH, Rejected, tolerant
 
 LIMITS = {"inputs": 256, "spans": 1024, "spans_per_request": 4096, "token_ids": 16384}
 SIZE = 2**20
 
 
 def delimited(number: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
+    """Return a length-delimited field."""
     size, length = len(payload), b""
     while size > 0x7F:
         length += bytes([size & 0x7F | 0x80])
@@ -22,27 +22,28 @@ def delimited(number: int, payload: bytes) -> bytes:
 
 FLOODS = {
     "inputs": b"\x12\x00" * (SIZE // 2),
-    "spans": delimited(2, b"\x1a\x00" * (SIZE // 2)),
-    "spans of many inputs": delimited(2, b"\x1a\x00" * 300) * (SIZE // 604),
+    "spans": delimited(2, b"\x22\x00" * (SIZE // 2)),
+    "spans of many inputs": delimited(2, b"\x22\x00" * 300) * (SIZE // 604),
     "unknown fields": b"\xf8\x01\x01" * (SIZE // 3),
-    "ids": delimited(2, delimited(4, b"\x01" * 5 * SIZE)),
-    "unpacked ids": delimited(2, b"\x20\x01" * (SIZE // 2)),
+    "ids": delimited(2, delimited(2, delimited(1, b"\x01" * 5 * SIZE))),
+    "unpacked ids": delimited(2, delimited(2, b"\x08\x01" * (SIZE // 2))),
 }
 
 
+@pytest.mark.parametrize("depth", [UNARY_DEPTH, STREAM_DEPTH])
 @pytest.mark.parametrize("name", FLOODS)
-def test_message_of_many_fields_is_not_parsed(name: str) -> None:
-    """Counting stops at the limit, and the deserializer is not called."""
+def test_message_with_too_many_fields_is_not_parsed(name: str, depth: int) -> None:
+    data = FLOODS[name] if depth == UNARY_DEPTH else delimited(2, FLOODS[name])
     parsed: list[bytes] = []
 
     def parse(data: bytes) -> pb.EncodeRequest:
         parsed.append(data)
         return pb.EncodeRequest.FromString(data)
 
-    result = tolerant(parse)(FLOODS[name])
+    result = tolerant(parse, depth)(data)
     assert isinstance(result, Rejected)
     assert isinstance(result.error, InvalidArgument)
-    assert result.error.message == f"Message: too many fields (limit {MAX_FIELDS}). Split the request."
+    assert result.error.message == f"Message has too many fields (limit {MAX_FIELDS}). Split the request."
     assert parsed == []
 
 
@@ -51,28 +52,26 @@ def test_message_of_many_fields_is_not_parsed(name: str) -> None:
     [
         pb.EncodeRequest(inputs=[pb.Input(text="a" * SIZE)] * 2),
         pb.EncodeRequest(inputs=[pb.Input(text="[" * 4000, spans=[pb.Span(end=300)] * 16)] * 256, layers=[1] * 7),
-        pb.EncodeRequest(inputs=[pb.Input(token_ids=[300] * 16384)] * 20, dimensions=8, normalize=True),
+        pb.EncodeRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[300] * 16384))] * 20, dimensions=8),
     ],
     ids=["texts", "spans", "ids"],
 )  # fmt: skip
 def test_large_message_is_parsed(request_message: pb.EncodeRequest) -> None:
-    """Whatever its strings look like."""
     data = request_message.SerializeToString()
     assert len(data) > SCAN_FROM_BYTES
-    assert tolerant(pb.EncodeRequest.FromString)(data) == request_message
+    assert tolerant(pb.EncodeRequest.FromString, UNARY_DEPTH)(data) == request_message
 
 
 @pytest.mark.parametrize("data", [b"\x0a\xff" * SCAN_FROM_BYTES, b"\xff" * 8 * SIZE, b"\x0f" * SIZE,
                                   b"\x12\xff\xff\xff\xff\xff\x0f" + b"a" * SIZE])  # fmt: skip
 def test_invalid_message_is_rejected(data: bytes) -> None:
-    """As malformed, by the parser."""
-    result = tolerant(pb.EncodeRequest.FromString)(data)
+    result = tolerant(pb.EncodeRequest.FromString, UNARY_DEPTH)(data)
     assert isinstance(result, Rejected)
     assert isinstance(result.error, MalformedRequest)
 
 
-class Counted(list[pb.Input]):
-    """A list that notes whether its items were visited."""
+class RecordingList(list[pb.Input]):
+    """A list that records whether its items were visited."""
 
     visited = False
 
@@ -82,8 +81,7 @@ class Counted(list[pb.Input]):
 
 
 def test_inputs_are_counted_before_they_are_converted() -> None:
-    """No item of too many is visited."""
-    inputs = Counted([pb.Input(text="a")] * 257)
+    inputs = RecordingList([pb.Input(text="a")] * 257)
     with pytest.raises(InvalidArgument, match=r"^inputs: too many items \(257, limit 256\)\. Split the request\.$"):
         to_inputs(inputs, LIMITS)
     assert not inputs.visited
@@ -93,12 +91,16 @@ def test_inputs_are_counted_before_they_are_converted() -> None:
     ("inputs", "expected"),
     [
         ([pb.Input(text="a", spans=[pb.Span()] * 1025)], "inputs[0].spans: too many items (1025, limit 1024)."),
-        ([pb.Input(text="a", spans=[pb.Span()] * 1024)] * 5, "inputs: too many spans (5120, limit 4096)."),
-        ([pb.Input(token_ids=[1], pair="")], "inputs[0]: pair and token_ids are both set. Send one."),
-        ([pb.Input(token_ids=[1], text="a")], "inputs[0]: text and token_ids are both set. Send one."),
+        ([pb.Input(text="a", spans=[pb.Span()] * 1024)] * 5, "inputs: too many spans in the request (5120, limit"),
+        ([pb.Input(token_ids=pb.TokenIds(ids=[1]), pair="")], "inputs[0]: pair and token_ids are both set."),
+        ([pb.Input(pair="a")], "inputs[0]: text and token_ids are both missing. Send one of them."),
+        (
+            [pb.Input(token_ids=pb.TokenIds(ids=[1] * 16385))],
+            "inputs[0].token_ids: too many items (16385, limit 16384).",
+        ),
     ],
 )
-def test_inputs_are_checked(inputs: list[pb.Input], expected: str) -> None:
-    with pytest.raises(InvalidArgument) as raised:
+def test_invalid_inputs_are_rejected(inputs: list[pb.Input], expected: str) -> None:
+    with pytest.raises(ServiceError) as raised:
         to_inputs(inputs, LIMITS)
     assert raised.value.message.startswith(expected)

@@ -1,4 +1,4 @@
-"""Health and reflection, as standard clients ask for them."""
+"""The gRPC server: health, reflection, start, memory and the stream limit."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,65 +17,80 @@ from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
-from tests.service.conftest import fast_lane, garbage, open_house
+from tests.service.conftest import fast_lane, garbage, open_harness
 
 SERVICE = "attendant.v1.EncoderService"
 
 
 @pytest.mark.parametrize("name", ["", SERVICE])
-async def test_health_says_serving(channel: grpc.aio.Channel, name: str) -> None:
-    """For the server and for the service."""
-    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+async def test_health_is_serving_for_server_and_service(channel: grpc.aio.Channel, name: str) -> None:
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_health_of_an_unknown_service(channel: grpc.aio.Channel) -> None:
-    """NOT_FOUND."""
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nobody"))
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+async def test_health_of_an_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="unknown"))
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def ask(channel: grpc.aio.Channel, **question: str) -> reflection_pb2.ServerReflectionResponse:
-    async def questions() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
-        yield reflection_pb2.ServerReflectionRequest(**question)
+async def reflect(channel: grpc.aio.Channel, **fields: str) -> reflection_pb2.ServerReflectionResponse:
+    async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(**fields)
 
-    return await reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(questions()).read()
+    return await reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(requests()).read()
 
 
 async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
-    """Ours, health and reflection itself."""
-    found = await ask(channel, list_services="")
-    names = {service.name for service in found.list_services_response.service}
-    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    response = await reflect(channel, list_services="")
+    names = {service.name for service in response.list_services_response.service}
+    reflection = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {SERVICE, "grpc.health.v1.Health"} | reflection
 
 
-async def test_reflection_hands_out_the_contract(channel: grpc.aio.Channel) -> None:
-    """Enough for grpcurl to call every method."""
-    found = await ask(channel, file_containing_symbol=SERVICE)
-    (file,) = [FileDescriptorProto.FromString(raw) for raw in found.file_descriptor_response.file_descriptor_proto]
+async def test_reflection_v1_returns_the_proto(channel: grpc.aio.Channel) -> None:
+    call = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+    async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(file_by_filename="attendant/v1/encoder.proto")
+
+    response = await call(requests()).read()
+    assert len(response.file_descriptor_response.file_descriptor_proto) >= 1
+
+
+async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Channel) -> None:
+    """grpcurl requires the imports."""
+    response = await reflect(channel, file_containing_symbol=SERVICE)
+    raw_files = response.file_descriptor_response.file_descriptor_proto
+    files = {file.name: file for file in map(FileDescriptorProto.FromString, raw_files)}
+    file = files["attendant/v1/encoder.proto"]
+    assert "google/rpc/status.proto" in files
     methods = [method.name for method in file.service[0].method]
     assert file.package == "attendant.v1"
     assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Tokenize", "GetModel"]
 
 
-async def test_health_follows_the_life_of_the_server() -> None:
-    """NOT_SERVING, SERVING, and NOT_SERVING for good."""
+async def test_health_follows_the_lifecycle_of_the_server() -> None:
+    """After `set_not_serving` the status stays NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        check, said = health_pb2_grpc.HealthStub(channel).Check, []
+        check, statuses = health_pb2_grpc.HealthStub(channel).Check, []
         for change in (None, server.set_serving(True), server.set_not_serving(), server.set_serving(True)):
             if change is not None:
                 await change
-            said.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)
+            statuses.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)
     await server.stop(1)
-    assert said == [2, 1, 2, 2]
+    assert statuses == [2, 1, 2, 2]
 
 
 async def test_start_raises_os_error_when_port_is_in_use() -> None:
-    """Not the library's own."""
+    """grpc itself would raise RuntimeError."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
@@ -85,45 +100,46 @@ async def test_start_raises_os_error_when_port_is_in_use() -> None:
     await server.stop(1)
 
 
-async def test_calls_leave_no_garbage(model: LoadedModel) -> None:
-    """Answered, invalid, refused by a full queue: every message goes at once, for they may be large and many."""
-    async with open_house(model, max_queue_tokens=200) as house:
-        server = RpcServer(house.host, house.settings, house.metrics, None)
+async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
+    """Large messages must be freed without the garbage collector. Calls succeed, are invalid or rejected."""
+    async with open_harness(model, max_queue_tokens=200) as harness:
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
 
-            async def ask(text: str) -> str:
+            async def encode(text: str) -> str:
                 try:
                     await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
                 except grpc.aio.AioRpcError as error:
                     return str(error.code().name)
                 return "OK"
 
-            async def ask_all() -> list[str]:
-                found = [await ask("bank"), await ask("")]
-                with fast_lane(house).reserve(200):
-                    return [*found, await ask("bank")]
+            async def encode_all() -> list[str]:
+                codes = [await encode("bank"), await encode("")]
+                with fast_lane(harness).reserve(200):
+                    return [*codes, await encode("bank")]
 
-            await ask_all()
-            with garbage() as left:
-                assert await ask_all() == ["OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
+            await encode_all()
+            with garbage() as uncollected:
+                assert await encode_all() == ["OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
         await server.stop(1)
-    assert not {"EncodeRequest", "_ServicerContext", "AbortError", "frame", "traceback"} & set(left), left
+    kept = {"EncodeRequest", "_ServicerContext", "AbortError", "frame", "traceback"} & set(uncollected)
+    assert not kept, uncollected
 
 
 async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel) -> None:
-    """The client queues them: HTTP/2 tells it the limit, so the server has nothing to reject."""
-    async with open_house(model, max_grpc_streams=1) as house:
-        server = RpcServer(house.host, house.settings, house.metrics, None)
+    """HTTP/2 announces the limit, so the client queues calls and the server rejects none."""
+    async with open_harness(model, max_grpc_streams=1) as harness:
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-            request = pb.EncodeRequest(inputs=[pb.Input(text="bank")])
+            request = pb.EncodeStreamRequest(request=pb.EncodeRequest(inputs=[pb.Input(text="bank")]))
             stream = stub.EncodeStream()
             await stream.write(request)
             assert (await stream.read()).response.usage.tokens == 3
-            second = asyncio.ensure_future(stub.Encode(request))
+            second = asyncio.ensure_future(stub.Encode(request.request))
             await stream.write(request)
             assert (await stream.read()).response.usage.tokens == 3
             assert not second.done()

@@ -1,4 +1,4 @@
-"""EncoderService: the numbers of REST, streams in order, and faults that end nothing but themselves."""
+"""EncoderService: values equal those of REST, and streams respond in order and continue after errors."""
 
 import asyncio
 import base64
@@ -9,6 +9,8 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
@@ -16,7 +18,7 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
-from tests.service.conftest import House, fast_lane, open_house
+from tests.service.conftest import ServiceHarness, fast_lane, open_harness
 
 TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202eright to left"]
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -26,133 +28,145 @@ def request_of(*texts: str, **fields: Any) -> pb.EncodeRequest:
     return pb.EncodeRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
 
 
+def stream_request(text: str, request_id: str = "") -> pb.EncodeStreamRequest:
+    return pb.EncodeStreamRequest(id=request_id, request=request_of(text))
+
+
+def error_info(status: Status) -> ErrorInfo:
+    info = ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return info
+
+
 @pytest.mark.parametrize("text", TEXTS)
-async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient, text: str) -> None:
-    """Bit for bit, with the same tokens and words."""
+async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient, text: str) -> None:
+    """Compare vectors bit for bit, and tokens and words."""
     spans = [{"start": 0, "end": 3}]
     body = {"inputs": [{"text": text, "spans": [[0, 3]]}], "outputs": ["pooled", "tokens", "words", "spans", "static"]}
-    (theirs,) = (await rest_door.post("/v1/encode", json={**body, "encoding": "base64"})).json()["results"]
-    (ours,) = (await stub.Encode(pb.EncodeRequest(
+    response = await rest_client.post("/v1/encode", json={**body, "encoding_format": "base64"})
+    (expected,) = response.json()["results"]
+    (result,) = (await stub.Encode(pb.EncodeRequest(
         inputs=[pb.Input(text=text, spans=[pb.Span(**span) for span in spans])], outputs=pb.Output.keys()[1:]
     ))).results  # fmt: skip
     for name in VECTORS:
-        tensor = getattr(ours, name)
-        assert (list(tensor.shape), tensor.dtype) == (theirs[name]["shape"], pb.DTYPE_FLOAT32)
-        assert tensor.data == base64.b64decode(theirs[name]["data"])
-    tokens = [[token.id, token.text, token.start, token.end, token.special] for token in ours.tokens]
-    assert tokens == [[token[key] for key in ("id", "text", "start", "end", "special")] for token in theirs["tokens"]]
-    assert [token.word if token.HasField("word") else None for token in ours.tokens] == [
-        token["word"] for token in theirs["tokens"]
+        tensor = getattr(result, name)
+        assert (list(tensor.shape), tensor.dtype) == (expected[name]["shape"], pb.DTYPE_FLOAT32)
+        assert tensor.data == base64.b64decode(expected[name]["data"])
+    tokens = [[token.id, token.text, token.start, token.end, token.special] for token in result.tokens]
+    assert tokens == [[token[key] for key in ("id", "text", "start", "end", "special")] for token in expected["tokens"]]
+    assert [token.word_index if token.HasField("word_index") else None for token in result.tokens] == [
+        token["word_index"] for token in expected["tokens"]
     ]
-    assert [word.text for word in ours.words] == [word["text"] for word in theirs["words"]]
-    assert (ours.token_count, ours.truncated) == (theirs["token_count"], theirs["truncated"])
+    assert [word.text for word in result.words] == [word["text"] for word in expected["words"]]
+    assert (result.token_count, result.truncated) == (expected["token_count"], expected["truncated"])
 
 
 async def test_unset_field_is_the_default(stub: EncoderServiceStub) -> None:
-    """Zeros of every enum, and none of the optional ones."""
-    named = request_of(
+    """Zero enum values and unset optional fields select the defaults."""
+    explicit = request_of(
         "money", outputs=[pb.OUTPUT_POOLED], layers=[-1], layer_reduce=pb.LAYER_REDUCE_CONCAT,
         pooling=pb.POOLING_MEAN, normalize=True, dimensions=384, truncation=pb.TRUNCATION_ERROR,
         dtype=pb.DTYPE_FLOAT32, model="all-MiniLM-L6-v2",
     )  # fmt: skip
-    plain = request_of("money", outputs=[pb.OUTPUT_UNSPECIFIED])
-    answers = [await stub.Encode(request) for request in (request_of("money"), named, plain)]
-    assert answers[0].results == answers[1].results == answers[2].results
+    unspecified = request_of("money", outputs=[pb.OUTPUT_UNSPECIFIED])
+    responses = [await stub.Encode(request) for request in (request_of("money"), explicit, unspecified)]
+    assert responses[0].results == responses[1].results == responses[2].results
 
 
 @pytest.mark.parametrize(("number", "numpy_type", "size"), [(1, "<f4", 384), (2, "<f2", 384), (3, "i1", 384),
                                                             (4, "u1", 48)])  # fmt: skip
-async def test_element_types(stub: EncoderServiceStub, number: Any, numpy_type: str, size: int) -> None:
-    """The bytes are little-endian elements of the type named."""
+async def test_tensor_has_elements_of_its_dtype(
+    stub: EncoderServiceStub, number: Any, numpy_type: str, size: int
+) -> None:
     (result,) = (await stub.Encode(request_of("money", dtype=number))).results
     assert np.frombuffer(result.pooled.data, numpy_type).shape == (size,)
     assert (list(result.pooled.shape), result.pooled.dtype) == ([size], number)
 
 
-async def test_truncation_and_usage(stub: EncoderServiceStub) -> None:
-    """Counted as in REST."""
-    found = await stub.Encode(request_of("word " * 300, "a", truncation=pb.TRUNCATION_LEFT))
-    assert [result.truncated for result in found.results] == [True, False]
-    assert (found.usage.tokens, found.usage.truncated_inputs) == (259, 1)
+async def test_truncation_is_counted_in_usage(stub: EncoderServiceStub) -> None:
+    response = await stub.Encode(request_of("word " * 300, "a", truncation=pb.TRUNCATION_LEFT))
+    assert [result.truncated for result in response.results] == [True, False]
+    assert (response.usage.tokens, response.usage.truncated_inputs) == (259, 1)
 
 
-async def test_tokenize_is_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
-    """The same tokens and words."""
-    theirs = (await rest_door.post("/v1/tokenize", json={"inputs": TEXTS})).json()["results"]
-    found = await stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text=text) for text in TEXTS]))
-    assert [result.token_count for result in found.results] == [result["token_count"] for result in theirs]
-    assert [[token.text for token in result.tokens] for result in found.results] == [
-        [token["text"] for token in result["tokens"]] for result in theirs
+async def test_tokens_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
+    expected = (await rest_client.post("/v1/tokenize", json={"inputs": TEXTS})).json()["results"]
+    response = await stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text=text) for text in TEXTS]))
+    assert [result.token_count for result in response.results] == [result["token_count"] for result in expected]
+    assert [[token.text for token in result.tokens] for result in response.results] == [
+        [token["text"] for token in result["tokens"]] for result in expected
     ]
 
 
-async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_door: httpx.AsyncClient) -> None:
-    """Every field that both tell."""
-    found, theirs = await stub.GetModel(pb.GetModelRequest()), (await rest_door.get("/v1/model")).json()
-    assert {field.name for field in pb.GetModelResponse.DESCRIPTOR.fields} == set(theirs)
-    for name in set(theirs) - {"limits", "pooling", "prompts"}:
-        value = getattr(found, name)
-        assert (list(value) if isinstance(theirs[name], list) else value) == theirs[name], name
-    assert pb.Pooling.Name(found.pooling) == f"POOLING_{theirs['pooling'].upper()}"
-    assert {name: getattr(found.limits, name) for name in theirs["limits"]} == theirs["limits"]
+async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
+    info, expected = await stub.GetModel(pb.GetModelRequest()), (await rest_client.get("/v1/model")).json()
+    assert {field.name for field in pb.GetModelResponse.DESCRIPTOR.fields} == set(expected)
+    for name in set(expected) - {"limits", "pooling", "prompts"}:
+        value = getattr(info, name) or None
+        assert (list(value or ()) if isinstance(expected[name], list) else value) == expected[name], name
+    assert pb.Pooling.Name(info.pooling) == f"POOLING_{expected['pooling'].upper()}"
+    assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
 
 
-async def stream(*requests: pb.EncodeRequest) -> AsyncIterator[pb.EncodeRequest]:
+async def stream(*requests: pb.EncodeStreamRequest) -> AsyncIterator[pb.EncodeStreamRequest]:
     for request in requests:
         yield request
 
 
 async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
-    """Long ones before short ones, and more than are worked on at a time."""
+    """Send more long and short requests than may be in progress."""
     sizes = [1 + (7 * n) % 40 for n in range(50)]
-    requests = stream(*(request_of("word " * size) for size in sizes))
-    found = [reply.response.results[0].token_count async for reply in stub.EncodeStream(requests)]
-    assert found == [size + 2 for size in sizes]
+    requests = stream(*(stream_request("word " * size, str(index)) for index, size in enumerate(sizes)))
+    responses = [response async for response in stub.EncodeStream(requests)]
+    assert [response.response.results[0].token_count for response in responses] == [size + 2 for size in sizes]
+    assert [response.id for response in responses] == [str(index) for index in range(50)]
 
 
-async def test_errors_in_a_stream_end_only_themselves(stub: EncoderServiceStub) -> None:
-    """As a message in the place of the answer."""
-    bad = (request_of(), request_of(""), request_of("a", layers=[7]), request_of("a", dtype=99))
-    replies = [reply async for reply in stub.EncodeStream(stream(request_of("a"), *bad, request_of("b")))]
-    kinds = [reply.WhichOneof("reply") for reply in replies]
+async def test_errors_do_not_end_the_stream(stub: EncoderServiceStub) -> None:
+    """An error is a message of the stream."""
+    invalid = [request_of(), request_of(""), request_of("a", layers=[7]), request_of("a", dtype=99)]
+    requests = [pb.EncodeStreamRequest(request=request) for request in (request_of("a"), *invalid, request_of("b"))]
+    responses = [response async for response in stub.EncodeStream(stream(*requests))]
+    kinds = [response.WhichOneof("result") for response in responses]
     assert kinds == ["response", "error", "error", "error", "error", "response"]
-    assert [reply.error.code for reply in replies[1:5]] == [3, 3, 3, 3]
-    assert [reply.error.reason for reply in replies[1:3]] == ["empty_input", "empty_input"]
-    assert replies[1].error.message == "inputs is empty; send at least one."
+    assert [response.error.code for response in responses[1:5]] == [3, 3, 3, 3]
+    assert [error_info(response.error).reason for response in responses[1:3]] == ["EMPTY_INPUT", "EMPTY_INPUT"]
+    assert responses[1].error.message == "inputs: empty. Send at least one item."
 
 
-async def test_bytes_that_are_no_message_do_not_end_the_stream(channel: grpc.aio.Channel) -> None:
-    """INVALID_ARGUMENT in their place."""
+async def test_malformed_message_does_not_end_the_stream(channel: grpc.aio.Channel) -> None:
     call = channel.stream_stream(
         "/attendant.v1.EncoderService/EncodeStream", response_deserializer=pb.EncodeStreamResponse.FromString
     )
 
-    async def sent() -> AsyncIterator[bytes]:
-        for part in (b"\x0a\xff", request_of("a").SerializeToString()):
-            yield part
+    async def messages() -> AsyncIterator[bytes]:
+        for message in (b"\x0a\xff", stream_request("a").SerializeToString()):
+            yield message
 
-    first, second = [reply async for reply in call(sent())]
-    assert (first.error.code, first.error.reason) == (3, "unreadable")
+    first, second = [response async for response in call(messages())]
+    assert (first.error.code, error_info(first.error).reason) == (3, "MALFORMED_REQUEST")
     assert second.response.results[0].token_count == 3
 
 
-async def test_leaving_a_stream_leaves_nothing_behind(stub: EncoderServiceStub, server: RunningServer) -> None:
-    """The queue is empty and nothing is in flight once the server has noticed."""
-    requests = [request_of(*["word " * 200] * 4) for _ in range(40)]
+async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server: RunningServer) -> None:
+    requests = [pb.EncodeStreamRequest(request=request_of(*["word " * 200] * 4)) for _ in range(40)]
     call = stub.EncodeStream(stream(*requests))
     await call.read()
     call.cancel()
     async with httpx.AsyncClient(base_url=server.admin) as admin:
         lines: list[str] = []
-        wanted = ("attendant_requests_in_flight", 'attendant_queue_texts{lane="fast"}')
+        gauges = ("attendant_requests_in_flight", 'attendant_queue_size{lane="fast"}')
         async with asyncio.timeout(30):
-            while not all(f"{name} 0.0" in lines for name in wanted):
+            while not all(f"{name} 0.0" in lines for name in gauges):
                 lines = (await admin.get("/metrics")).text.splitlines()
     assert (await stub.Encode(request_of("a"))).usage.tokens == 3
 
 
 class CallContext:
-    """A context of a call without a deadline."""
+    """The context of a call without a deadline."""
+
+    def set_trailing_metadata(self, metadata: object) -> None:
+        """Ignore the metadata."""
 
     def time_remaining(self) -> float | None:
         return None
@@ -161,70 +175,88 @@ class CallContext:
         return (("x-request-id", "call-1"),)
 
 
-async def test_stream_ends_when_its_reader_fails(house: House) -> None:
-    """What was read is answered, and the fault is told instead of being waited for."""
+async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> None:
+    """The requests before the failure get responses."""
 
-    async def broken() -> AsyncIterator[pb.EncodeRequest]:
-        yield request_of("money")
-        raise RuntimeError("the connection broke")
+    async def broken() -> AsyncIterator[pb.EncodeStreamRequest]:
+        yield stream_request("money")
+        raise RuntimeError("connection lost")
 
-    replies = EncoderServicer(house.host, house.settings, house.metrics).EncodeStream(broken(), CallContext())
+    responses = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics).EncodeStream(
+        broken(), CallContext()
+    )
     async with asyncio.timeout(30):
-        assert (await anext(replies)).WhichOneof("reply") == "response"
+        assert (await anext(responses)).WhichOneof("result") == "response"
         with pytest.raises(RuntimeError):
-            await anext(replies)
+            await anext(responses)
 
 
-async def test_internal_error_in_stream_is_logged_and_counted(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """The message has the request ID of the log record and nothing else; the stream goes on."""
+async def test_internal_error_in_stream_is_logged_and_counted(
+    harness: ServiceHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message has the request ID of the log record and no details of the error. The stream continues."""
 
     async def broken(request: EncodeRequest) -> EncodeResponse:
         if request.inputs[0].source.text == "bad":
             raise KeyError("/home/secret/path")
         return await encode(request)
 
-    encode = house.engine.encode
-    house.engine.encode = broken  # type: ignore[method-assign]
-    servicer = EncoderServicer(house.host, house.settings, house.metrics)
-    requests = stream(request_of("bad"), request_of("money"), request_of(""))
-    replies = [reply async for reply in servicer.EncodeStream(requests, CallContext())]
-    assert [reply.WhichOneof("reply") for reply in replies] == ["error", "response", "error"]
-    assert (replies[0].error.code, replies[0].error.reason) == (13, "internal")
-    assert [reply.error.request_id for reply in replies] == ["call-1", "", "call-1"]
-    assert "secret" not in str(replies)
+    encode = harness.engine.encode
+    harness.engine.encode = broken  # type: ignore[method-assign]
+    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+    requests = stream(stream_request("bad", "1"), stream_request("money", "2"), stream_request("", "3"))
+    responses = [response async for response in servicer.EncodeStream(requests, CallContext())]
+    assert [(response.id, response.WhichOneof("result")) for response in responses] == [
+        ("1", "error"),
+        ("2", "response"),
+        ("3", "error"),
+    ]
+    assert (responses[0].error.code, error_info(responses[0].error).reason) == (13, "INTERNAL")
+    assert [error_info(response.error).metadata["request_id"] for response in responses[::2]] == ["call-1"] * 2
+    assert "secret" not in str(responses)
     (record,) = caplog.records
     assert (record.levelname, record.request_id) == ("ERROR", "call-1")  # type: ignore[attr-defined]
     assert "KeyError" in caplog.text
-    assert house.sample("attendant_rejected_total", reason="invalid") == 1
+    assert harness.sample("attendant_rejected_requests_total", reason="invalid") == 1
 
 
 async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None:
-    """As the pushback of Encode; other errors have none."""
-    async with open_house(model, max_queue_tokens=100) as house:
-        servicer = EncoderServicer(house.host, house.settings, house.metrics)
-        with fast_lane(house).reserve(100):
-            requests = stream(request_of("money"), request_of(""))
-            full, empty = [reply.error async for reply in servicer.EncodeStream(requests, CallContext())]
-        assert (full.reason, full.HasField("retry_after_ms")) == ("queue_full", True)
-        assert full.retry_after_ms >= 1
-        assert not empty.HasField("retry_after_ms")
-        assert house.sample("attendant_rejected_total", reason="queue_full") == 1
+    """Other errors have no RetryInfo."""
+    async with open_harness(model, max_queue_tokens=100) as harness:
+        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+        with fast_lane(harness).reserve(100):
+            requests = stream(stream_request("money"), stream_request(""))
+            full, empty = [response.error async for response in servicer.EncodeStream(requests, CallContext())]
+        assert error_info(full).reason == "QUEUE_FULL"
+        retry = RetryInfo()
+        assert full.details[-1].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() >= 1
+        assert [detail.TypeName() for detail in empty.details] == ["google.rpc.ErrorInfo", "google.rpc.BadRequest"]
+        assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 1
 
 
-async def test_tokenize_has_the_deadline_of_the_call(house: House) -> None:
+async def test_stream_has_trailing_metadata(stub: EncoderServiceStub) -> None:
+    call = stub.EncodeStream(stream(stream_request("money", "a")), metadata=(("x-request-id", "call-17"),))
+    assert [response.id async for response in call] == ["a"]
+    trailing = dict(await call.trailing_metadata())
+    assert trailing["x-request-id"] == "call-17"
+    assert trailing["x-attendant-model"].startswith("all-MiniLM-L6-v2@sha256:")
+
+
+async def test_tokenize_has_the_deadline_of_the_call(harness: ServiceHarness) -> None:
     deadlines: list[float | None] = []
-    tokenize = house.engine.tokenize
+    tokenize = harness.engine.tokenize
 
-    async def note(request: TokenizeRequest) -> TokenizeResponse:
+    async def record(request: TokenizeRequest) -> TokenizeResponse:
         deadlines.append(request.deadline)
         return await tokenize(request)
 
-    class Timed(CallContext):
+    class ContextWithDeadline(CallContext):
         def time_remaining(self) -> float | None:
             return 5.0
 
-    house.engine.tokenize = note  # type: ignore[method-assign]
-    servicer = EncoderServicer(house.host, house.settings, house.metrics)
-    for context in (CallContext(), Timed()):
+    harness.engine.tokenize = record  # type: ignore[method-assign]
+    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+    for context in (CallContext(), ContextWithDeadline()):
         await servicer.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="a")]), context)
     assert [deadline is not None for deadline in deadlines] == [False, True]

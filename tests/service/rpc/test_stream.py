@@ -1,4 +1,4 @@
-"""The window over a stream: order, its bound, and what is left when it ends early."""
+"""The window of concurrent requests over a stream: order, limit, and cleanup."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,26 +17,26 @@ def other_tasks() -> set["asyncio.Task[object]"]:
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def test_responses_come_in_order_and_within_the_window() -> None:
-    """However long each takes."""
-    running = most = 0
+async def test_responses_are_in_order_and_limited_by_the_window() -> None:
+    """The durations of the requests differ."""
+    running = peak = 0
 
     async def respond(number: int) -> int:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         for _ in range(number * 7 % 5):
             await asyncio.sleep(0)
         running -= 1
         return number
 
     assert [number async for number in respond_in_order(numbers(50), respond, 4)] == list(range(50))
-    assert 1 < most <= 4
+    assert 1 < peak <= 4
     assert other_tasks() == set()
 
 
 async def test_closing_a_full_window_leaves_no_task() -> None:
-    """Nor one that is created for the request that waits for a slot."""
+    """No task is created for a request that waits for a slot."""
     started = 0
     full = asyncio.Event()
 
@@ -62,12 +62,12 @@ async def test_closing_a_full_window_leaves_no_task() -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 async def test_failing_iterator_ends_the_window(window: int) -> None:
-    """After the responses to the requests before it."""
+    """The requests before the failure get responses."""
 
     async def broken() -> AsyncIterator[int]:
         for number in range(3):
             yield number
-        raise RuntimeError("the connection broke")
+        raise RuntimeError("connection lost")
 
     async def respond(number: int) -> int:
         return number
@@ -75,6 +75,6 @@ async def test_failing_iterator_ends_the_window(window: int) -> None:
     responses = respond_in_order(broken(), respond, window)
     async with asyncio.timeout(20):
         assert [await anext(responses) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(RuntimeError, match="broke"):
+        with pytest.raises(RuntimeError, match="lost"):
             await anext(responses)
     assert other_tasks() == set()

@@ -1,4 +1,4 @@
-"""The CPU backends with the real model: an embedding is its text's own, and no NaN leaves."""
+"""The CPU backends with the real model: independence of the batch composition, threads, NaN checks."""
 
 import random
 import subprocess
@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.corpus import sample_sentences
 from model.packing import BatchShape, pack_batch
-from model.tokenizer import Source, Tokenizer
+from model.sample_texts import sample_sentences
+from model.tokenizer import Tokenizer, TokenizerInput
 from service.config import ConfigError, Settings
 from service.engine.backends import onnx_weights_pb2
 from service.engine.backends.base import PackedBackend
@@ -24,7 +24,7 @@ from service.engine.backends.openvino import inline_weights
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeTask
 from service.errors import NonFiniteOutput
-from tests.service.conftest import POISON, House, cosine, encode, least_cosine, open_house
+from tests.service.conftest import POISON, ServiceHarness, cosine, encode, min_cosine, open_harness
 
 SENTENCES = (
     "money bank grows",
@@ -39,7 +39,7 @@ MODES = ("auto", "openvino-float32", "cpu-float32")
 
 @pytest.fixture(scope="module", params=MODES)
 def opened(request: pytest.FixtureRequest, default_artifact: Path, model: LoadedModel) -> Iterator[LoadedModel]:
-    """The default model in the default mode of this machine, and in float32 on both runtimes."""
+    """The default model in the default mode of this machine, and in float32 with OpenVINO and with ONNX Runtime."""
     if request.param == "auto":
         yield model
         return
@@ -53,7 +53,9 @@ def backend_of(model: LoadedModel) -> PackedBackend:
 
 
 def tasks_of(tokenizer: Tokenizer, *sentences: str) -> list[EncodeTask]:
-    return [EncodeTask(tokens, "mean", True) for tokens in tokenizer.encode([Source(text) for text in sentences])]
+    return [
+        EncodeTask(tokens, "mean", True) for tokens in tokenizer.encode([TokenizerInput(text) for text in sentences])
+    ]
 
 
 def hidden_of(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
@@ -66,40 +68,39 @@ def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> 
     for seed in range(4):
         together = random.Random(seed).sample(SENTENCES, len(SENTENCES))
         for sentence, vectors in zip(together, hidden_of(opened, together), strict=True):
-            assert cosine(vectors, alone[sentence]) >= least_cosine(opened)
+            assert cosine(vectors, alone[sentence]) >= min_cosine(opened)
 
 
 def test_backends_agree(opened: LoadedModel, model: LoadedModel) -> None:
     for sentence in SENTENCES:
-        assert cosine(hidden_of(opened, [sentence])[0], hidden_of(model, [sentence])[0]) >= least_cosine(model)
+        assert cosine(hidden_of(opened, [sentence])[0], hidden_of(model, [sentence])[0]) >= min_cosine(model)
 
 
 def test_context_changes_the_vector_of_a_word(opened: LoadedModel) -> None:
-    """So sequences of a batch neither see each other nor lose their own context."""
     money, river = hidden_of(opened, ["money bank grows", "river bank flows"])
     assert cosine(money[2], river[2]) < 0.9
 
 
 def test_padding_content_is_ignored(opened: LoadedModel) -> None:
     (task,) = tasks_of(opened.tokenizer, SENTENCES[2])
-    batch, size = pack_batch([(task.tokens.ids, None)], BatchShape(2, 64)), len(task.tokens)
+    batch, size = pack_batch([(task.tokens.input_ids, None)], BatchShape(2, 64)), len(task.tokens)
     clean = backend_of(opened).infer(batch.inputs)
     batch.inputs["input_ids"].ravel()[size:] = 2769
     batch.inputs["position_ids"].ravel()[size:] = 17
     other = backend_of(opened).infer(batch.inputs)
-    assert cosine(other[0, :size], clean[0, :size]) >= least_cosine(opened)
+    assert cosine(other[0, :size], clean[0, :size]) >= min_cosine(opened)
 
 
-def test_only_wanted_vectors_are_returned(opened: LoadedModel) -> None:
-    (tokens,) = opened.tokenizer.encode([Source(SENTENCES[0])])
+def test_only_requested_vectors_are_returned(opened: LoadedModel) -> None:
+    (tokens,) = opened.tokenizer.encode([TokenizerInput(SENTENCES[0])])
     tasks = [EncodeTask(tokens, None, True), EncodeTask(tokens, "mean", False), EncodeTask(tokens, "cls", False)]
-    whole, mean, cls = opened.backend.run(tasks)
-    assert whole.pooled is None
+    unpooled, mean, cls = opened.backend.run(tasks)
+    assert unpooled.pooled is None
     assert (mean.hidden, cls.hidden) == (None, None)
-    assert whole.hidden is not None
-    assert whole.hidden.shape == (1, len(tokens), 384)
-    assert cosine(mean.pooled, whole.hidden.mean(axis=1)) >= least_cosine(opened)
-    assert cosine(cls.pooled, whole.hidden[0, 0]) >= least_cosine(opened)
+    assert unpooled.hidden is not None
+    assert unpooled.hidden.shape == (1, len(tokens), 384)
+    assert cosine(mean.pooled, unpooled.hidden.mean(axis=1)) >= min_cosine(opened)
+    assert cosine(cls.pooled, unpooled.hidden[0, 0]) >= min_cosine(opened)
 
 
 def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> None:
@@ -109,23 +110,23 @@ def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> N
     assert np.array_equal(first, copy)
 
 
-def test_lone_and_concurrent_runs_agree(opened: LoadedModel) -> None:
-    """A lone batch may run on other threads than one among others."""
-    lone = hidden_of(opened, [SENTENCES[2]])[0]
+def test_sequential_and_concurrent_runs_agree(opened: LoadedModel) -> None:
+    """A batch without concurrent batches may run on more threads."""
+    expected = hidden_of(opened, [SENTENCES[2]])[0]
     with ThreadPoolExecutor(4) as executor:
-        together = list(executor.map(lambda _: hidden_of(opened, [SENTENCES[2]])[0], range(12)))
-    assert all(cosine(vectors, lone) >= least_cosine(opened) for vectors in together)
+        results = list(executor.map(lambda _: hidden_of(opened, [SENTENCES[2]])[0], range(12)))
+    assert all(cosine(vectors, expected) >= min_cosine(opened) for vectors in results)
 
 
 def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
     before = hidden_of(opened, [SENTENCES[0]])[0]
     opened.backend.reopen()
     opened.backend.probe()
-    assert cosine(hidden_of(opened, [SENTENCES[0]])[0], before) >= least_cosine(opened)
+    assert cosine(hidden_of(opened, [SENTENCES[0]])[0], before) >= min_cosine(opened)
 
 
-def test_batches_from_all_workers_are_right(opened: LoadedModel) -> None:
-    """Random lengths from more threads than there are streams: a native crash would end the process."""
+def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -> None:
+    """Use more threads than streams. A crash in native code would end the process."""
     sentences = sample_sentences(120)
     tasks = tasks_of(opened.tokenizer, *(sentence[:400] for sentence in sentences))
     expected = [opened.backend.run([task])[0].pooled for task in tasks]
@@ -141,7 +142,7 @@ def test_batches_from_all_workers_are_right(opened: LoadedModel) -> None:
             failures.extend(
                 sentences[index]
                 for index, vectors in zip(chosen, results, strict=True)
-                if cosine(vectors.pooled, expected[index]) < least_cosine(opened)
+                if cosine(vectors.pooled, expected[index]) < min_cosine(opened)
             )
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(opened.backend.workers + 1)]
@@ -168,9 +169,9 @@ def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
     assert [node.SerializeToString() for node in inlined.graph.node] == [
         node.SerializeToString() for node in reference.graph.node
     ]
-    for ours, theirs in zip(inlined.graph.initializer, reference.graph.initializer, strict=True):
-        assert (ours.name, ours.raw_data) == (theirs.name, theirs.raw_data)
-        assert not ours.external_data
+    for actual, expected in zip(inlined.graph.initializer, reference.graph.initializer, strict=True):
+        assert (actual.name, actual.raw_data) == (expected.name, expected.raw_data)
+        assert not actual.external_data
     assert onnx_weights_pb2.ModelProto.FromString(artifact.read("fast.onnx")).graph.initializer[0].external_data
 
 
@@ -182,8 +183,12 @@ def test_weights_over_the_limit_of_a_message_are_rejected(
         inline_weights(Artifact.open(default_artifact), "fast")
 
 
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_bindings_are_initialized_before_threads_use_them(default_artifact: Path) -> None:
-    """In processes of their own: the deadlock can happen once per process, at the first calls."""
+    """Run in new processes: the deadlock can happen only at the first calls in a process."""
     program = (
         "import threading; from pathlib import Path\n"
         "from model.artifact import Artifact; from service.engine.backends.base import BackendChoice\n"
@@ -196,8 +201,10 @@ def test_bindings_are_initialized_before_threads_use_them(default_artifact: Path
         "assert calls[0] == 'MainThread', calls[:3]; assert len(set(calls)) > 1"
     )
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        completed = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
@@ -206,29 +213,27 @@ def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
         "os.register_at_fork(before=lambda: os._exit(3))\n"
         "import_openvino().Core(); import sys; assert not sys.modules.get('openvino_telemetry')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = run_python(program)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
-async def test_short_texts_take_few_runs(house: House, model: LoadedModel) -> None:
-    """A guard against packing getting lost: 32 texts of a request fill batches."""
-    response = await encode(house.engine, *(f"short text number {n}" for n in range(32)))
-    assert house.batches_run <= 2 * -(-response.token_count // model.backend.max_batch_tokens) + model.backend.workers
+async def test_short_texts_share_batches(harness: ServiceHarness, model: LoadedModel) -> None:
+    response = await encode(harness.engine, *(f"short text number {n}" for n in range(32)))
+    assert harness.batches_run <= 2 * -(-response.token_count // model.backend.max_batch_tokens) + model.backend.workers
 
 
-async def test_padding_is_small_for_real_sentences(house: House) -> None:
-    await encode(house.engine, *sample_sentences(256))
-    assert house.sample("attendant_batch_padding_ratio_sum", lane="fast") / house.batches_run <= 0.06
+async def test_padding_is_small_for_real_sentences(harness: ServiceHarness) -> None:
+    await encode(harness.engine, *sample_sentences(256))
+    assert harness.sample("attendant_batch_padding_ratio_sum", lane="fast") / harness.batches_run <= 0.06
 
 
 async def test_token_vectors_are_views_of_one_array(opened: LoadedModel) -> None:
-    """No copy per text."""
     results: list[Any] = [vectors.hidden for vectors in opened.backend.run(tasks_of(opened.tokenizer, *SENTENCES))]
     assert len({id(values.base if values.base is not None else values) for values in results}) == 1
 
 
-async def test_engine_serves_every_mode(opened: LoadedModel) -> None:
-    async with open_house(opened) as house:
-        response = await encode(house.engine, *SENTENCES, outputs=("pooled", "tokens"))
-        assert response.precision == house.engine.info.precision == opened.backend.choice.precision
-        assert house.engine.info.provider == opened.backend.choice.provider
+async def test_engine_reports_provider_and_precision(opened: LoadedModel) -> None:
+    async with open_harness(opened) as harness:
+        response = await encode(harness.engine, *SENTENCES, outputs=("pooled", "tokens"))
+        assert response.precision == harness.engine.info.precision == opened.backend.choice.precision
+        assert harness.engine.info.provider == opened.backend.choice.provider

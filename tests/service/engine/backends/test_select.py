@@ -48,8 +48,8 @@ def test_arm_features_are_read_from_cpuinfo() -> None:
     [
         (GRANITE_RAPIDS, "bfloat16", "CPU has AMX"),
         (ZEN_5, "bfloat16", "CPU has AVX512-BF16"),
-        (ICE_LAKE, "float32", "CPU has no bfloat16 unit but VNNI: ATTENDANT_PRECISION=int8 is faster"),
-        (HASWELL, "float32", "CPU has no bfloat16 unit"),
+        (ICE_LAKE, "float32", "CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster"),
+        (HASWELL, "float32", "CPU has no bfloat16 support (AVX512-BF16 or AMX)"),
     ],
 )
 def test_auto_follows_the_cpu(flags: str, precision: str, reason: str) -> None:
@@ -59,14 +59,14 @@ def test_auto_follows_the_cpu(flags: str, precision: str, reason: str) -> None:
     assert choice.reason.startswith(reason)
 
 
-def test_onnxruntime_runs_where_openvino_is_missing_or_not_wanted() -> None:
+def test_onnxruntime_is_selected_when_openvino_is_missing_or_disabled() -> None:
     for choice in (select(ZEN_5, facts={"openvino": False}), select(ZEN_5, provider="cpu")):
         assert (choice.provider, choice.precision, choice.streams) == ("cpu", "float32", 2)
         assert choice.reason == "openvino is not in use, so bfloat16 is not available"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_every_thread_has_a_stream(threads: int) -> None:
+def test_threads_have_one_stream_each(threads: int) -> None:
     choice = select(ZEN_5, threads=threads)
     assert (choice.streams, choice.threads_per_stream) == (threads, 1)
 
@@ -76,7 +76,7 @@ def test_options_override_the_defaults() -> None:
     assert (choice.precision, choice.max_batch_tokens, choice.reason) == ("float32", 64, "ATTENDANT_PRECISION=float32")
 
 
-def test_int8_is_used_only_when_it_is_asked_for() -> None:
+def test_int8_requires_explicit_precision() -> None:
     graphs = (*FAST, "int8")
     assert select(ICE_LAKE, graphs).precision == "float32"
     choice = select(ICE_LAKE, graphs, precision="int8")
@@ -86,7 +86,7 @@ def test_int8_is_used_only_when_it_is_asked_for() -> None:
 GPU = {"cuda_build": True, "gpus": 1}
 
 
-def test_auto_uses_a_gpu_only_with_its_graph_and_says_what_is_missing() -> None:
+def test_auto_selects_cuda_only_with_gpu_graph_and_package() -> None:
     graphs = (*FAST, "cuda")
     gpu = Gpu(0, 7)
     choice = select(ZEN_5, graphs, GPU, max_batch_tokens=2048, gpu=gpu)
@@ -125,19 +125,19 @@ def test_auto_uses_a_gpu_only_with_its_graph_and_says_what_is_missing() -> None:
 def test_unavailable_options_are_rejected_by_name(
     options: dict[str, Any], flags: str, graphs: tuple[str, ...], facts: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match="ATTENDANT_") as rejected:
+    with pytest.raises(ConfigError, match="ATTENDANT_") as caught:
         select(flags, graphs, facts, **options)
-    assert message in str(rejected.value)
+    assert message in str(caught.value)
 
 
-def test_explain_lane_takes_half_of_the_threads() -> None:
+def test_explain_lane_uses_half_of_the_threads() -> None:
     assert explain_choice(8).threads_per_stream == 4
     assert explain_choice(1).threads_per_stream == 1
     assert explain_choice(8).precision == "float32"
 
 
-def test_this_machine_has_what_its_choice_needs() -> None:
-    choice, here = select_backend(BackendOptions(), FAST, Machine.detect()), Machine.detect()
-    assert here.cpus >= 1
-    assert choice.provider == ("openvino" if here.openvino else "cpu")
-    assert choice.precision == ("bfloat16" if here.openvino and here.cpu.bfloat16 else "float32")
+def test_choice_matches_the_features_of_this_machine() -> None:
+    choice, detected = select_backend(BackendOptions(), FAST, Machine.detect()), Machine.detect()
+    assert detected.cpus >= 1
+    assert choice.provider == ("openvino" if detected.openvino else "cpu")
+    assert choice.precision == ("bfloat16" if detected.openvino and detected.cpu.bfloat16 else "float32")

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 
 from model.artifact import Artifact
-from model.reference import reference_of
+from model.reference_attention import to_reference_graph
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 
@@ -15,20 +15,20 @@ def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:
 
 
 def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend:
-    """Return the backend as it is on a GPU, with its memory on the CPU."""
+    """Return the CUDA backend with its session and memory on the CPU."""
     graph = artifact.manifest.graphs["cuda"]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     weights = artifact.read(graph.weights)
     options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
     session = onnxruntime.InferenceSession(
-        reference_of(artifact.read(graph.file)), options, providers=["CPUExecutionProvider"]
+        to_reference_graph(artifact.read(graph.file)), options, providers=["CPUExecutionProvider"]
     )
     return CudaBackend(artifact, cuda_choice(max_batch_tokens), session, "cpu")
 
 
 def export_varlen(source: str, out: Path, *texts: str) -> Artifact:
-    """Export with the graph for CUDA, its precision chosen over these texts."""
+    """Export with the graph for CUDA, and choose its precision with these texts."""
     from model.export import Variants, export
 
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), texts))

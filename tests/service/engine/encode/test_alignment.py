@@ -1,4 +1,4 @@
-"""Words against an independent reading of the rule in API.md, and tokens to words against brute force."""
+"""Word boundaries against a second implementation of the rule in docs/api.md, and alignment against brute force."""
 
 import random
 import unicodedata
@@ -9,8 +9,14 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from model.tokenizer import Offsets, Side, Source, Tokenizer, Tokens
-from service.engine.encode.alignment import describe_tokens, find_words, is_cut_off, overlapping_tokens, words_of
+from model.tokenizer import Offsets, Side, TokenizedInput, Tokenizer, TokenizerInput
+from service.engine.encode.alignment import (
+    describe_tokens,
+    find_words,
+    is_removed_by_truncation,
+    overlapping_tokens,
+    words_of,
+)
 from service.engine.model_loader import LoadedModel
 
 JOINERS = "'’-‐‑"
@@ -29,13 +35,13 @@ PIECES = (
 
 
 def in_run(character: str) -> bool:
-    """A letter, digit or mark, and no CJK ideograph."""
+    """Return whether a character is a letter, digit or mark, but not a CJK ideograph."""
     ideograph = "IDEOGRAPH" in unicodedata.name(character, "") and character not in "々〻"
     return unicodedata.category(character)[0] in "LNM" and not ideograph
 
 
 def reference_words(text: str) -> Iterator[Offsets]:
-    """The rule, one character at a time."""
+    """Apply the rule one character at a time."""
     at = 0
     while at < len(text):
         end = at + 1
@@ -49,14 +55,14 @@ def reference_words(text: str) -> Iterator[Offsets]:
         at = end
 
 
-def odd_texts(count: int) -> list[str]:
+def edge_case_texts(count: int) -> list[str]:
     chance = random.Random(23)
     return ["".join(chance.choices(PIECES, k=chance.randint(0, 25))) for _ in range(count)]
 
 
-def test_words_follow_the_rule_on_odd_texts() -> None:
-    """Emoji with joiners, combining marks, right to left, CJK, NUL, tabs, very long words."""
-    for text in odd_texts(1000):
+def test_find_words_follows_the_rule_on_edge_case_texts() -> None:
+    """The texts mix emoji with joiners, combining marks, right-to-left text, CJK, NUL, tabs and very long words."""
+    for text in edge_case_texts(1000):
         assert list(find_words(text)) == list(reference_words(text)), ascii(text)
 
 
@@ -72,14 +78,13 @@ def test_words_follow_the_rule_on_odd_texts() -> None:
         (" \t\n", []),
     ],
 )  # fmt: skip
-def test_words_of_examples(text: str, words: list[str]) -> None:
-    """As a reader of API.md would cut them."""
+def test_find_words_splits_text(text: str, words: list[str]) -> None:
     assert [text[start:end] for start, end in find_words(text)] == words
 
 
 @cache
 def byte_level() -> Tokenizer:
-    """As RoBERTa publishes it, over bytes alone, trimming offsets or not."""
+    """Return a byte-level BPE tokenizer in the style of RoBERTa."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -95,12 +100,12 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(params=["wordpiece", "bytelevel"])
 def tokenizer(request: pytest.FixtureRequest, model: LoadedModel) -> Tokenizer:
-    """Two families that cut texts very differently."""
+    """A WordPiece tokenizer and a byte-level tokenizer."""
     return model.tokenizer if request.param == "wordpiece" else byte_level()
 
 
-def best_word(tokens: Tokens, index: int, words: list[tuple[int, Offsets]]) -> int | None:
-    """The word that shares most characters with a token; the earlier one when two tie."""
+def best_word(tokens: TokenizedInput, index: int, words: list[tuple[int, Offsets]]) -> int | None:
+    """Return the word that shares most characters with a token, or the earlier word on a tie."""
     start, end = tokens.offsets[index]
     shared = [
         min(end, last) - max(start, first) if segment == tokens.segment[index] else 0
@@ -110,38 +115,38 @@ def best_word(tokens: Tokens, index: int, words: list[tuple[int, Offsets]]) -> i
     return shared.index(most) if most > 0 else None
 
 
-def test_a_token_belongs_to_the_word_it_overlaps_most(tokenizer: Tokenizer) -> None:
-    """Against brute force, on pairs of odd texts."""
-    texts = [text for text in odd_texts(300) if not (text.isspace() or not text)]
-    for tokens in tokenizer.encode([Source(a, b) for a, b in zip(texts, reversed(texts), strict=True)]):
+def test_word_index_is_the_word_with_the_largest_overlap(tokenizer: Tokenizer) -> None:
+    """Compare with brute force on pairs of edge-case texts."""
+    texts = [text for text in edge_case_texts(300) if not (text.isspace() or not text)]
+    for tokens in tokenizer.encode([TokenizerInput(a, b) for a, b in zip(texts, reversed(texts), strict=True)]):
         words = words_of(tokens)
-        plain = [(word.segment, (word.start, word.end)) for word in words]
-        found = describe_tokens(tokens, tokenizer.surfaces(tokens), words)
-        assert [token.word for token in found] == [best_word(tokens, at, plain) for at in range(len(tokens))]
+        ranges = [(word.segment, (word.start, word.end)) for word in words]
+        described = describe_tokens(tokens, tokenizer.token_texts(tokens), words)
+        expected = [best_word(tokens, index, ranges) for index in range(len(tokens))]
+        assert [token.word_index for token in described] == expected
 
 
-def test_words_are_the_same_whatever_the_tokenizer(model: LoadedModel) -> None:
-    """A search index can change models without its words moving."""
-    sources = [Source(text or "a", "and a pair") for text in odd_texts(200)]
+def test_words_do_not_depend_on_the_tokenizer(model: LoadedModel) -> None:
+    """A search index that stores word offsets stays valid when the model changes."""
+    sources = [TokenizerInput(text or "a", "and a pair") for text in edge_case_texts(200)]
     pairs = zip(model.tokenizer.encode(sources), byte_level().encode(sources), strict=True)
-    assert all(words_of(one) == words_of(other) for one, other in pairs)
+    assert all(words_of(left) == words_of(right) for left, right in pairs)
 
 
-def test_words_of_a_pair_are_numbered_through(tokenizer: Tokenizer) -> None:
-    """The second text's words come after the first's, with offsets into their own text."""
-    (tokens,) = tokenizer.encode([Source("the bank", "money, money")])
+def test_words_of_a_pair_have_offsets_into_their_own_text(tokenizer: Tokenizer) -> None:
+    (tokens,) = tokenizer.encode([TokenizerInput("the bank", "money, money")])
     assert [(word.text, word.start, word.segment) for word in words_of(tokens)] == [
         ("the", 0, 0), ("bank", 4, 0), ("money", 0, 1), (",", 5, 1), ("money", 7, 1)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_words_that_are_wholly_cut_are_left_out(tokenizer: Tokenizer, side: str) -> None:
-    """And no word is left without a token."""
+def test_words_removed_by_truncation_are_omitted(tokenizer: Tokenizer, side: str) -> None:
+    """Every remaining word overlaps at least one token."""
     text = "the bank of the river, the money in the bank"
-    (whole,) = tokenizer.encode([Source(text)])
-    for limit in range(3, len(whole) + 1):
-        tokens = whole.truncate(limit, "right" if side == "right" else "left")
+    (untruncated,) = tokenizer.encode([TokenizerInput(text)])
+    for limit in range(3, len(untruncated) + 1):
+        tokens = untruncated.truncate(limit, "right" if side == "right" else "left")
         words = words_of(tokens)
         ranges = overlapping_tokens(tokens, [(0, (word.start, word.end)) for word in words])
         assert all(first < last for first, last in ranges)
@@ -149,39 +154,38 @@ def test_words_that_are_wholly_cut_are_left_out(tokenizer: Tokenizer, side: str)
         assert [(word.start, word.end) for word in words] == expected
 
 
-def content(tokens: Tokens) -> list[Offsets]:
-    return [offsets for offsets, special in zip(tokens.offsets, tokens.special, strict=True) if not special]
+def content(tokens: TokenizedInput) -> list[Offsets]:
+    return [offsets for offsets, special in zip(tokens.offsets, tokens.special_tokens_mask, strict=True) if not special]
 
 
-def test_nothing_is_cut_off_without_truncation(tokenizer: Tokenizer) -> None:
-    """Not even an empty range at the end."""
-    (tokens,) = tokenizer.encode([Source("the bank")])
-    assert not any(is_cut_off(tokens, 0, (start, 8)) for start in range(8))
+def test_untruncated_text_has_no_range_cut_off(tokenizer: Tokenizer) -> None:
+    """The ranges include an empty one at the end."""
+    (tokens,) = tokenizer.encode([TokenizerInput("the bank")])
+    assert not any(is_removed_by_truncation(tokens, 0, (start, 8)) for start in range(8))
 
 
-def test_tokens_of_spans_against_brute_force(tokenizer: Tokenizer) -> None:
-    """Every range of a text, one that covers only blanks included."""
+def test_overlapping_tokens_match_brute_force(tokenizer: Tokenizer) -> None:
+    """Use every range of a text, including ranges of whitespace only."""
     text = "the  bank, 漢字 don't 😀"
-    (tokens,) = tokenizer.encode([Source(text)])
+    (tokens,) = tokenizer.encode([TokenizerInput(text)])
     spans = [(start, end) for start in range(len(text)) for end in range(start + 1, len(text) + 1)]
     for span, (first, last) in zip(spans, overlapping_tokens(tokens, [(0, span) for span in spans]), strict=True):
-        hits = [
+        expected = [
             index
             for index, (start, end) in enumerate(tokens.offsets)
-            if not tokens.special[index] and start < span[1] and end > span[0] and start < end
+            if not tokens.special_tokens_mask[index] and start < span[1] and end > span[0] and start < end
         ]
-        assert [first, last] == ([hits[0], hits[-1] + 1] if hits else [0, 0]), span
+        assert [first, last] == ([expected[0], expected[-1] + 1] if expected else [0, 0]), span
 
 
-def test_given_ids_have_no_words(model: LoadedModel) -> None:
-    """There are no characters."""
-    (tokens,) = model.tokenizer.encode([Source(token_ids=(2769, 2924))])
+def test_token_ids_input_has_no_words(model: LoadedModel) -> None:
+    (tokens,) = model.tokenizer.encode([TokenizerInput(token_ids=(2769, 2924))])
     assert words_of(tokens) == []
-    assert [token.text for token in describe_tokens(tokens, model.tokenizer.surfaces(tokens), [])][1] == "money"
+    assert [token.text for token in describe_tokens(tokens, model.tokenizer.token_texts(tokens), [])][1] == "money"
 
 
 class CountingEncoding:
-    """An encoding of one long text that counts how often its offsets are rebuilt."""
+    """An encoding of one long text that counts the reads of its offsets."""
 
     def __init__(self, words: int) -> None:
         self.offsets_read = 0
@@ -210,12 +214,12 @@ class CountingEncoding:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_offsets_of_a_truncated_text_are_read_a_fixed_number_of_times(side: Side) -> None:
-    """Each read rebuilds a list as long as the untruncated text, so reads per word would be quadratic."""
+def test_offsets_of_a_truncated_text_are_read_at_most_twice(side: Side) -> None:
+    """A read rebuilds a list as long as the untruncated text, so one read per word would be quadratic."""
     encoding = CountingEncoding(5000)
-    tokens = Tokens(Source("\u4e00" * 5000), encoding).truncate(256, side)
+    tokens = TokenizedInput(TokenizerInput("\u4e00" * 5000), encoding).truncate(256, side)
     assert len(words_of(tokens)) == 254
-    assert not any(is_cut_off(tokens, 0, span) for span in tokens.offsets[1:-1])
+    assert not any(is_removed_by_truncation(tokens, 0, span) for span in tokens.offsets[1:-1])
     assert overlapping_tokens(tokens, [(0, span) for span in tokens.offsets[1:-1]]).tolist() == [
         [index, index + 1] for index in range(1, 255)
     ]

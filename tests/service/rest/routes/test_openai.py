@@ -1,4 +1,4 @@
-"""The OpenAI door, through OpenAI's own client."""
+"""The OpenAI API, with the OpenAI client."""
 
 import base64
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ import numpy as np
 import openai
 import pytest
 
+from service.engine.model_loader import LoadedModel
+from service.errors import NonFiniteOutput
 from tests.conftest import RunningServer
-from tests.service.conftest import GOLDEN, cosine
+from tests.service.conftest import GOLDEN, ServiceHarness, cosine, open_harness
 
 MODEL = "all-MiniLM-L6-v2"
 
@@ -22,88 +24,123 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def golden(rest: httpx.Client) -> list[float]:
-    """The native door's vector."""
-    found: list[float] = rest.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"][0]["pooled"]
-    return found
+    """The embedding of the native API."""
+    embedding: list[float] = rest.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"][0]["pooled"]
+    return embedding
 
 
-def test_default_embedding_is_the_native_one(client: openai.OpenAI, golden: list[float]) -> None:
-    """The client asks for base64 and decodes it."""
-    found = client.embeddings.create(model=MODEL, input=GOLDEN)
-    np.testing.assert_array_equal(np.asarray(found.data[0].embedding, np.float32), np.asarray(golden, np.float32))
-    assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == (MODEL, 5, 5)
-    assert (found.object, found.data[0].object, found.data[0].index) == ("list", "embedding", 0)
+def test_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
+    """By default the client requests base64 and decodes it."""
+    response = client.embeddings.create(model=MODEL, input=GOLDEN)
+    np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
+    assert (response.model, response.usage.prompt_tokens, response.usage.total_tokens) == (MODEL, 5, 5)
+    assert (response.object, response.data[0].object, response.data[0].index) == ("list", "embedding", 0)
 
 
-def test_floats(client: openai.OpenAI, golden: list[float]) -> None:
-    """The same numbers."""
-    found = client.embeddings.create(model=MODEL, input=[GOLDEN], encoding_format="float")
-    np.testing.assert_array_equal(np.asarray(found.data[0].embedding, np.float32), np.asarray(golden, np.float32))
+def test_float_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
+    response = client.embeddings.create(model=MODEL, input=[GOLDEN], encoding_format="float")
+    np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
 
 
-def test_base64_on_the_wire(rest: httpx.Client, golden: list[float]) -> None:
-    """A bare string of little-endian float32."""
+def test_base64_embedding_is_little_endian_float32(rest: httpx.Client, golden: list[float]) -> None:
     body = {"model": MODEL, "input": GOLDEN, "encoding_format": "base64"}
     (item,) = rest.post("/v1/embeddings", json=body).json()["data"]
-    found = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
-    np.testing.assert_array_equal(found, np.asarray(golden, np.float32))
+    embedding = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+    np.testing.assert_array_equal(embedding, np.asarray(golden, np.float32))
 
 
-def test_dimensions(client: openai.OpenAI, golden: list[float]) -> None:
-    """The leading components, normalised."""
-    found = client.embeddings.create(model=MODEL, input=GOLDEN, dimensions=64).data[0].embedding
-    assert len(found) == 64
-    assert cosine(found, golden[:64]) > 0.99999
-    assert np.linalg.norm(found) == pytest.approx(1, abs=1e-4)
+def test_dimensions_truncate_and_normalize(client: openai.OpenAI, golden: list[float]) -> None:
+    embedding = client.embeddings.create(model=MODEL, input=GOLDEN, dimensions=64).data[0].embedding
+    assert len(embedding) == 64
+    assert cosine(embedding, golden[:64]) > 0.99999
+    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-4)
 
 
-def test_token_ids(client: openai.OpenAI, golden: list[float]) -> None:
-    """One list of ids, or several."""
+@pytest.mark.parametrize("ids", [[2769, 2924, 7502], [[2769, 2924, 7502], [2924]]])
+def test_token_ids_are_rejected_by_default(client: openai.OpenAI, ids: list[int]) -> None:
+    """LangChain sends ids of the OpenAI vocabulary. The error names the option that prevents this."""
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as raised:
+        client.embeddings.create(model=MODEL, input=ids)
+    assert (raised.value.code, raised.value.param) == ("TOKEN_IDS_DISABLED", "input")
+
+
+async def test_token_ids_are_accepted_when_enabled(model: LoadedModel, golden: list[float]) -> None:
     ids = [2769, 2924, 7502]
-    one = client.embeddings.create(model=MODEL, input=ids)
-    two = client.embeddings.create(model=MODEL, input=[ids, [2924]])
-    np.testing.assert_array_equal(np.asarray(one.data[0].embedding, np.float32), np.asarray(golden, np.float32))
-    assert [len(item.embedding) for item in two.data] == [384, 384]
-    assert cosine(two.data[0].embedding, golden) > 0.9999
+    async with open_harness(model, openai_token_ids=True) as harness:
+        flat = (await harness.post("/v1/embeddings", {"model": MODEL, "input": ids})).json()["data"]
+        nested = (await harness.post("/v1/embeddings", {"model": MODEL, "input": [ids, [2924]]})).json()["data"]
+    assert cosine(flat[0]["embedding"], golden) > 0.9999
+    assert [len(item["embedding"]) for item in nested] == [384, 384]
+    assert cosine(nested[0]["embedding"], golden) > 0.9999
+
+
+@pytest.mark.parametrize("ids", [[-1], [30522], [[]]])
+async def test_invalid_token_ids_are_rejected_when_enabled(model: LoadedModel, ids: list[int]) -> None:
+    async with open_harness(model, openai_token_ids=True) as harness:
+        response = await harness.post("/v1/embeddings", {"model": MODEL, "input": ids})
+    assert (response.status_code, response.json()["error"]["param"].partition("[")[0]) == (400, "input")
+
+
+@pytest.mark.parametrize("input_type", ["query", "document", "passage"])
+async def test_input_type_is_accepted_without_prompts(harness: ServiceHarness, input_type: str) -> None:
+    body = {"model": MODEL, "input": GOLDEN, "input_type": input_type}
+    response = await harness.post("/v1/embeddings", body)
+    assert response.status_code == 200
+    assert (
+        response.json()["data"] == (await harness.post("/v1/embeddings", {**body, "input_type": None})).json()["data"]
+    )
+
+
+async def test_truncate_drops_the_end_of_long_inputs(harness: ServiceHarness) -> None:
+    body = {"model": MODEL, "input": "word " * 300, "truncate": True}
+    response = await harness.post("/v1/embeddings", body)
+    assert response.json()["usage"]["prompt_tokens"] == 256
+
+
+async def test_permanent_errors_disable_retries(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI clients retry every 5xx response without this header."""
+
+    async def broken(request: object) -> None:
+        raise NonFiniteOutput
+
+    monkeypatch.setattr(harness.engine, "encode", broken)
+    response = await harness.post("/v1/embeddings", {"model": MODEL, "input": GOLDEN})
+    assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
 
 
 def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    """Its own kind of error."""
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.NotFoundError) as raised:
         client.embeddings.create(model="text-embedding-3-small", input="a")
-    assert refused.value.code == "model_not_found"
+    assert raised.value.code == "MODEL_NOT_FOUND"
 
 
-@pytest.mark.parametrize("given", ["", [], [""], [[]], "word " * 300, [-1], [30522]])
-def test_bad_inputs(client: openai.OpenAI, given: list[str]) -> None:
-    """400 with OpenAI's error body, whose param is the field."""
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.embeddings.create(model=MODEL, input=given)
-    assert (refused.value.type, refused.value.param) == ("invalid_request_error", "input")
-    assert isinstance(refused.value.body, dict)
-    assert set(refused.value.body) == {"message", "type", "param", "code"}
+@pytest.mark.parametrize("texts", ["", [], [""], ["a", " "], "word " * 300])
+def test_invalid_inputs_are_rejected_with_the_openai_error_body(client: openai.OpenAI, texts: list[str]) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model=MODEL, input=texts)
+    assert raised.value.type == "invalid_request_error"
+    assert str(raised.value.param).partition("[")[0] == "input"
+    assert isinstance(raised.value.body, dict)
+    assert set(raised.value.body) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("fields", [{"input": 5}, {"input": "a", "model": 5}, {"input": ["a", 5]}, {"model": MODEL},
                                     {"input": "a", "dimensions": 0}, {"input": "a", "dimensions": 385},
                                     {"input": "a", "encoding_format": "hex"}])  # fmt: skip
-def test_bad_fields_are_named(rest: httpx.Client, fields: dict[str, object]) -> None:
-    """400, and `param` says which."""
-    answer = rest.post("/v1/embeddings", json={"model": MODEL, **fields})
-    error = answer.json()["error"]
+def test_invalid_field_is_named_in_param(rest: httpx.Client, fields: dict[str, object]) -> None:
+    response = rest.post("/v1/embeddings", json={"model": MODEL, **fields})
+    error = response.json()["error"]
     others = [name for name in ("dimensions", "encoding_format", "model") if fields.get(name, MODEL) != MODEL]
-    blamed = others[0] if others else "input"
-    assert (answer.status_code, error["param"]) == (400, blamed), error
+    expected = others[0] if others else "input"
+    assert (response.status_code, error["param"].partition("[")[0]) == (400, expected), error
 
 
-def test_body_is_rejected_when_not_json(rest: httpx.Client) -> None:
-    """OpenAI's error body all the same."""
-    answer = rest.post("/v1/embeddings", content=b"{", headers={"content-type": "application/json"})
-    assert (answer.status_code, set(answer.json()["error"])) == (400, {"message", "type", "param", "code"})
+def test_malformed_json_is_rejected_with_the_openai_error_body(rest: httpx.Client) -> None:
+    response = rest.post("/v1/embeddings", content=b"{", headers={"content-type": "application/json"})
+    assert (response.status_code, set(response.json()["error"])) == (400, {"message", "type", "param", "code"})
 
 
-def test_models(client: openai.OpenAI) -> None:
-    """One is listed, and can be asked for by name; another is not found."""
+def test_models_lists_and_retrieves_the_served_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
@@ -111,27 +148,24 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_input_limit_is_2048(client: openai.OpenAI) -> None:
-    """OpenAI's own limit, not the native door's."""
     assert len(client.embeddings.create(model=MODEL, input=["a"] * 2048).data) == 2048
     with pytest.raises(openai.BadRequestError, match="input: too many items \\(2049, limit 2048\\)"):
         client.embeddings.create(model=MODEL, input=["a"] * 2049)
 
 
-def test_too_long_input_error_names_the_remedy_of_this_api(client: openai.OpenAI) -> None:
-    """Truncation is not among it."""
+def test_error_for_a_long_input_names_the_option_of_this_api(client: openai.OpenAI) -> None:
     with pytest.raises(
-        openai.BadRequestError, match=r"too long \(302 tokens, limit 256\)\. Split it, or use /v1/encode"
+        openai.BadRequestError, match=r"too long \(302 tokens, limit 256\)\. Shorten it or set truncate to true\."
     ):
         client.embeddings.create(model="all-MiniLM-L6-v2", input="word " * 300)
 
 
 def test_null_encoding_is_the_default(rest: httpx.Client, golden: list[float]) -> None:
-    """As for the other fields that may be left out."""
     body = {"model": "all-MiniLM-L6-v2", "input": GOLDEN, "encoding_format": None}
     assert rest.post("/v1/embeddings", json=body).json()["data"][0]["embedding"] == pytest.approx(golden, abs=1e-6)
 
 
-def test_precision_is_returned(rest: httpx.Client) -> None:
-    """In a header, since the body is not ours to change."""
-    answer = rest.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a"})
-    assert answer.headers["x-attendant-precision"] == rest.get("/v1/model").json()["precision"]
+def test_precision_is_returned_in_a_header(rest: httpx.Client) -> None:
+    """The OpenAI body has no field for it."""
+    response = rest.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a"})
+    assert response.headers["x-attendant-precision"] == rest.get("/v1/model").json()["precision"]

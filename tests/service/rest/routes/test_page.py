@@ -1,4 +1,4 @@
-"""The page's files: their types and headers, revalidation, and that nothing but them is served."""
+"""The files of the page: media types, security headers, revalidation, and unknown names."""
 
 import re
 from pathlib import Path
@@ -25,19 +25,17 @@ POLICY = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_page_files_have_their_media_types(rest: httpx.Client, path: str) -> None:
-    """With the bytes of the file; text in UTF-8."""
     name = path.removeprefix("/page/") if path != "/" else "index.html"
-    answer = rest.get(path)
-    media_type, _, parameters = answer.headers["content-type"].partition("; ")
-    assert (answer.status_code, answer.content) == (200, (DIRECTORY / name).read_bytes())
+    response = rest.get(path)
+    media_type, _, parameters = response.headers["content-type"].partition("; ")
+    assert (response.status_code, response.content) == (200, (DIRECTORY / name).read_bytes())
     assert media_type == TYPES[name.rpartition(".")[2]]
     assert parameters == ("charset=utf-8" if media_type.startswith("text/") else "")
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js", "/page/style.css", "/page/icon.svg"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_headers_let_the_page_load_nothing_from_elsewhere(rest: httpx.Client, method: str, path: str) -> None:
-    """And be framed, sniffed or sent on by nobody."""
+def test_headers_restrict_the_page_to_its_own_origin(rest: httpx.Client, method: str, path: str) -> None:
     headers = rest.request(method, path).headers
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
     assert policy == POLICY
@@ -46,8 +44,8 @@ def test_headers_let_the_page_load_nothing_from_elsewhere(rest: httpx.Client, me
     assert headers["cache-control"] == "no-cache"
 
 
-def test_nothing_in_the_page_needs_more_than_the_policy_gives() -> None:
-    """No script or style in the markup, no address of another origin, no markup made from data."""
+def test_page_files_comply_with_the_content_security_policy() -> None:
+    """They have no inline scripts or styles, no URLs of other origins, and create no markup from strings."""
     markup = (DIRECTORY / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", markup)
     for name in FILES:
@@ -55,32 +53,29 @@ def test_nothing_in_the_page_needs_more_than_the_policy_gives() -> None:
         assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
 
 
-def test_head_is_get_without_the_body(rest: httpx.Client) -> None:
-    """The same headers, length included."""
+def test_head_has_the_headers_of_get(rest: httpx.Client) -> None:
     for path in ("/", "/page/page.js"):
-        got, head = rest.get(path), rest.head(path)
+        get, head = rest.get(path), rest.head(path)
         assert (head.status_code, head.content) == (200, b"")
         for name in ("content-type", "content-length", "etag"):
-            assert head.headers[name] == got.headers[name]
+            assert head.headers[name] == get.headers[name]
 
 
-@pytest.mark.parametrize("written", ["{}", "W/{}", '"other", {}', "*", '"other" , W/{}'])
-def test_page_file_is_not_sent_when_unmodified(rest: httpx.Client, written: str) -> None:
-    """304 with the headers that matter, and no body."""
+@pytest.mark.parametrize("if_none_match", ["{}", "W/{}", '"other", {}', "*", '"other" , W/{}'])
+def test_page_file_is_not_sent_when_unmodified(rest: httpx.Client, if_none_match: str) -> None:
     etag = rest.get("/").headers["etag"]
-    answer = rest.get("/", headers={"if-none-match": written.format(etag)})
-    assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
-    assert answer.headers["cache-control"] == "no-cache"
+    response = rest.get("/", headers={"if-none-match": if_none_match.format(etag)})
+    assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", etag)
+    assert response.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("written", ["", '"other"', "nonsense", "W/", ","])
-def test_page_file_is_sent_when_modified(rest: httpx.Client, written: str) -> None:
-    """An upgrade shows at once."""
-    assert rest.get("/", headers={"if-none-match": written}).status_code == 200
+@pytest.mark.parametrize("if_none_match", ["", '"other"', "nonsense", "W/", ","])
+def test_page_file_is_sent_when_modified(rest: httpx.Client, if_none_match: str) -> None:
+    assert rest.get("/", headers={"if-none-match": if_none_match}).status_code == 200
 
 
 def test_etag_depends_on_content(tmp_path: Path) -> None:
-    """Of the content, not of the name or the day; other files are left alone."""
+    """Files with other extensions are not part of the page."""
     for name, content in {"index.html": "one", "a.js": "one", "b.js": "two", "notes.txt": "", "c.py": ""}.items():
         (tmp_path / name).write_text(content)
     page = read_page(tmp_path)
@@ -92,21 +87,18 @@ def test_etag_depends_on_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["nothing.js", "index.html", "..%2fstatic.py", "%2e%2e", "../static.py", "page.js/", ""]
 )
-def test_other_names_are_not_there(rest: httpx.Client, name: str) -> None:
-    """404 in our own words, without the name."""
-    answer = rest.get(f"/page/{name}")
-    assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "no_such_route")
+def test_unknown_page_file_is_not_found(rest: httpx.Client, name: str) -> None:
+    response = rest.get(f"/page/{name}")
+    assert (response.status_code, response.json()["error"]["reason"]) == (404, "ROUTE_NOT_FOUND")
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH"])
-def test_files_can_only_be_read(rest: httpx.Client, method: str, path: str) -> None:
-    """405."""
+def test_page_files_reject_other_methods(rest: httpx.Client, method: str, path: str) -> None:
     assert rest.request(method, path).status_code == 405
 
 
-def test_modules_import_only_what_is_there() -> None:
-    """Every import and link of the page names one of its files, and every file is reached."""
+def test_imports_and_links_name_exactly_the_page_files() -> None:
     reached = {"index.html"}
     for name in FILES:
         text = (DIRECTORY / name).read_text()
@@ -114,7 +106,6 @@ def test_modules_import_only_what_is_there() -> None:
     assert reached == set(FILES)
 
 
-def test_files_stay_small() -> None:
-    """A module is read in one sitting."""
+def test_page_files_have_at_most_300_lines() -> None:
     for name in FILES:
         assert len((DIRECTORY / name).read_text().splitlines()) <= 300, name

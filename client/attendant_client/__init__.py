@@ -1,0 +1,54 @@
+"""Client of Attendant: contextual embeddings and attention maps as numpy arrays, over gRPC or HTTP."""
+
+from attendant_client.aio import AsyncClient
+from attendant_client.client import Client
+from attendant_client.errors import AttendantError
+from attendant_client.retries import RetryPolicy
+from attendant_client.types import (
+    AttendResponse,
+    AttendResult,
+    AttentionMap,
+    CompareResponse,
+    Contributor,
+    EncodeResponse,
+    EncodeResult,
+    Input,
+    LayerSimilarity,
+    Limits,
+    ModelInfo,
+    Occurrence,
+    OccurrenceResult,
+    SparseMatrix,
+    Token,
+    TokenizeResponse,
+    TokenizeResult,
+    Unit,
+    Word,
+)
+
+__version__ = "0.1.0"
+__all__ = [
+    "AsyncClient",
+    "AttendResponse",
+    "AttendResult",
+    "AttendantError",
+    "AttentionMap",
+    "Client",
+    "CompareResponse",
+    "Contributor",
+    "EncodeResponse",
+    "EncodeResult",
+    "Input",
+    "LayerSimilarity",
+    "Limits",
+    "ModelInfo",
+    "Occurrence",
+    "OccurrenceResult",
+    "RetryPolicy",
+    "SparseMatrix",
+    "Token",
+    "TokenizeResponse",
+    "TokenizeResult",
+    "Unit",
+    "Word",
+]

@@ -1,0 +1,150 @@
+"""The asynchronous client."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from attendant_client.aio_transports import open_async_transport
+from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, split_body
+from attendant_client.connections import Address
+from attendant_client.errors import AttendantError
+from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions
+from attendant_client.responses import merge
+from attendant_client.retries import RetryPolicy
+from attendant_client.types import (
+    Array,
+    AttendResponse,
+    CompareResponse,
+    EncodeResponse,
+    ModelInfo,
+    Occurrence,
+    TokenizeResponse,
+)
+
+CONCURRENT_PARTS = 4
+
+
+class AsyncClient:
+    """A client of one server, for one event loop.
+
+    Requests with more inputs than the server accepts are split and sent up to four at a time. Transient errors are
+    retried after the delay that the server suggests. `timeout_s` of a method overrides the default of the client.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 60.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """Create a client. The connection opens on the first request.
+
+        Args:
+            url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
+            api_key: Key that the server requires, if any.
+            timeout_s: Default timeout of a call in seconds, including retries. None sends no timeout; the limit of the
+                server applies.
+            retries: Retry policy.
+        """
+        self._transport = open_async_transport(url, api_key)
+        self._is_grpc = Address.parse(url).is_grpc
+        self._timeout_s = timeout_s
+        self._retries = retries or RetryPolicy()
+        self._model: ModelInfo | None = None
+
+    async def encode(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
+    ) -> EncodeResponse:
+        """Return embeddings of the inputs; raises `AttendantError`."""
+        parts: list[EncodeResponse] = await self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    async def embed(
+        self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
+    ) -> Array:
+        """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        response = await self.encode(texts, timeout_s=timeout_s, **options)
+        return np.stack([result.pooled for result in response.results if result.pooled is not None])
+
+    async def attend(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
+    ) -> AttendResponse:
+        """Return attention maps of the inputs; raises `AttendantError`."""
+        parts: list[AttendResponse] = await self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    async def tokenize(
+        self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None
+    ) -> TokenizeResponse:
+        """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
+        parts: list[TokenizeResponse] = await self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
+        return merge(parts)
+
+    async def compare(
+        self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
+    ) -> CompareResponse:
+        """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
+        body = make_comparison(occurrences, **options)
+        response: CompareResponse = await self._call("compare", body, self._deadline(timeout_s))
+        return response
+
+    async def model(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """Return the served model and its limits; raises `AttendantError`."""
+        info: ModelInfo = await self._call("model", {}, self._deadline(timeout_s))
+        self._model = info
+        return info
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> list[Any]:
+        deadline = self._deadline(timeout_s)
+        info = self._model or await self.model(timeout_s=timeout_s)
+        max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
+        slots = asyncio.Semaphore(CONCURRENT_PARTS)
+        parts = [self._call_part(operation, part, deadline, slots) for part in split_body(body, info.limits, max_bytes)]
+        return [response for responses in await asyncio.gather(*parts) for response in responses]
+
+    async def _call_part(
+        self, operation: str, part: Body, deadline: float | None, slots: asyncio.Semaphore
+    ) -> list[Any]:
+        try:
+            async with slots:
+                return [await self._call(operation, part, deadline)]
+        except AttendantError as error:
+            if error.reason != "RESPONSE_TOO_LARGE" or len(part["inputs"]) < 2:
+                raise
+        responses = [await self._call_part(operation, half, deadline, slots) for half in halves(part)]
+        return [response for half in responses for response in half]
+
+    async def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return await self._transport.call(operation, body, remaining)
+            except AttendantError as error:
+                delay = self._retries.delay_s(error, attempt, deadline)
+                if delay is None:
+                    raise
+            await asyncio.sleep(delay)
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return None if timeout_s is None else time.monotonic() + timeout_s

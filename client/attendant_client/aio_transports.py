@@ -1,0 +1,74 @@
+"""Asynchronous transports: one request, one response."""
+
+from typing import Any, Protocol
+
+import grpc
+import httpx
+
+from attendant_client import grpc_codec
+from attendant_client.bodies import Body
+from attendant_client.connections import Address, timed_out, unreachable
+from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
+from attendant_client.transports import call_metadata, http_request, http_response, open_channel
+
+
+class AsyncTransport(Protocol):
+    """A connection to one server."""
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """Return the response; raises `AttendantError`."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class AsyncHttpTransport:
+    """REST with a pool of connections."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._client = httpx.AsyncClient(base_url=address.target, headers=headers, timeout=None)  # noqa: S113  # each request has its own
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """See `AsyncTransport`."""
+        request = http_request(self._client, operation, body, timeout_s)
+        try:
+            response = await self._client.send(request)
+        except httpx.TimeoutException:
+            raise timed_out(timeout_s) from None
+        except httpx.TransportError as error:
+            raise unreachable(f"{request.url}: {error}") from None
+        return http_response(operation, response)
+
+    async def close(self) -> None:
+        """See `AsyncTransport`."""
+        await self._client.aclose()
+
+
+class AsyncGrpcTransport:
+    """gRPC with one channel."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self._channel = open_channel(grpc.aio, address)
+        self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._metadata = call_metadata(api_key)
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """See `AsyncTransport`."""
+        message = grpc_codec.to_message(operation, body)
+        call = getattr(self._stub, grpc_codec.METHODS[operation])(message, timeout=timeout_s, metadata=self._metadata)
+        try:
+            messages = [item async for item in call] if operation == "attend" else [await call]
+        except grpc.RpcError as error:
+            raise grpc_codec.error_of(error) from None
+        return grpc_codec.decode(operation, messages)
+
+    async def close(self) -> None:
+        """See `AsyncTransport`."""
+        await self._channel.close()
+
+
+def open_async_transport(url: str, api_key: str | None) -> AsyncTransport:
+    """Return the transport of a URL. Call it on the event loop."""
+    address = Address.parse(url)
+    return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)

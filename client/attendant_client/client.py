@@ -1,0 +1,139 @@
+"""The synchronous client."""
+
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, split_body
+from attendant_client.connections import Address
+from attendant_client.errors import AttendantError
+from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions
+from attendant_client.responses import merge
+from attendant_client.retries import RetryPolicy
+from attendant_client.transports import open_transport
+from attendant_client.types import (
+    Array,
+    AttendResponse,
+    CompareResponse,
+    EncodeResponse,
+    ModelInfo,
+    Occurrence,
+    TokenizeResponse,
+)
+
+
+class Client:
+    """A thread-safe client of one server.
+
+    Requests with more inputs than the server accepts are split and sent sequentially. Transient errors are retried
+    after the delay that the server suggests. `timeout_s` of a method overrides the default of the client.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 60.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """Create a client. The connection opens on the first request.
+
+        Args:
+            url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
+            api_key: Key that the server requires, if any.
+            timeout_s: Default timeout of a call in seconds, including retries. None sends no timeout; the limit of the
+                server applies.
+            retries: Retry policy.
+        """
+        self._transport = open_transport(url, api_key)
+        self._is_grpc = Address.parse(url).is_grpc
+        self._timeout_s = timeout_s
+        self._retries = retries or RetryPolicy()
+        self._model: ModelInfo | None = None
+
+    def encode(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
+    ) -> EncodeResponse:
+        """Return embeddings of the inputs; raises `AttendantError`."""
+        parts: list[EncodeResponse] = self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
+        """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        response = self.encode(texts, timeout_s=timeout_s, **options)
+        return np.stack([result.pooled for result in response.results if result.pooled is not None])
+
+    def attend(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
+    ) -> AttendResponse:
+        """Return attention maps of the inputs; raises `AttendantError`."""
+        parts: list[AttendResponse] = self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    def tokenize(self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None) -> TokenizeResponse:
+        """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
+        parts: list[TokenizeResponse] = self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
+        return merge(parts)
+
+    def compare(
+        self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
+    ) -> CompareResponse:
+        """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
+        body = make_comparison(occurrences, **options)
+        response: CompareResponse = self._call("compare", body, self._deadline(timeout_s))
+        return response
+
+    def model(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """Return the served model and its limits; raises `AttendantError`."""
+        info: ModelInfo = self._call("model", {}, self._deadline(timeout_s))
+        self._model = info
+        return info
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> list[Any]:
+        deadline = self._deadline(timeout_s)
+        info = self._model or self.model(timeout_s=timeout_s)
+        max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
+        responses = []
+        pending = list(split_body(body, info.limits, max_bytes))[::-1]
+        while pending:
+            part = pending.pop()
+            try:
+                responses.append(self._call(operation, part, deadline))
+            except AttendantError as error:
+                if error.reason != "RESPONSE_TOO_LARGE" or len(part["inputs"]) < 2:
+                    raise
+                pending.extend(reversed(halves(part)))
+        return responses
+
+    def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return self._transport.call(operation, body, remaining)
+            except AttendantError as error:
+                delay = self._retries.delay_s(error, attempt, deadline)
+                if delay is None:
+                    raise
+            time.sleep(delay)
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return None if timeout_s is None else time.monotonic() + timeout_s

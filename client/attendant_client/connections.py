@@ -1,0 +1,43 @@
+"""Addresses and options of connections, shared by the sync and the async transports."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from attendant_client.errors import AttendantError
+
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+HTTP_SCHEMES = ("http", "https")
+GRPC_SCHEMES = ("grpc", "grpcs")
+MAX_MESSAGE_BYTES = 256 * 2**20
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
+SLACK_S = 1.0
+"""Time beyond the timeout of a request until the client gives up on a response that says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL; `target` is host:port for gRPC and the base URL for HTTP."""
+
+    is_grpc: bool
+    is_secure: bool
+    target: str
+
+    @classmethod
+    def parse(cls, url: str) -> "Address":
+        """Return the address of http://, https://, grpc:// or grpcs://; raises ValueError for any other."""
+        parts = urlsplit(url)
+        if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
+            raise ValueError(f"{url!r} is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081")
+        if parts.scheme in HTTP_SCHEMES:
+            return cls(False, parts.scheme == "https", url.rstrip("/"))
+        return cls(True, parts.scheme == "grpcs", parts.netloc)
+
+
+def unreachable(message: str) -> AttendantError:
+    """Return the error of a server that cannot be reached."""
+    return AttendantError("UNAVAILABLE", "UNAVAILABLE", message)
+
+
+def timed_out(timeout_s: float | None) -> AttendantError:
+    """Return the error of a response that did not arrive in time."""
+    return AttendantError("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", f"No response within {timeout_s} s.")

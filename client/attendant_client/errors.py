@@ -1,0 +1,46 @@
+"""Errors of the server and of the connection to it."""
+
+RETRYABLE = frozenset(("QUEUE_FULL", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE"))
+"""Reasons that the same request may not meet again."""
+
+
+class AttendantError(Exception):
+    """A request failed.
+
+    Attributes:
+        code: Canonical gRPC code, such as INVALID_ARGUMENT; UNAVAILABLE if the server cannot be reached.
+        reason: Stable name of the error, such as INPUT_TOO_LONG; docs/api.md lists all.
+        message: Message for people.
+        field: Path of the field, such as `inputs[3]`; None if the error is not about one field.
+        limit: The limit that was exceeded, if any.
+        actual: The value that exceeded it, if any.
+        request_id: ID of the request in the server log.
+        retry_after_s: Seconds after which the server suggests a retry.
+    """
+
+    def __init__(  # noqa: PLR0913  # the fields of an error
+        self,
+        code: str,
+        reason: str,
+        message: str,
+        *,
+        field: str | None = None,
+        limit: int | float | str | None = None,
+        actual: int | float | str | None = None,
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{reason}: {message}" if reason else message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.limit = limit
+        self.actual = actual
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+
+    @property
+    def retryable(self) -> bool:
+        """True if the same request may succeed later."""
+        return self.reason in RETRYABLE

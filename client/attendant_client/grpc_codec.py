@@ -1,0 +1,304 @@
+"""Messages of the gRPC API: requests from bodies, responses and errors from messages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import grpc
+import numpy as np
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from attendant_client.bodies import Body
+from attendant_client.errors import AttendantError
+from attendant_client.http_codec import array_of
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import (
+    Array,
+    AttendResponse,
+    AttendResult,
+    AttentionMap,
+    CompareResponse,
+    Contributor,
+    EncodeResponse,
+    EncodeResult,
+    Floats,
+    LayerSimilarity,
+    Limits,
+    ModelInfo,
+    OccurrenceResult,
+    SparseMatrix,
+    Token,
+    TokenizeResponse,
+    TokenizeResult,
+    Unit,
+    Word,
+)
+
+METHODS = {
+    "encode": "Encode",
+    "attend": "Attend",
+    "compare": "Compare",
+    "tokenize": "Tokenize",
+    "model": "GetModel",
+}
+REQUESTS: dict[str, Any] = {
+    "encode": pb.EncodeRequest,
+    "attend": pb.AttendRequest,
+    "compare": pb.CompareRequest,
+    "tokenize": pb.TokenizeRequest,
+    "model": pb.GetModelRequest,
+}
+ENUMS = {
+    "attend": {
+        "kind": "ATTENTION_KIND",
+        "head_reduce": "HEAD_REDUCE",
+        "layer_reduce": "MAP_LAYER_REDUCE",
+        "unit": "UNIT_KIND",
+        "special_tokens": "SPECIAL_TOKENS",
+        "segments": "SEGMENTS",
+        "truncation": "TRUNCATION",
+        "dtype": "DTYPE",
+    },
+    "encode": {
+        "outputs": "OUTPUT",
+        "layer_reduce": "LAYER_REDUCE",
+        "pooling": "POOLING",
+        "truncation": "TRUNCATION",
+        "dtype": "DTYPE",
+    },
+}
+
+
+def to_message(operation: str, body: Body) -> Any:
+    """Return a body as the request message; raises `AttendantError` for a value that the proto does not have."""
+    if "prompt" in body and "prompt_name" in body:  # a oneof of the message, which keeps only the last one set
+        raise AttendantError(
+            "INVALID_ARGUMENT",
+            "INVALID_ARGUMENT",
+            "prompt_name: set together with prompt. Send one of them.",
+            field="prompt_name",
+        )
+    values: Body = {}
+    for name, value in body.items():
+        if name == "inputs":
+            values[name] = [_input(item) for item in value]
+        elif name == "occurrences":
+            values[name] = [_occurrence(item) for item in value]
+        elif name in ("layers", "heads") and value == "all":
+            if operation == "encode":
+                values["all_layers"] = True
+        elif (prefix := ENUMS.get(operation, {}).get(name)) is not None:
+            values[name] = (
+                f"{prefix}_{value.upper()}"
+                if isinstance(value, str)
+                else [f"{prefix}_{item.upper()}" for item in value]
+            )
+        else:
+            values[name] = value
+    try:
+        return REQUESTS[operation](**values)
+    except (TypeError, ValueError) as error:
+        raise AttendantError("INVALID_ARGUMENT", "INVALID_ARGUMENT", f"Request is not valid: {error}") from None
+
+
+def decode(operation: str, messages: Sequence[Any]) -> Any:
+    """Return the response of an operation; `messages` has one element unless the operation streams."""
+    return DECODERS[operation](messages)
+
+
+def error_of(error: grpc.RpcError) -> AttendantError:
+    """Return the error of a call."""
+    code = error.code().name
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            return status_error(Status.FromString(value))
+    reason = "UNAVAILABLE" if code == "UNAVAILABLE" else code
+    return AttendantError(code, reason, error.details() or code)
+
+
+def status_error(status: Status) -> AttendantError:
+    """Return the error of a status with details."""
+    info, retry, retry_after_s = ErrorInfo(), RetryInfo(), None
+    for detail in status.details:
+        if detail.Is(ErrorInfo.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(RetryInfo.DESCRIPTOR):
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    metadata = info.metadata
+    code = next(code.name for code in grpc.StatusCode if code.value[0] == status.code)
+    return AttendantError(
+        code,
+        info.reason,
+        status.message,
+        field=metadata.get("field"),
+        limit=_number(metadata.get("limit")),
+        actual=_number(metadata.get("actual")),
+        request_id=metadata.get("request_id"),
+        retry_after_s=retry_after_s,
+    )
+
+
+def _number(value: str | None) -> int | float | str | None:
+    for kind in (int, float):
+        try:
+            return value if value is None else kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _input(item: str | Body) -> pb.Input:
+    if isinstance(item, str):
+        return pb.Input(text=item)
+    values: Body = {name: item[name] for name in ("text", "pair") if name in item}
+    if "token_ids" in item:
+        values["token_ids"] = pb.TokenIds(ids=item["token_ids"])
+    return pb.Input(spans=[pb.Span(start=start, end=end) for start, end in item.get("spans", ())], **values)
+
+
+def _occurrence(item: Body) -> pb.Occurrence:
+    values = dict(item)
+    if "span" in values:
+        values["span"] = pb.Span(start=item["span"][0], end=item["span"][1])
+    return pb.Occurrence(**values)
+
+
+def _tensor(tensor: pb.Tensor) -> Array:
+    dtype = pb.Dtype.Name(tensor.dtype).removeprefix("DTYPE_").lower()
+    return array_of(tensor.data, dtype, list(tensor.shape))
+
+
+def _optional(message: Any, name: str) -> Array | None:
+    return _tensor(getattr(message, name)) if message.HasField(name) else None
+
+
+def _set(message: Any, name: str) -> Any:
+    """Return an optional field; None if it is unset."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _floats(values: Any) -> Floats | None:
+    return np.asarray(values, dtype=np.float32) if values else None
+
+
+def _tokens(items: Any) -> list[Token]:
+    return [
+        Token(item.id, item.text, item.start, item.end, _set(item, "word_index"), item.segment, item.special)
+        for item in items
+    ]
+
+
+def _words(items: Any) -> list[Word]:
+    return [Word(item.text, item.start, item.end, item.segment) for item in items]
+
+
+def _encode(messages: Sequence[pb.EncodeResponse]) -> EncodeResponse:
+    (message,) = messages
+    results = [
+        EncodeResult(
+            token_count=result.token_count,
+            truncated=result.truncated,
+            tokens=_tokens(result.tokens) if result.tokens else None,
+            words=_words(result.words) if result.words or result.HasField("word_vectors") else None,
+            pooled=_optional(result, "pooled"),
+            token_vectors=_optional(result, "token_vectors"),
+            word_vectors=_optional(result, "word_vectors"),
+            span_vectors=_optional(result, "span_vectors"),
+            static_vectors=_optional(result, "static_vectors"),
+        )
+        for result in message.results
+    ]
+    usage = message.usage
+    return EncodeResponse(
+        message.model,
+        message.precision,
+        results,
+        usage.tokens,
+        usage.truncated_inputs,
+        _set(message, "prompt_name"),
+        _set(message, "prompt"),
+    )
+
+
+def _tokenize(messages: Sequence[pb.TokenizeResponse]) -> TokenizeResponse:
+    (message,) = messages
+    results = [
+        TokenizeResult(result.token_count, _tokens(result.tokens), _words(result.words)) for result in message.results
+    ]
+    return TokenizeResponse(message.model, results)
+
+
+def _attend(messages: Sequence[pb.AttendResponse]) -> AttendResponse:
+    header = messages[0].header
+    maps: list[list[AttentionMap]] = [[] for _ in header.inputs]
+    for message in messages[1:]:
+        maps[message.map.input_index].append(_map(message.map))
+    results = [
+        AttendResult(
+            truncated=item.truncated,
+            units=[Unit(unit.text, unit.start, unit.end, unit.segment, unit.special) for unit in item.units],
+            rows=list(item.rows),
+            columns=list(item.columns),
+            maps=item_maps,
+        )
+        for item, item_maps in zip(header.inputs, maps, strict=True)
+    ]
+    return AttendResponse(header.model, header.precision, results)
+
+
+def _map(message: pb.AttentionMap) -> AttentionMap:
+    sparse = None
+    if message.HasField("sparse"):
+        sparse = SparseMatrix(
+            indptr=np.asarray(message.sparse.indptr, dtype=np.int32),
+            indices=np.asarray(message.sparse.indices, dtype=np.int32),
+            values=_tensor(message.sparse.values),
+            dropped_mass=np.asarray(message.sparse.dropped_mass, dtype=np.float32),
+        )
+    return AttentionMap(
+        layer=_set(message, "layer"),
+        head=_set(message, "head"),
+        matrix=_optional(message, "matrix"),
+        sparse=sparse,
+        excluded_mass=_floats(message.excluded_mass),
+        bias_share=_floats(message.bias_share),
+        empty_rows=list(message.empty_rows),
+    )
+
+
+def _compare(messages: Sequence[pb.CompareResponse]) -> CompareResponse:
+    (message,) = messages
+    occurrences = [
+        OccurrenceResult(
+            item.text,
+            item.start,
+            item.end,
+            [Contributor(word.text, word.start, word.end, word.share) for word in item.contributors],
+        )
+        for item in message.occurrences
+    ]
+    layers = [LayerSimilarity(layer.layer, _tensor(layer.cosine), _tensor(layer.centered)) for layer in message.layers]
+    return CompareResponse(message.model, message.precision, occurrences, _tensor(message.static), layers)
+
+
+def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:
+    (message,) = messages
+    names = [field.name for field in fields(ModelInfo)]
+    values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    values["pooling"] = pb.Pooling.Name(message.pooling).removeprefix("POOLING_").lower()
+    values["aliases"], values["attention_kinds"] = list(message.aliases), list(message.attention_kinds)
+    values["prompts"] = dict(message.prompts)
+    values["default_prompt_name"] = _set(message, "default_prompt_name")
+    values["limits"] = Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)})
+    return ModelInfo(**values)
+
+
+DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "encode": _encode,
+    "attend": _attend,
+    "compare": _compare,
+    "tokenize": _tokenize,
+    "model": _model,
+}

@@ -1,0 +1,199 @@
+"""JSON of the REST API as responses, and its errors."""
+
+import base64
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from attendant_client.errors import AttendantError
+from attendant_client.types import (
+    Array,
+    AttendResponse,
+    AttendResult,
+    AttentionMap,
+    CompareResponse,
+    Contributor,
+    EncodeResponse,
+    EncodeResult,
+    Floats,
+    LayerSimilarity,
+    Limits,
+    ModelInfo,
+    OccurrenceResult,
+    SparseMatrix,
+    Token,
+    TokenizeResponse,
+    TokenizeResult,
+    Unit,
+    Word,
+)
+
+Json = Any
+DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}
+PATHS = {
+    "encode": "/v1/encode",
+    "attend": "/v1/attend",
+    "compare": "/v1/compare",
+    "tokenize": "/v1/tokenize",
+    "model": "/v1/model",
+}
+ARRAYS = ("encode", "attend")
+"""Operations that return arrays in base64."""
+CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+
+
+def array_of(data: bytes, dtype: str, shape: list[int]) -> Array:
+    """Return an array; sqrt_uint8 becomes float32, `(value / 255) ** 2`."""
+    array: Array = np.frombuffer(data, DTYPES[dtype]).reshape(shape)
+    if dtype == "sqrt_uint8":
+        roots = array.astype(np.float32) / 255
+        return roots * roots
+    return array
+
+
+def decode(operation: str, document: Json) -> Any:
+    """Return the response of an operation."""
+    return DECODERS[operation](document)
+
+
+def error_of(status: int, document: Json, retry_after: str | None) -> AttendantError:
+    """Return the error of a response; `document` is None if it is not JSON of the server."""
+    error = document.get("error") if isinstance(document, dict) else None
+    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    if not isinstance(error, dict) or "reason" not in error:
+        code = CODES.get(status, "UNKNOWN")
+        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # a proxy in between answers without a reason
+        return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
+    details = {name: error.get(name) for name in ("field", "limit", "actual", "request_id")}
+    return AttendantError(error["code"], error["reason"], error["message"], retry_after_s=retry_after_s, **details)
+
+
+def _tensor(value: Json) -> Array:
+    return array_of(base64.b64decode(value["data"]), value["dtype"], value["shape"])
+
+
+def _optional(value: Json) -> Array | None:
+    return None if value is None else _tensor(value)
+
+
+def _floats(values: Json) -> Floats | None:
+    return None if values is None else np.asarray(values, dtype=np.float32)
+
+
+def _tokens(items: Json) -> list[Token]:
+    return [Token(**item) for item in items]
+
+
+def _words(items: Json) -> list[Word]:
+    return [Word(**item) for item in items]
+
+
+def _encode(document: Json) -> EncodeResponse:
+    results = [
+        EncodeResult(
+            token_count=result["token_count"],
+            truncated=result["truncated"],
+            tokens=None if result.get("tokens") is None else _tokens(result["tokens"]),
+            words=None if result.get("words") is None else _words(result["words"]),
+            pooled=_optional(result.get("pooled")),
+            token_vectors=_optional(result.get("token_vectors")),
+            word_vectors=_optional(result.get("word_vectors")),
+            span_vectors=_optional(result.get("span_vectors")),
+            static_vectors=_optional(result.get("static_vectors")),
+        )
+        for result in document["results"]
+    ]
+    usage = document["usage"]
+    return EncodeResponse(
+        document["model"],
+        document["precision"],
+        results,
+        usage["tokens"],
+        usage["truncated_inputs"],
+        document["prompt_name"],
+        document["prompt"],
+    )
+
+
+def _tokenize(document: Json) -> TokenizeResponse:
+    results = [
+        TokenizeResult(result["token_count"], _tokens(result["tokens"]), _words(result["words"]))
+        for result in document["results"]
+    ]
+    return TokenizeResponse(document["model"], results)
+
+
+def _attend(document: Json) -> AttendResponse:
+    results = [
+        AttendResult(
+            truncated=result["truncated"],
+            units=[Unit(**unit) for unit in result["units"]],
+            rows=result["rows"],
+            columns=result["columns"],
+            maps=[_map(item) for item in result["maps"]],
+        )
+        for result in document["results"]
+    ]
+    return AttendResponse(document["model"], document["precision"], results)
+
+
+def _map(item: Json) -> AttentionMap:
+    matrix = item["matrix"]
+    is_sparse = "indices" in matrix
+    return AttentionMap(
+        layer=item["layer"],
+        head=item["head"],
+        matrix=None if is_sparse else _tensor(matrix),
+        sparse=_sparse(matrix) if is_sparse else None,
+        excluded_mass=_floats(item["excluded_mass"]),
+        bias_share=_floats(item["bias_share"]),
+        empty_rows=item["empty_rows"],
+    )
+
+
+def _sparse(matrix: Json) -> SparseMatrix:
+    rows = matrix["indices"]
+    return SparseMatrix(
+        indptr=np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1),
+        indices=np.asarray([index for row in rows for index in row], dtype=np.int32),
+        values=_tensor(matrix["values"]),
+        dropped_mass=np.asarray(matrix["dropped_mass"], dtype=np.float32),
+    )
+
+
+def _compare(document: Json) -> CompareResponse:
+    occurrences = [
+        OccurrenceResult(
+            item["text"],
+            item["start"],
+            item["end"],
+            [Contributor(**contributor) for contributor in item["contributors"]],
+        )
+        for item in document["occurrences"]
+    ]
+    layers = [
+        LayerSimilarity(
+            layer["layer"], np.asarray(layer["cosine"], np.float32), np.asarray(layer["centered"], np.float32)
+        )
+        for layer in document["layers"]
+    ]
+    static = np.asarray(document["static"], dtype=np.float32)
+    return CompareResponse(document["model"], document["precision"], occurrences, static, layers)
+
+
+def _model(document: Json) -> ModelInfo:
+    limits = Limits(**{field.name: document["limits"][field.name] for field in fields(Limits)})
+    names = [field.name for field in fields(ModelInfo) if field.name != "limits"]
+    return ModelInfo(**{name: document[name] for name in names}, limits=limits)
+
+
+DECODERS: dict[str, Callable[[Json], Any]] = {
+    "encode": _encode,
+    "attend": _attend,
+    "compare": _compare,
+    "tokenize": _tokenize,
+    "model": _model,
+}

@@ -1,0 +1,49 @@
+"""Options of requests. All are optional; docs/api.md describes them."""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+Output = Literal["pooled", "tokens", "words", "spans", "static"]
+Layers = Sequence[int] | Literal["all"]
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of encode."""
+
+    model: str
+    outputs: Sequence[Output]
+    layers: Layers
+    layer_reduce: Literal["concat", "mean", "stack"]
+    pooling: Literal["mean", "cls", "max"]
+    normalize: bool
+    dimensions: int
+    truncation: Literal["error", "right", "left"]
+    prompt_name: str
+    prompt: str
+    dtype: Literal["float32", "float16", "int8", "ubinary"]
+
+
+class AttendOptions(TypedDict, total=False):
+    """Options of attend."""
+
+    model: str
+    kind: Literal["probs", "scores", "norm", "block_norm", "projection"]
+    layers: Layers
+    heads: Sequence[int] | Literal["all"]
+    head_reduce: Literal["none", "mean", "max", "sum"]
+    layer_reduce: Literal["none", "mean", "rollout"]
+    unit: Literal["token", "word", "span"]
+    special_tokens: Literal["keep", "drop", "renormalize"]
+    segments: Literal["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"]
+    top_p: float
+    top_k: int
+    truncation: Literal["error", "right", "left"]
+    dtype: Literal["float32", "float16", "sqrt_uint8"]
+
+
+class CompareOptions(TypedDict, total=False):
+    """Options of compare."""
+
+    model: str
+    layers: Layers
+    top_contributors: int

@@ -1,0 +1,1 @@
+"""Generated stubs of proto/attendant/v1/encoder.proto."""

@@ -1,0 +1,619 @@
+from google.rpc import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTPUT_UNSPECIFIED: _ClassVar[Output]
+    OUTPUT_POOLED: _ClassVar[Output]
+    OUTPUT_TOKENS: _ClassVar[Output]
+    OUTPUT_WORDS: _ClassVar[Output]
+    OUTPUT_SPANS: _ClassVar[Output]
+    OUTPUT_STATIC: _ClassVar[Output]
+
+class LayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAYER_REDUCE_UNSPECIFIED: _ClassVar[LayerReduce]
+    LAYER_REDUCE_CONCAT: _ClassVar[LayerReduce]
+    LAYER_REDUCE_MEAN: _ClassVar[LayerReduce]
+    LAYER_REDUCE_STACK: _ClassVar[LayerReduce]
+
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_CLS: _ClassVar[Pooling]
+    POOLING_MAX: _ClassVar[Pooling]
+
+class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATION_UNSPECIFIED: _ClassVar[Truncation]
+    TRUNCATION_ERROR: _ClassVar[Truncation]
+    TRUNCATION_RIGHT: _ClassVar[Truncation]
+    TRUNCATION_LEFT: _ClassVar[Truncation]
+
+class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[Dtype]
+    DTYPE_FLOAT32: _ClassVar[Dtype]
+    DTYPE_FLOAT16: _ClassVar[Dtype]
+    DTYPE_INT8: _ClassVar[Dtype]
+    DTYPE_UBINARY: _ClassVar[Dtype]
+    DTYPE_SQRT_UINT8: _ClassVar[Dtype]
+
+class AttentionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTENTION_KIND_UNSPECIFIED: _ClassVar[AttentionKind]
+    ATTENTION_KIND_PROBS: _ClassVar[AttentionKind]
+    ATTENTION_KIND_SCORES: _ClassVar[AttentionKind]
+    ATTENTION_KIND_NORM: _ClassVar[AttentionKind]
+    ATTENTION_KIND_BLOCK_NORM: _ClassVar[AttentionKind]
+    ATTENTION_KIND_PROJECTION: _ClassVar[AttentionKind]
+
+class HeadReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEAD_REDUCE_UNSPECIFIED: _ClassVar[HeadReduce]
+    HEAD_REDUCE_NONE: _ClassVar[HeadReduce]
+    HEAD_REDUCE_MEAN: _ClassVar[HeadReduce]
+    HEAD_REDUCE_MAX: _ClassVar[HeadReduce]
+    HEAD_REDUCE_SUM: _ClassVar[HeadReduce]
+
+class MapLayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MAP_LAYER_REDUCE_UNSPECIFIED: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_NONE: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_MEAN: _ClassVar[MapLayerReduce]
+    MAP_LAYER_REDUCE_ROLLOUT: _ClassVar[MapLayerReduce]
+
+class UnitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNIT_KIND_UNSPECIFIED: _ClassVar[UnitKind]
+    UNIT_KIND_TOKEN: _ClassVar[UnitKind]
+    UNIT_KIND_WORD: _ClassVar[UnitKind]
+    UNIT_KIND_SPAN: _ClassVar[UnitKind]
+
+class SpecialTokens(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECIAL_TOKENS_UNSPECIFIED: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_KEEP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_DROP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_RENORMALIZE: _ClassVar[SpecialTokens]
+
+class Segments(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEGMENTS_UNSPECIFIED: _ClassVar[Segments]
+    SEGMENTS_ALL: _ClassVar[Segments]
+    SEGMENTS_A_TO_A: _ClassVar[Segments]
+    SEGMENTS_A_TO_B: _ClassVar[Segments]
+    SEGMENTS_B_TO_A: _ClassVar[Segments]
+    SEGMENTS_B_TO_B: _ClassVar[Segments]
+OUTPUT_UNSPECIFIED: Output
+OUTPUT_POOLED: Output
+OUTPUT_TOKENS: Output
+OUTPUT_WORDS: Output
+OUTPUT_SPANS: Output
+OUTPUT_STATIC: Output
+LAYER_REDUCE_UNSPECIFIED: LayerReduce
+LAYER_REDUCE_CONCAT: LayerReduce
+LAYER_REDUCE_MEAN: LayerReduce
+LAYER_REDUCE_STACK: LayerReduce
+POOLING_UNSPECIFIED: Pooling
+POOLING_MEAN: Pooling
+POOLING_CLS: Pooling
+POOLING_MAX: Pooling
+TRUNCATION_UNSPECIFIED: Truncation
+TRUNCATION_ERROR: Truncation
+TRUNCATION_RIGHT: Truncation
+TRUNCATION_LEFT: Truncation
+DTYPE_UNSPECIFIED: Dtype
+DTYPE_FLOAT32: Dtype
+DTYPE_FLOAT16: Dtype
+DTYPE_INT8: Dtype
+DTYPE_UBINARY: Dtype
+DTYPE_SQRT_UINT8: Dtype
+ATTENTION_KIND_UNSPECIFIED: AttentionKind
+ATTENTION_KIND_PROBS: AttentionKind
+ATTENTION_KIND_SCORES: AttentionKind
+ATTENTION_KIND_NORM: AttentionKind
+ATTENTION_KIND_BLOCK_NORM: AttentionKind
+ATTENTION_KIND_PROJECTION: AttentionKind
+HEAD_REDUCE_UNSPECIFIED: HeadReduce
+HEAD_REDUCE_NONE: HeadReduce
+HEAD_REDUCE_MEAN: HeadReduce
+HEAD_REDUCE_MAX: HeadReduce
+HEAD_REDUCE_SUM: HeadReduce
+MAP_LAYER_REDUCE_UNSPECIFIED: MapLayerReduce
+MAP_LAYER_REDUCE_NONE: MapLayerReduce
+MAP_LAYER_REDUCE_MEAN: MapLayerReduce
+MAP_LAYER_REDUCE_ROLLOUT: MapLayerReduce
+UNIT_KIND_UNSPECIFIED: UnitKind
+UNIT_KIND_TOKEN: UnitKind
+UNIT_KIND_WORD: UnitKind
+UNIT_KIND_SPAN: UnitKind
+SPECIAL_TOKENS_UNSPECIFIED: SpecialTokens
+SPECIAL_TOKENS_KEEP: SpecialTokens
+SPECIAL_TOKENS_DROP: SpecialTokens
+SPECIAL_TOKENS_RENORMALIZE: SpecialTokens
+SEGMENTS_UNSPECIFIED: Segments
+SEGMENTS_ALL: Segments
+SEGMENTS_A_TO_A: Segments
+SEGMENTS_A_TO_B: Segments
+SEGMENTS_B_TO_A: Segments
+SEGMENTS_B_TO_B: Segments
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    outputs: _containers.RepeatedScalarFieldContainer[Output]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    all_layers: bool
+    layer_reduce: LayerReduce
+    pooling: Pooling
+    normalize: bool
+    dimensions: int
+    truncation: Truncation
+    dtype: Dtype
+    prompt_name: str
+    prompt: str
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., layer_reduce: _Optional[_Union[LayerReduce, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+
+class Input(_message.Message):
+    __slots__ = ("text", "token_ids", "pair", "spans")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    pair: str
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., pair: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("model", "precision", "results", "usage", "prompt_name", "prompt")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    results: _containers.RepeatedCompositeFieldContainer[EncodeResult]
+    usage: Usage
+    prompt_name: str
+    prompt: str
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., results: _Optional[_Iterable[_Union[EncodeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+
+class EncodeResult(_message.Message):
+    __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    WORD_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    STATIC_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    truncated: bool
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    words: _containers.RepeatedCompositeFieldContainer[Word]
+    pooled: Tensor
+    token_vectors: Tensor
+    word_vectors: Tensor
+    span_vectors: Tensor
+    static_vectors: Tensor
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., pooled: _Optional[_Union[Tensor, _Mapping]] = ..., token_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., word_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., span_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., static_vectors: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class EncodeStreamRequest(_message.Message):
+    __slots__ = ("id", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request: EncodeRequest
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[_Union[EncodeRequest, _Mapping]] = ...) -> None: ...
+
+class EncodeStreamResponse(_message.Message):
+    __slots__ = ("id", "response", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    response: EncodeResponse
+    error: _status_pb2.Status
+    def __init__(self, id: _Optional[str] = ..., response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ("model", "inputs", "truncation", "kind", "layers", "heads", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k", "dtype")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    truncation: Truncation
+    kind: AttentionKind
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    heads: _containers.RepeatedScalarFieldContainer[int]
+    head_reduce: HeadReduce
+    layer_reduce: MapLayerReduce
+    unit: UnitKind
+    special_tokens: SpecialTokens
+    segments: Segments
+    top_p: float
+    top_k: int
+    dtype: Dtype
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., kind: _Optional[_Union[AttentionKind, str]] = ..., layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ..., head_reduce: _Optional[_Union[HeadReduce, str]] = ..., layer_reduce: _Optional[_Union[MapLayerReduce, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., special_tokens: _Optional[_Union[SpecialTokens, str]] = ..., segments: _Optional[_Union[Segments, str]] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("header", "map")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    header: AttendHeader
+    map: AttentionMap
+    def __init__(self, header: _Optional[_Union[AttendHeader, _Mapping]] = ..., map: _Optional[_Union[AttentionMap, _Mapping]] = ...) -> None: ...
+
+class AttendHeader(_message.Message):
+    __slots__ = ("model", "precision", "inputs")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    inputs: _containers.RepeatedCompositeFieldContainer[AttendInputInfo]
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[AttendInputInfo, _Mapping]]] = ...) -> None: ...
+
+class AttendInputInfo(_message.Message):
+    __slots__ = ("truncated", "units", "rows", "columns", "map_count")
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MAP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    truncated: bool
+    units: _containers.RepeatedCompositeFieldContainer[Unit]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    columns: _containers.RepeatedScalarFieldContainer[int]
+    map_count: int
+    def __init__(self, truncated: _Optional[bool] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[int]] = ..., map_count: _Optional[int] = ...) -> None: ...
+
+class Unit(_message.Message):
+    __slots__ = ("text", "start", "end", "segment", "special")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    segment: int
+    special: bool
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ..., special: _Optional[bool] = ...) -> None: ...
+
+class AttentionMap(_message.Message):
+    __slots__ = ("input_index", "layer", "head", "matrix", "sparse", "excluded_mass", "bias_share", "empty_rows")
+    INPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    MATRIX_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_MASS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_ROWS_FIELD_NUMBER: _ClassVar[int]
+    input_index: int
+    layer: int
+    head: int
+    matrix: Tensor
+    sparse: SparseMatrix
+    excluded_mass: _containers.RepeatedScalarFieldContainer[float]
+    bias_share: _containers.RepeatedScalarFieldContainer[float]
+    empty_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseMatrix, _Mapping]] = ..., excluded_mass: _Optional[_Iterable[float]] = ..., bias_share: _Optional[_Iterable[float]] = ..., empty_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SparseMatrix(_message.Message):
+    __slots__ = ("indptr", "indices", "values", "dropped_mass")
+    INDPTR_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_MASS_FIELD_NUMBER: _ClassVar[int]
+    indptr: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    values: Tensor
+    dropped_mass: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., dropped_mass: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class CompareRequest(_message.Message):
+    __slots__ = ("model", "occurrences", "layers", "top_contributors")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TOP_CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    occurrences: _containers.RepeatedCompositeFieldContainer[Occurrence]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    top_contributors: int
+    def __init__(self, model: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ..., layers: _Optional[_Iterable[int]] = ..., top_contributors: _Optional[int] = ...) -> None: ...
+
+class Occurrence(_message.Message):
+    __slots__ = ("text", "span", "word_index")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    WORD_INDEX_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    span: Span
+    word_index: int
+    def __init__(self, text: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., word_index: _Optional[int] = ...) -> None: ...
+
+class CompareResponse(_message.Message):
+    __slots__ = ("model", "precision", "occurrences", "static", "layers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    STATIC_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    occurrences: _containers.RepeatedCompositeFieldContainer[OccurrenceResult]
+    static: Tensor
+    layers: _containers.RepeatedCompositeFieldContainer[LayerSimilarity]
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[OccurrenceResult, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ...) -> None: ...
+
+class OccurrenceResult(_message.Message):
+    __slots__ = ("text", "start", "end", "contributors")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ...) -> None: ...
+
+class Contributor(_message.Message):
+    __slots__ = ("text", "start", "end", "share")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    share: float
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
+
+class LayerSimilarity(_message.Message):
+    __slots__ = ("layer", "cosine", "centered")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    CENTERED_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    cosine: Tensor
+    centered: Tensor
+    def __init__(self, layer: _Optional[int] = ..., cosine: _Optional[_Union[Tensor, _Mapping]] = ..., centered: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("model", "inputs")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("model", "results")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    results: _containers.RepeatedCompositeFieldContainer[TokenizeResult]
+    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[TokenizeResult, _Mapping]]] = ...) -> None: ...
+
+class TokenizeResult(_message.Message):
+    __slots__ = ("token_count", "tokens", "words")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    words: _containers.RepeatedCompositeFieldContainer[Word]
+    def __init__(self, token_count: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ...) -> None: ...
+
+class Token(_message.Message):
+    __slots__ = ("id", "text", "start", "end", "word_index", "segment", "special")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    WORD_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    start: int
+    end: int
+    word_index: int
+    segment: int
+    special: bool
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., word_index: _Optional[int] = ..., segment: _Optional[int] = ..., special: _Optional[bool] = ...) -> None: ...
+
+class Word(_message.Message):
+    __slots__ = ("text", "start", "end", "segment")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    segment: int
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("shape", "dtype", "data")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: Dtype
+    data: bytes
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("tokens", "truncated_inputs")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    truncated_inputs: int
+    def __init__(self, tokens: _Optional[int] = ..., truncated_inputs: _Optional[int] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelResponse(_message.Message):
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version")
+    class PromptsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIDDEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTENTION_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_REASON_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_KINDS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    digest: str
+    source: str
+    revision: str
+    license: str
+    model_type: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    dimensions: int
+    vocab_size: int
+    max_input_tokens: int
+    pooling: Pooling
+    normalize: bool
+    prompts: _containers.ScalarMap[str, str]
+    default_prompt_name: str
+    precision: str
+    provider: str
+    threads: int
+    backend_reason: str
+    length_buckets: _containers.RepeatedScalarFieldContainer[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    attention_kinds: _containers.RepeatedScalarFieldContainer[str]
+    limits: Limits
+    version: str
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms")
+    MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SPANS_PER_INPUT_FIELD_NUMBER: _ClassVar[int]
+    MAX_SPANS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_INPUT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRPC_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRPC_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPLAIN_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPLAIN_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    BODY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    max_inputs: int
+    max_spans_per_input: int
+    max_spans_per_request: int
+    max_input_characters: int
+    max_request_bytes: int
+    max_grpc_message_bytes: int
+    max_pending_request_bytes: int
+    max_connections: int
+    max_grpc_streams: int
+    max_response_bytes: int
+    max_queue_ms: int
+    max_explain_queue_ms: int
+    max_queue_tokens: int
+    max_explain_queue_tokens: int
+    max_timeout_ms: int
+    header_timeout_ms: int
+    body_timeout_ms: int
+    def __init__(self, max_inputs: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., max_timeout_ms: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,111 @@
+"""Synchronous transports: one request, one response."""
+
+from typing import Any, Protocol
+
+import grpc
+import httpx
+
+from attendant_client import grpc_codec, http_codec
+from attendant_client.bodies import Body
+from attendant_client.connections import CHANNEL_OPTIONS, SLACK_S, TIMEOUT_HEADER, Address, timed_out, unreachable
+from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
+
+
+class Transport(Protocol):
+    """A connection to one server."""
+
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """Return the response; raises `AttendantError`."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class HttpTransport:
+    """REST with a pool of connections."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._client = httpx.Client(base_url=address.target, headers=headers, timeout=None)  # noqa: S113  # each request has its own
+
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """See `Transport`."""
+        request = http_request(self._client, operation, body, timeout_s)
+        try:
+            response = self._client.send(request)
+        except httpx.TimeoutException:
+            raise timed_out(timeout_s) from None
+        except httpx.TransportError as error:
+            raise unreachable(f"{request.url}: {error}") from None
+        return http_response(operation, response)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self._client.close()
+
+
+class GrpcTransport:
+    """gRPC with one channel."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self._channel = open_channel(grpc, address)
+        self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._metadata = call_metadata(api_key)
+
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """See `Transport`."""
+        message = grpc_codec.to_message(operation, body)
+        method = getattr(self._stub, grpc_codec.METHODS[operation])
+        try:
+            response = method(message, timeout=timeout_s, metadata=self._metadata)
+            messages = list(response) if operation == "attend" else [response]
+        except grpc.RpcError as error:
+            raise grpc_codec.error_of(error) from None
+        return grpc_codec.decode(operation, messages)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self._channel.close()
+
+
+def open_transport(url: str, api_key: str | None) -> Transport:
+    """Return the transport of a URL."""
+    address = Address.parse(url)
+    return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
+
+
+def open_channel(module: Any, address: Address) -> Any:
+    """Return a channel of `grpc` or `grpc.aio`."""
+    if address.is_secure:
+        return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=CHANNEL_OPTIONS)
+    return module.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+
+
+def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of calls."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+
+def http_request(
+    client: httpx.Client | httpx.AsyncClient, operation: str, body: Body, timeout_s: float | None
+) -> httpx.Request:
+    """Return the HTTP request of an operation."""
+    headers = {} if timeout_s is None else {TIMEOUT_HEADER: str(max(0, round(timeout_s * 1000)))}
+    timeout = httpx.Timeout(None if timeout_s is None else timeout_s + SLACK_S)
+    path = http_codec.PATHS[operation]
+    if operation == "model":
+        return client.build_request("GET", path, timeout=timeout)
+    if operation in http_codec.ARRAYS:
+        body = {**body, "encoding_format": "base64"}
+    return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
+
+
+def http_response(operation: str, response: httpx.Response) -> Any:
+    """Return the response of an operation; raises `AttendantError`."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if not response.is_success or document is None:
+        raise http_codec.error_of(response.status_code, document, response.headers.get("retry-after"))
+    return http_codec.decode(operation, document)

@@ -1,0 +1,234 @@
+"""Requests and responses. Shapes: T tokens, W words, S spans, D hidden size, R rows and C columns of a map."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A text, a pair of texts, or token ids; `spans` are character ranges [start, end) of the text."""
+
+    text: str | None = None
+    pair: str | None = None
+    spans: Sequence[tuple[int, int]] = ()
+    token_ids: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A text, and either a character range [start, end) or the index of one of its words."""
+
+    text: str
+    span: tuple[int, int] | None = None
+    word_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token. `start` and `end` are character offsets; `word_index` is None outside of words."""
+
+    id: int
+    text: str
+    start: int
+    end: int
+    word_index: int | None
+    segment: int
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word. `start` and `end` are character offsets."""
+
+    text: str
+    start: int
+    end: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """The result of one input; outputs that were not requested are None. N stacked layers are a leading axis."""
+
+    token_count: int
+    truncated: bool
+    tokens: list[Token] | None
+    words: list[Word] | None
+    pooled: Array | None
+    """(D)"""
+    token_vectors: Array | None
+    """(T, D)"""
+    word_vectors: Array | None
+    """(W, D)"""
+    span_vectors: Array | None
+    """(S, D)"""
+    static_vectors: Array | None
+    """(T, E)"""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResponse:
+    """One result per input, in the order of the inputs."""
+
+    model: str
+    precision: str
+    results: list[EncodeResult]
+    token_count: int
+    truncated_inputs: int
+    prompt_name: str | None
+    prompt: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeResult:
+    """The tokens and words of one input, untruncated."""
+
+    token_count: int
+    tokens: list[Token]
+    words: list[Word]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeResponse:
+    """One result per input, in the order of the inputs."""
+
+    model: str
+    results: list[TokenizeResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A token, word or span that a row or column of a map stands for."""
+
+    text: str
+    start: int
+    end: int
+    segment: int
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMatrix:
+    """The largest values of each row in CSR format; `indices` refer to the units of the result."""
+
+    indptr: NDArray[np.int32]
+    indices: NDArray[np.int32]
+    values: Floats
+    dropped_mass: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMap:
+    """One map: `matrix`, float32 (R, C), or `sparse`. `layer` and `head` are None if several were combined."""
+
+    layer: int | None
+    head: int | None
+    matrix: Floats | None
+    sparse: SparseMatrix | None
+    excluded_mass: Floats | None
+    bias_share: Floats | None
+    empty_rows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttendResult:
+    """The maps of one input; `rows` and `columns` are the indices of their units."""
+
+    truncated: bool
+    units: list[Unit]
+    rows: list[int]
+    columns: list[int]
+    maps: list[AttentionMap]
+
+
+@dataclass(frozen=True, slots=True)
+class AttendResponse:
+    """One result per input, in the order of the inputs."""
+
+    model: str
+    precision: str
+    results: list[AttendResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """A word that contributes to an occurrence, and its share of the contributions of all other words."""
+
+    text: str
+    start: int
+    end: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class OccurrenceResult:
+    """An occurrence and the words that contribute most to it, in descending order."""
+
+    text: str
+    start: int
+    end: int
+    contributors: list[Contributor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSimilarity:
+    """Cosines of N occurrences, (N, N); `centered` after subtracting the mean of all tokens."""
+
+    layer: int
+    cosine: Floats
+    centered: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResponse:
+    """The occurrences in request order, their static similarity (N, N), and their similarity in each layer."""
+
+    model: str
+    precision: str
+    occurrences: list[OccurrenceResult]
+    static: Floats
+    layers: list[LayerSimilarity]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of the server that a client needs."""
+
+    max_inputs: int
+    max_spans_per_request: int
+    max_request_bytes: int
+    max_grpc_message_bytes: int
+    max_input_characters: int
+    max_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model. `dimensions` is the size of pooled vectors."""
+
+    name: str
+    aliases: list[str]
+    digest: str
+    model_type: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    dimensions: int
+    vocab_size: int
+    max_input_tokens: int
+    pooling: str
+    normalize: bool
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    precision: str
+    provider: str
+    attention_kinds: list[str]
+    version: str
+    limits: Limits

@@ -1,0 +1,86 @@
+"""Export of a torch module to an ONNX file with external weights; deterministic across machines."""
+
+import logging
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir
+import torch
+from torch import Tensor, nn
+
+from model.artifact import ArtifactError, describe_file
+
+OPSET = 20
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """An example of each input, the names of dynamic axes by input and axis number, and the names of the outputs."""
+
+    example_inputs: dict[str, Tensor]
+    dynamic_axes: dict[str, dict[int, str]]
+    outputs: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(self.example_inputs)
+
+
+def write_graph(module: nn.Module, path: Path, weights: str, signature: GraphSignature) -> None:
+    """Export `module` to the graph `path`, with its weights in the file `weights` next to it.
+
+    Graphs may share a weights file. Raises ArtifactError if it exists with other contents.
+    """
+    save_graph(_to_onnx(module, signature), path, weights)
+
+
+def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
+    """Write an ONNX model like `write_graph`."""
+    _strip_metadata(model)
+    with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
+        onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)
+        written, shared = Path(scratch) / weights, path.parent / weights
+        if shared.exists() and describe_file(written) != describe_file(shared):
+            raise ArtifactError(f"{path.name}: weights differ from the existing {weights}. Report this as a bug.")
+        os.replace(written, shared)
+        os.replace(Path(scratch) / path.name, path)
+
+
+def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
+    axes = signature.dynamic_axes
+    sizes = {name: torch.export.Dim(name) for names in axes.values() for name in names.values()}
+    shapes = tuple({axis: sizes[name] for axis, name in axes[key].items()} for key in signature.inputs)
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                tuple(signature.example_inputs.values()),
+                input_names=signature.inputs,
+                output_names=signature.outputs,
+                dynamic_shapes=shapes,
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    return program.model
+
+
+def _strip_metadata(model: onnx_ir.Model) -> None:
+    """Remove the source paths and stack traces that the exporter adds to every node, which depend on the machine."""
+    model.metadata_props.clear()
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None

@@ -1,0 +1,1 @@
+"""Validation of request content against the limits, the model and other fields."""

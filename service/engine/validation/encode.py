@@ -1,0 +1,115 @@
+"""Encode requests: outputs, layers, dimensions, dtype and prompt."""
+
+from dataclasses import replace
+
+from model.artifact import Manifest
+from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Limits, Output
+from service.engine.validation.inputs import check_layers
+from service.errors import InvalidArgument, NotFound, RequestTooLarge
+
+
+def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
+    """Check outputs, layers, dimensions and dtype; return the request with explicit layers."""
+    spell = request.spelling
+    outputs = set(request.outputs)
+    if not outputs:
+        raise InvalidArgument("empty", "Leave it out or name at least one.", field="outputs")
+    if len(outputs) < len(request.outputs):
+        raise InvalidArgument("contains the same output twice", "Remove one.", field="outputs")
+    spans = spell.value("outputs", "spans")
+    for index, item in enumerate(request.inputs):
+        path = f"{spell.inputs}[{index}]"
+        if "spans" in outputs and not item.spans:
+            raise InvalidArgument(f"missing, but outputs contains {spans}", "Send spans.", field=f"{path}.spans")
+        if item.spans and "spans" not in outputs:
+            raise InvalidArgument(f"set, but {spans} is missing from outputs", "Add it.", field=f"{path}.spans")
+        if "words" in outputs and item.source.token_ids is not None:
+            words = spell.value("outputs", "words")
+            raise InvalidArgument(
+                f"{words} is not supported for token_ids", f"Remove it or send text in {path}.", field="outputs"
+            )
+    if request.layers is None:
+        request = replace(request, layers=tuple(range(manifest.num_hidden_layers + 1)))
+    else:
+        check_layers(request.layers, manifest)
+    if "pooled" not in outputs:
+        _check_no_pooled_options(request)
+    _check_pooled(request, manifest, outputs)
+    return request
+
+
+def _check_no_pooled_options(request: EncodeRequest) -> None:
+    for field in ("pooling", "normalize", "dimensions"):
+        if getattr(request, field) is not None:
+            pooled = request.spelling.value("outputs", "pooled")
+            raise InvalidArgument(
+                f"set, but {pooled} is missing from outputs", f"Add it or leave {field} out.", field=field
+            )
+
+
+def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
+    dimensions = request.dimensions
+    size = pooled_size(request, manifest)
+    if dimensions is not None and not 1 <= dimensions <= size:
+        raise InvalidArgument(
+            "out of range",
+            f"Use 1 to {size}.",
+            field="dimensions",
+            actual=dimensions,
+            limit=max(1, min(dimensions, size)),
+        )
+    if request.dtype in ("int8", "ubinary"):
+        dtype = request.spelling.value("dtype", request.dtype)
+        if outputs != {"pooled"}:
+            raise InvalidArgument(
+                f"{dtype} is supported for pooled vectors only", "Remove the other outputs.", field="dtype"
+            )
+        if request.normalize is False:
+            raise InvalidArgument(f"{dtype} requires normalized vectors", "Leave normalize out.", field="dtype")
+        if request.dtype == "ubinary" and (dimensions or size) % 8:
+            raise InvalidArgument(
+                f"{dtype} requires a multiple of 8", "Change dimensions.", field="dimensions", actual=dimensions or size
+            )
+
+
+def select_prompt(request: EncodeRequest, limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
+    """Return the prompt of the request, else the default of the model. Token ids get no default prompt."""
+    name, text = request.prompt_name, request.prompt
+    if name is not None and text is not None:
+        raise InvalidArgument("set together with prompt", "Send one of them.", field="prompt_name")
+    if text is not None and len(text) > limits.max_input_characters:
+        raise RequestTooLarge(
+            "too many characters", "Shorten it.",
+            field="prompt", actual=len(text), limit=limits.max_input_characters, reason="INPUT_TOO_LARGE",
+        )  # fmt: skip
+    explicit = name is not None or bool(text)
+    if not explicit:
+        name = manifest.default_prompt_name if text is None else None
+    if name is not None:
+        if name not in manifest.prompts:
+            known = ", ".join(f'"{prompt}"' for prompt in manifest.prompts)
+            remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
+            raise NotFound("not found", remedy, field="prompt_name", reason="PROMPT_NOT_FOUND")
+        text = manifest.prompts[name]
+    if not text:
+        return None
+    if explicit:
+        for index, item in enumerate(request.inputs):
+            if item.source.token_ids is not None:
+                field = "prompt" if name is None else "prompt_name"
+                path = f"{request.spelling.inputs}[{index}]"
+                raise InvalidArgument("not supported for token_ids", f"Send text in {path}.", field=field)
+    return AppliedPrompt(name, text)
+
+
+def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:
+    """Return whether the request needs only the last layer, which the fast lane computes."""
+    return request.layers is not None and set(request.layers) <= {-1, manifest.num_hidden_layers}
+
+
+def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
+    """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
+    assert request.layers is not None
+    if needs_last_layer_only(request, manifest):
+        return manifest.dimensions
+    return manifest.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)

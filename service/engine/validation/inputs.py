@@ -1,0 +1,128 @@
+"""Inputs and layers: counts, sizes, spans, token ids, and the number of tokens."""
+
+from collections.abc import Sequence
+
+from model.artifact import Manifest
+from model.tokenizer import TokenizedInput
+from service.engine.schema.encode import Input, Limits, Truncation
+from service.errors import EmptyInput, InputTooLong, InvalidArgument, RequestTooLarge
+
+
+def check_inputs(
+    inputs: Sequence[Input], field: str, limits: Limits, manifest: Manifest, max_inputs: int | None = None
+) -> None:
+    """Check count, sizes, ids and spans; `max_inputs` is the limit of an API with its own."""
+    max_inputs = max_inputs or limits.max_inputs
+    if not inputs:
+        raise EmptyInput("empty", "Send at least one item.", field=field)
+    if len(inputs) > max_inputs:
+        raise InvalidArgument(
+            "too many items", "Split the request.",
+            field=field, actual=len(inputs), limit=max_inputs, reason="TOO_MANY_INPUTS",
+        )  # fmt: skip
+    spans = sum(len(item.spans) for item in inputs)
+    if spans > limits.max_spans_per_request:
+        raise InvalidArgument(
+            "too many spans in the request", "Split the request.",
+            field=field, actual=spans, limit=limits.max_spans_per_request, reason="TOO_MANY_SPANS",
+        )  # fmt: skip
+    for index, item in enumerate(inputs):
+        _check_input(item, f"{field}[{index}]", limits, manifest.vocab_size)
+
+
+def _check_input(item: Input, path: str, limits: Limits, vocab_size: int) -> None:
+    if len(item.spans) > limits.max_spans_per_input:
+        raise InvalidArgument(
+            "too many items", "Send fewer spans.",
+            field=f"{path}.spans", actual=len(item.spans), limit=limits.max_spans_per_input, reason="TOO_MANY_SPANS",
+        )  # fmt: skip
+    if item.source.token_ids is None:
+        check_text(item, path, limits.max_input_characters)
+    else:
+        _check_ids(item, item.source.token_ids, path, limits.max_input_characters, vocab_size)
+
+
+def check_text(item: Input, path: str, max_characters: int) -> None:
+    source = item.source
+    for field, text in ((path, source.text), (f"{path}.pair", source.pair)):
+        if text is None:
+            continue
+        if len(text) > max_characters:
+            raise RequestTooLarge(
+                "too many characters", "Split the text. Truncation does not apply to this limit.",
+                field=field, actual=len(text), limit=max_characters, reason="INPUT_TOO_LARGE",
+            )  # fmt: skip
+        if not text or text.isspace():
+            raise EmptyInput("empty or blank", "Send text.", field=field)
+    for number, span in enumerate(item.spans):
+        check_span(span, f"{path}.spans[{number}]", len(source.text))
+
+
+def check_span(span: tuple[int, int], path: str, characters: int) -> None:
+    start, end = span
+    if end > characters:
+        raise InvalidArgument(
+            "ends after the text", "Use character offsets, not bytes.",
+            field=path, actual=end, limit=characters, unit="characters", reason="SPAN_OUT_OF_RANGE",
+        )  # fmt: skip
+    if not 0 <= start < end:
+        raise InvalidArgument(
+            "empty or negative range", "Send offsets with 0 <= start < end.", field=path, reason="SPAN_OUT_OF_RANGE"
+        )
+
+
+def _check_ids(item: Input, ids: Sequence[int], path: str, max_ids: int, vocab_size: int) -> None:
+    field = f"{path}.token_ids"
+    if not ids:
+        raise EmptyInput("empty", "Send at least one id.", field=field)
+    if len(ids) > max_ids:
+        raise RequestTooLarge(
+            "too many items", "Shorten the input.",
+            field=field, actual=len(ids), limit=max_ids, reason="INPUT_TOO_LARGE",
+        )  # fmt: skip
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        actual = min(ids) if min(ids) < 0 else max(ids)
+        limit = 0 if actual < 0 else vocab_size - 1
+        raise InvalidArgument(
+            "id outside of the vocabulary", f"Use ids from 0 to {vocab_size - 1}.",
+            field=field, actual=actual, limit=limit, reason="TOKEN_ID_OUT_OF_RANGE",
+        )  # fmt: skip
+    if item.spans:
+        raise InvalidArgument("not supported with token_ids", "Send text.", field=f"{path}.spans")
+
+
+def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> None:
+    """Check layers `first`..L, or the same from the end."""
+    if not layers:
+        raise InvalidArgument("empty", "Leave it out or name at least one.", field="layers")
+    last = manifest.num_hidden_layers
+    lowest = first - last - 1
+    for index, layer in enumerate(layers):
+        if not (first <= layer <= last or lowest <= layer <= -1):
+            limit = last if layer > last else lowest if layer < lowest else first
+            raise InvalidArgument(
+                "out of range", f"Use {first} to {last}, or {lowest} to -1 from the end.",
+                field=f"layers[{index}]", actual=layer, limit=limit, reason="LAYER_OUT_OF_RANGE",
+            )  # fmt: skip
+    if len({layer % (last + 1) for layer in layers}) < len(layers):
+        raise InvalidArgument("contains the same layer twice", "Remove one.", field="layers")
+
+
+def check_length(
+    tokens: TokenizedInput, manifest: Manifest, truncation: Truncation, path: str, remedy: str
+) -> TokenizedInput:
+    """Return the tokens, truncated if requested; raises without content or with too much."""
+    if not tokens.has_content:
+        raise EmptyInput("no content after tokenization", "Send text.", field=path)
+    limit = manifest.max_input_tokens
+    if len(tokens) <= limit:
+        return tokens
+    if truncation == "error":
+        raise InputTooLong("too long", remedy, field=path, actual=len(tokens), limit=limit, unit="tokens")
+    truncated = tokens.truncate(limit, truncation)
+    if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
+        first, last = tokens.prompt_range
+        raise InputTooLong(
+            "leaves no room for text", "Shorten it.", field="prompt", actual=last - first, limit=limit, unit="tokens"
+        )
+    return truncated

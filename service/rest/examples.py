@@ -1,0 +1,102 @@
+"""Examples of the OpenAPI document: requests and shortened responses, by operation."""
+
+from typing import Any
+
+Example = dict[str, Any]
+
+MODEL = "all-MiniLM-L6-v2"
+HEAD = {"model": MODEL, "precision": "float32"}
+TEXT = "money bank grows"
+TOKEN = {"id": 2769, "text": "money", "start": 0, "end": 5, "word_index": 0, "segment": 0, "special": False}
+WORD = {"text": "money", "start": 0, "end": 5, "segment": 0}
+
+ENCODE_REQUEST: Example = {"inputs": [TEXT, {"text": "river bank floods"}], "outputs": ["pooled"]}
+ENCODE_RESPONSE: Example = HEAD | {
+    "results": [{"token_count": 5, "truncated": False, "pooled": [0.0316, -0.0121, 0.0428]}],
+    "usage": {"tokens": 5, "truncated_inputs": 0},
+    "prompt_name": None,
+    "prompt": None,
+}
+TOKENIZE_REQUEST: Example = {"inputs": TEXT}
+TOKENIZE_RESPONSE: Example = {
+    "model": MODEL,
+    "results": [{"token_count": 5, "tokens": [TOKEN], "words": [WORD]}],
+}
+ATTEND_REQUEST: Example = {"inputs": TEXT, "unit": "word", "layers": [-1], "head_reduce": "mean", "decimals": 3}
+ATTEND_RESPONSE: Example = HEAD | {
+    "results": [
+        {
+            "truncated": False,
+            "units": [{"text": "money", "start": 0, "end": 5, "segment": 0, "special": False}],
+            "rows": [0],
+            "columns": [0],
+            "maps": [
+                {
+                    "layer": 6,
+                    "head": None,
+                    "matrix": [[1.0]],
+                    "excluded_mass": [0.0],
+                    "bias_share": None,
+                    "empty_rows": [],
+                }
+            ],
+        }
+    ]
+}
+COMPARE_REQUEST: Example = {
+    "occurrences": [
+        {"text": "She sat on the bank of the river.", "word_index": 4},
+        {"text": "He cashed a check at the bank.", "span": [25, 29]},
+    ],
+    "layers": [0, -1],
+    "top_contributors": 2,
+}
+COMPARE_RESPONSE: Example = HEAD | {
+    "occurrences": [
+        {
+            "text": "bank",
+            "start": 15,
+            "end": 19,
+            "contributors": [{"text": "river", "start": 27, "end": 32, "share": 0.31}],
+        }
+    ],
+    "static": [[1.0, 1.0], [1.0, 1.0]],
+    "layers": [{"layer": 6, "cosine": [[1.0, 0.42], [0.42, 1.0]], "centered": [[1.0, 0.21], [0.21, 1.0]]}],
+}
+EMBEDDINGS_REQUEST: Example = {"model": MODEL, "input": [TEXT, "river bank floods"]}
+EMBEDDINGS_RESPONSE: Example = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.0316, -0.0121, 0.0428]}],
+    "model": MODEL,
+    "usage": {"prompt_tokens": 5, "total_tokens": 5},
+}
+OPENAI_MODEL: Example = {"id": MODEL, "object": "model", "created": 0, "owned_by": "attendant"}
+STATUS: Example = {"status": "ok"}
+
+REQUESTS: dict[str, Example] = {
+    "encode": ENCODE_REQUEST,
+    "tokenize": TOKENIZE_REQUEST,
+    "attend": ATTEND_REQUEST,
+    "compare": COMPARE_REQUEST,
+    "create_embeddings": EMBEDDINGS_REQUEST,
+}
+RESPONSES: dict[str, Example] = {
+    "encode": ENCODE_RESPONSE,
+    "tokenize": TOKENIZE_RESPONSE,
+    "attend": ATTEND_RESPONSE,
+    "compare": COMPARE_RESPONSE,
+    "create_embeddings": EMBEDDINGS_RESPONSE,
+    "list_models": {"object": "list", "data": [OPENAI_MODEL]},
+    "retrieve_model": OPENAI_MODEL,
+    "livez": STATUS,
+    "readyz": STATUS,
+}
+
+
+def add_examples(operation: dict[str, Any]) -> None:
+    """Add the examples to an operation of the document. FastAPI would drop the nulls in them."""
+    name = operation["operationId"]
+    if name in REQUESTS:
+        operation["requestBody"]["content"]["application/json"]["example"] = REQUESTS[name]
+    if name in RESPONSES:
+        operation["responses"]["200"]["content"]["application/json"]["example"] = RESPONSES[name]

@@ -1,0 +1,50 @@
+"""Host header check: protects a server on a loopback address against DNS rebinding."""
+
+import ipaddress
+
+from service.errors import HostNotAllowed
+
+LOCALHOST = "localhost"
+
+
+class HostCheck:
+    """Accepts requests whose Host is allowed.
+
+    A server on a loopback address accepts only loopback names and addresses. Otherwise a web page could reach it
+    through a domain name that resolves to the loopback address. Other servers accept every name, unless a list is set.
+    """
+
+    def __init__(self, bind_host: str, allowed_hosts: str) -> None:
+        """Create a check for the address that the server listens on; `allowed_hosts` is a comma-separated list."""
+        self._allowed = frozenset(name.strip().lower() for name in allowed_hosts.split(",") if name.strip())
+        self._allows_loopback = is_loopback(bind_host)
+        self._is_active = bool(self._allowed) or self._allows_loopback
+        self._checked: set[str] = set()
+
+    def check(self, host: str) -> None:
+        """Raise `HostNotAllowed` unless the value of the header is allowed."""
+        if not self._is_active or host in self._checked:
+            return
+        name = host_name(host)
+        if not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
+            raise HostNotAllowed("not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host")
+        if len(self._checked) < 64:
+            self._checked.add(host)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, without port and brackets."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is localhost or a loopback address."""
+    if host == LOCALHOST or host.endswith(f".{LOCALHOST}"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,45 @@
+"""Errors as google.rpc.Status with details (AIP-193)."""
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from service.errors import DOMAIN, InvalidArgument, RequestTooLarge, ServiceError
+
+
+def status_of(error: ServiceError, call_id: str) -> Status:
+    """Return the status of an error.
+
+    Its details are an ErrorInfo, a BadRequest if a field of the request is invalid, and a RetryInfo if the error says
+    when to retry.
+    """
+    details: list[Message] = [_error_info(error, call_id)]
+    if error.field is not None and isinstance(error, (InvalidArgument, RequestTooLarge)):
+        violation = BadRequest.FieldViolation(field=error.field, description=error.message, reason=error.reason)
+        details.append(BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        milliseconds = retry_after_ms(error.retry_after_s)
+        delay = Duration(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
+        details.append(RetryInfo(retry_delay=delay))
+    number: int = grpc.StatusCode[error.code].value[0]
+    return Status(code=number, message=error.message, details=[_packed(detail) for detail in details])
+
+
+def retry_after_ms(seconds: float) -> int:
+    """Return a retry delay in milliseconds, at least 1."""
+    return max(1, round(seconds * 1000))
+
+
+def _error_info(error: ServiceError, call_id: str) -> ErrorInfo:
+    metadata = {"field": error.field, "limit": error.limit, "actual": error.actual, "request_id": call_id}
+    present = {name: str(value) for name, value in metadata.items() if value is not None}
+    return ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=present)
+
+
+def _packed(message: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,76 @@
+"""Check that generated files are up to date, and lint the proto with buf. `--write` generates the files."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import google.rpc.status_pb2
+
+from service.config import describe_options
+
+ROOT = Path(__file__).parent.parent
+PROTO = "attendant/v1/encoder.proto"
+ONNX_PROTO = "onnx_weights.proto"
+STUBS = ("encoder_pb2.py", "encoder_pb2.pyi", "encoder_pb2_grpc.py")
+ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
+PACKAGES = {"service.pb": ".", "attendant_client.pb": "client"}
+"""Packages with the stubs of the API, and the folders they are in."""
+ONNX_PACKAGE = "service.engine.backends"
+OPTIONS = ROOT / "docs" / "options.md"
+GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
+
+
+def generated_files() -> dict[Path, str]:
+    """Return the expected content of every generated file."""
+    files = {OPTIONS: describe_options()}
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch)
+        outputs = (f"--python_out={out}", f"--pyi_out={out}")
+        _protoc("-Iproto", f"-I{GOOGLEAPIS}", *outputs, f"--grpc_python_out={out}", PROTO)
+        _protoc("-Iproto/onnx", *outputs, ONNX_PROTO)
+        for package, folder in PACKAGES.items():
+            directory = ROOT / folder / package.replace(".", "/")
+            for name in STUBS:
+                body = (out / PROTO).with_name(name).read_text()
+                files[directory / name] = body.replace("from attendant.v1 import", f"from {package} import")
+        for name in ONNX_STUBS:
+            files[ROOT / ONNX_PACKAGE.replace(".", "/") / name] = (out / name).read_text()
+    return files
+
+
+def lint_proto() -> bool:
+    """Return whether the proto passes; buf prints its findings."""
+    with tempfile.TemporaryDirectory() as scratch:
+        image = Path(scratch) / "encoder.binpb"
+        # buf takes the descriptors, because it cannot resolve googleapis without its registry.
+        _protoc(
+            "-Iproto", f"-I{GOOGLEAPIS}", "--include_imports", "--include_source_info",
+            f"--descriptor_set_out={image}", PROTO,
+        )  # fmt: skip
+        buf = Path(sys.executable).with_name("buf")
+        command = [str(buf), "lint", str(image), "--path", PROTO, "--config", "proto/buf.yaml"]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def main() -> int:
+    """Return 0 if everything is up to date, or was written."""
+    files = generated_files()
+    if "--write" in sys.argv[1:]:
+        for path, body in files.items():
+            path.write_text(body)
+        return 0
+    outdated = [
+        path.relative_to(ROOT) for path, body in files.items() if not path.is_file() or path.read_text() != body
+    ]
+    for path in outdated:
+        print(f"{path}: not up to date. Run `make proto docs` and commit it.", file=sys.stderr)
+    return 0 if lint_proto() and not outdated else 1
+
+
+def _protoc(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

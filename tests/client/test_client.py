@@ -1,0 +1,209 @@
+"""attendant-client against a running service: sync and async, gRPC and HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from attendant_client import (
+    AsyncClient,
+    AttendantError,
+    Client,
+    Input,
+    Occurrence,
+    RetryPolicy,
+)
+
+from service.engine.model_loader import LoadedModel
+from tests.serving import ServiceThread
+
+CASHED = "He cashed a check at the bank."
+RIVER = "They sat on the bank of the river."
+NO_RETRIES = RetryPolicy(max_attempts=1)
+
+Protocol = Literal["http", "grpc"]
+
+
+class SyncCaller:
+    """`AsyncClient` with the interface of `Client`, so that the tests run with both."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = self._loop.run_until_complete(self._open(url, options))
+
+    async def _open(self, url: str, options: dict[str, Any]) -> AsyncClient:
+        return AsyncClient(url, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Awaitable[Any]] = getattr(self._client, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            return self._loop.run_until_complete(method(*arguments, **options))
+
+        return call
+
+    def __enter__(self) -> "SyncCaller":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+
+
+KINDS: dict[str, tuple[Any, Protocol]] = {
+    "http": (Client, "http"),
+    "grpc": (Client, "grpc"),
+    "async http": (SyncCaller, "http"),
+    "async grpc": (SyncCaller, "grpc"),
+}
+
+
+def url_of(service: ServiceThread, protocol: Protocol) -> str:
+    return service.rest if protocol == "http" else f"grpc://{service.grpc}"
+
+
+@pytest.fixture(scope="module")
+def service(model: LoadedModel) -> Iterator[ServiceThread]:
+    with ServiceThread(model) as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[Client]:
+    kind, protocol = KINDS[request.param]
+    with kind(url_of(service, protocol), retries=NO_RETRIES) as opened:
+        yield opened
+
+
+def test_clients_return_the_same_values(service: ServiceThread) -> None:
+    """Compare every operation of the four clients."""
+    results = []
+    for kind, protocol in KINDS.values():
+        with kind(url_of(service, protocol)) as client:
+            encoded = client.encode(
+                [Input(CASHED, spans=[(25, 29)]), Input(RIVER, spans=[(16, 20)])],
+                outputs=["pooled", "tokens", "words", "spans", "static"],
+            )
+            attended = client.attend(Input(CASHED, pair=RIVER), unit="word", layers=[-1], head_reduce="mean")
+            sparse = client.attend(CASHED, layers=[1], heads=[0, 3], top_k=3, dtype="float16")
+            compared = client.compare([Occurrence(CASHED, (25, 29)), Occurrence(RIVER, word_index=4)], layers="all")
+            results.append((encoded, attended, sparse, compared, client.tokenize(["a b", "c"]), client.model()))
+    for other in results[1:]:
+        assert_equal(other, results[0])
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Compare dataclasses, lists and arrays."""
+    if isinstance(expected, np.ndarray):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, atol=1e-3)
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected)
+        for left, right in zip(actual, expected, strict=True):
+            assert_equal(left, right)
+    elif hasattr(expected, "__slots__") and not isinstance(expected, (str, int, float)):
+        for name in expected.__slots__:
+            assert_equal(getattr(actual, name), getattr(expected, name))
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, abs=1e-3)
+    else:
+        assert actual == expected
+
+
+def test_embed_returns_a_matrix(client: Client) -> None:
+    vectors = client.embed([CASHED, RIVER], dimensions=64)
+    assert vectors.shape == (2, 64)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 384), ("int8", 384), ("ubinary", 48)])
+def test_pooled_vector_has_the_size_of_its_dtype(client: Client, dtype: Any, size: int) -> None:
+    pooled = client.encode(CASHED, dtype=dtype).results[0].pooled
+    assert pooled is not None
+    assert pooled.shape == (size,)
+
+
+def test_sqrt_uint8_is_decoded_to_probabilities(client: Client) -> None:
+    matrix = client.attend(CASHED, layers=[2], heads=[1], dtype="sqrt_uint8").results[0].maps[0].matrix
+    assert matrix is not None
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=0.05)
+
+
+def test_inputs_over_the_limit_are_split_into_several_requests(client: Client) -> None:
+    texts = [f"text {number}" for number in range(600)]
+    response = client.encode(texts)
+    assert len(response.results) == 600
+    assert response.token_count == sum(result.token_count for result in response.results)
+    alone = client.encode(texts[599]).results[0].pooled
+    together = response.results[599].pooled
+    assert alone is not None
+    assert together is not None
+    np.testing.assert_allclose(alone, together, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_large_requests_are_split_by_bytes(service: ServiceThread, name: str) -> None:
+    """3 MB exceed the limit of a REST body. The parts fill the queue, so some are retried."""
+    kind, protocol = KINDS[name]
+    with kind(url_of(service, protocol), timeout_s=120, retries=RetryPolicy(max_attempts=10)) as client:
+        assert len(client.encode(["word " * 3000] * 200, truncation="right").results) == 200
+
+
+def test_request_is_split_when_the_response_would_be_too_large(model: LoadedModel) -> None:
+    with ServiceThread(model, max_response_bytes=20_000) as service:
+        for kind, protocol in KINDS.values():
+            with kind(url_of(service, protocol)) as client:
+                assert client.embed(["a"] * 30).shape == (30, 384)
+
+
+def test_error_has_reason_field_and_limit(client: Client) -> None:
+    with pytest.raises(AttendantError) as raised:
+        client.encode([CASHED, "word " * 300])
+    error = raised.value
+    assert (error.code, error.reason, error.field) == ("INVALID_ARGUMENT", "INPUT_TOO_LONG", "inputs[1]")
+    assert (error.actual, error.limit, error.retryable) == (302, 256, False)
+    assert error.request_id
+
+
+def test_unknown_option_value_is_an_error(client: Client) -> None:
+    options: Any = {"pooling": "last"}
+    with pytest.raises(AttendantError) as raised:
+        client.encode(CASHED, **options)
+    assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def test_any_sequence_of_outputs_is_accepted(client: Client) -> None:
+    result = client.encode(CASHED, outputs=("pooled", "static")).results[0]
+    assert result.pooled is not None
+    assert result.static_vectors is not None
+
+
+def test_prompt_together_with_prompt_name_is_an_error(client: Client) -> None:
+    with pytest.raises(AttendantError) as raised:
+        client.encode(CASHED, prompt="query: ", prompt_name="query")
+    assert (raised.value.code, raised.value.field) == ("INVALID_ARGUMENT", "prompt_name")
+
+
+def test_timeout_is_an_error(client: Client) -> None:
+    client.model()
+    with pytest.raises(AttendantError) as raised:
+        client.encode(["word " * 250] * 256, timeout_s=0.01)
+    assert raised.value.code == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_unreachable_server_is_retried(name: str) -> None:
+    kind, protocol = KINDS[name]
+    url = "http://127.0.0.1:9" if protocol == "http" else "grpc://127.0.0.1:9"
+    retries = RetryPolicy(max_attempts=2, initial_delay_s=0.01)
+    with kind(url, retries=retries) as client, pytest.raises(AttendantError) as raised:
+        client.model()
+    assert (raised.value.code, raised.value.retryable) == ("UNAVAILABLE", True)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://a", "http://"])
+def test_invalid_url_is_rejected(url: str) -> None:
+    with pytest.raises(ValueError, match="is not a URL of http, https, grpc or grpcs"):
+        Client(url)

@@ -1,0 +1,57 @@
+"""The examples of docs/api.md: each request returns the response that the page shows."""
+
+import json
+import re
+from typing import Any, get_args
+
+import httpx
+import pytest
+
+from service.errors import Reason
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "api.md").read_text()
+EXAMPLES = re.findall(
+    r"```http\n(GET|POST) (\S+)\n(?:\n(.*?)\n)?```\n(?:(?!```http).)*?```json\n(.*?)```", PAGE, re.DOTALL
+)
+OPERATIONS = {"/v1/encode", "/v1/attend", "/v1/compare", "/v1/tokenize", "/v1/model", "/v1/embeddings", "/v1/models"}
+MACHINE_FIELDS = frozenset(
+    ("backend_reason", "digest", "length_buckets", "precision", "provider", "request_id", "threads", "version")
+)
+"""Fields whose values depend on the machine or the request."""
+
+
+def test_every_operation_has_an_example() -> None:
+    assert {path for _, path, _, _ in EXAMPLES} >= OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"), EXAMPLES, ids=[f"{path}-{n}" for n, (_, path, _, _) in enumerate(EXAMPLES)]
+)
+def test_example_returns_what_the_page_shows(
+    rest: httpx.Client, method: str, path: str, body: str, expected: str
+) -> None:
+    response = rest.request(method, path, json=json.loads(body) if body else None)
+    assert_same(response.json(), json.loads(expected))
+
+
+def assert_same(actual: Any, expected: Any, name: str = "") -> None:
+    """Compare names, types and values; numbers within the rounding of bfloat16."""
+    if name in MACHINE_FIELDS:
+        assert type(actual) is type(expected), name
+    elif isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for key, value in expected.items():
+            assert_same(actual[key], value, key)
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), name
+        for item, value in zip(actual, expected, strict=True):
+            assert_same(item, value, name)
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, abs=0.02), name
+    else:
+        assert actual == expected, name
+
+
+def test_every_reason_is_documented() -> None:
+    assert re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE) == sorted(get_args(Reason))

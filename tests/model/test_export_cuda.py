@@ -1,0 +1,121 @@
+"""Export of the CUDA graph, tested without a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from model import export_cuda as export_cuda_module
+from model.artifact import Artifact, GraphRecord, Pooling
+from model.checkpoint import load_checkpoint
+from model.export import Variants, export
+from model.export_cuda import write_cuda
+from model.mixed_precision import MIN_COSINE, AccuracyError
+from model.onnx_graph import write_graph
+from model.parity import pack_varlen
+from model.reference_attention import open_reference_session
+from model.varlen import VarlenEncoder, varlen_signature
+from tests.model.conftest import SENTENCES
+from tests.model.varlen_inputs import FAMILIES, random_sequences
+
+Publish = Callable[[str], Path]
+
+NOT_CAPTURABLE = {"If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"}
+
+
+def export_model(source: Path, out: Path) -> Artifact:
+    export(
+        str(source), out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), SENTENCES)
+    )
+    return Artifact.open(out)
+
+
+def write_graph_of(source: Path, root: Path) -> GraphRecord:
+    root.mkdir(parents=True)
+    return write_cuda(root, load_checkpoint(source), SENTENCES, lambda step: None)[0]
+
+
+def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path: Path) -> None:
+    """All other files are unchanged, and the weights take about half the space."""
+    artifact = export_model(published, tmp_path / "out")
+    names = set(artifact.manifest.files)
+    assert names - set(Artifact.open(exported).manifest.files) == {"cuda.onnx", "cuda.bin"}
+    for name in Artifact.open(exported).manifest.files:
+        assert artifact.read(name) == (exported / name).read_bytes()
+    record = artifact.manifest.graphs["cuda"]
+    assert (record.file, record.weights, record.precision) == ("cuda.onnx", "cuda.bin", "float16")
+    assert record.inputs == ("input_ids", "position_ids", "token_type_ids", "cu_seqlens", "token_offset")
+    assert record.outputs == ("last_hidden_state", "sentence_embedding")
+    report = artifact.read_report()
+    assert report is not None
+    accuracy, parity = report.graphs["cuda"].accuracy, report.graphs["cuda"].parity
+    assert accuracy is not None
+    assert accuracy.texts == len(SENTENCES)
+    assert MIN_COSINE <= accuracy.min_cosine < 1
+    assert parity.max_abs_difference <= parity.tolerance
+    sizes = artifact.manifest.files
+    assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
+    """With separate query, key and value inputs and no bias; all other nodes are standard ONNX."""
+    record = write_graph_of(publish(family), tmp_path / "root")
+    graph = onnx.load(tmp_path / "root" / record.file, load_external_data=False).graph
+    packed = [node for node in graph.node if node.domain]
+    assert [(node.domain, node.op_type) for node in packed] == [("com.microsoft", "PackedMultiHeadAttention")] * 2
+    for node in packed:
+        assert [bool(name) for name in node.input] == [True, True, True, False, True, True]
+        assert [(entry.name, entry.i) for entry in node.attribute] == [("num_heads", 3)]
+    assert {node.op_type for node in graph.node}.isdisjoint(NOT_CAPTURABLE)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_graph_can_be_captured_as_cuda_graph(published: Path, pooling: Pooling, tmp_path: Path) -> None:
+    """No shape computation or control flow for any pooling."""
+    module = VarlenEncoder(load_checkpoint(published).encoder, pooling).eval()
+    (tmp_path / "root").mkdir()
+    write_graph(module, tmp_path / "root" / "varlen.onnx", "varlen.bin", varlen_signature(module))
+    graph = onnx.load(tmp_path / "root" / "varlen.onnx", load_external_data=False).graph
+    assert {node.op_type for node in graph.node}.isdisjoint(NOT_CAPTURABLE)
+
+
+def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
+    record = write_graph_of(published, tmp_path / "root")
+    encoder = load_checkpoint(published).encoder
+    sequences = random_sequences(encoder, (7, 1, 33))
+    hidden, pooled = open_reference_session(tmp_path / "root" / record.file, record.weights).run(
+        None, pack_varlen(sequences)
+    )
+    with torch.inference_mode():
+        alone = [
+            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
+        ]
+    expected = torch.cat(alone).numpy()
+    np.testing.assert_allclose(hidden, expected, atol=float(5e-3 * np.abs(expected).max()))
+    np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
+
+
+def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
+    first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
+    assert first == second
+    for name in ("cuda.onnx", "cuda.bin"):
+        assert (tmp_path / "a" / "root" / name).read_bytes() == (tmp_path / "b" / "root" / name).read_bytes()
+
+
+def test_export_rejects_inaccurate_graph(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the exporter is detected by running the written graph."""
+
+    def pack_with_wrong_positions(
+        sequences: list[dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]],
+    ) -> object:
+        inputs = pack_varlen(sequences)
+        return inputs | {"position_ids": np.zeros_like(inputs["position_ids"])}
+
+    monkeypatch.setattr(export_cuda_module, "pack_varlen", pack_with_wrong_positions)
+    with pytest.raises(AccuracyError, match=r"cuda\.onnx: accuracy too low \(smallest cosine 0\.\d+"):
+        export_model(published, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,151 @@
+"""Float16 emulation, and the choice of parts that stay in float32."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model.artifact import Pooling
+from model.checkpoint import load_checkpoint
+from model.encoder import Block, Encoder
+from model.mixed_precision import (
+    MIN_COSINE,
+    AccuracyError,
+    AccuracyTest,
+    EmulatedFloat16,
+    choose_float32_parts,
+    pool_sequences,
+    tokenize_texts,
+)
+from model.parity import pack_varlen
+from model.tokenizer import Tokenizer
+from model.varlen import VarlenEncoder, part_names
+from tests.model.varlen_inputs import FAMILIES, random_sequences
+
+Publish = Callable[[str], Path]
+
+LENGTHS = tuple(range(3, 39))
+
+
+@pytest.fixture
+def encoder(published: Path) -> Encoder:
+    """Return a tiny BERT that the test may change."""
+    return load_checkpoint(published).encoder
+
+
+def make_block_overflow(encoder: Encoder, number: int) -> None:
+    """Scale the feed-forward layers so that intermediate values exceed float16 and the output does not change."""
+    block = encoder.blocks[number - 1]
+    assert isinstance(block, Block)
+    with torch.no_grad():
+        block.feed_forward.inner.weight.mul_(20_000)
+        block.feed_forward.inner.bias.mul_(20_000)
+        block.feed_forward.outer.weight.div_(20_000)
+
+
+def test_emulated_float16_equals_torch_float16(encoder: Encoder) -> None:
+    """Equal up to the order of summation; the kernels share no code with the emulation."""
+    module = VarlenEncoder(encoder, "mean").eval()
+    inputs = {
+        name: torch.from_numpy(values) for name, values in pack_varlen(random_sequences(encoder, (7, 30))).items()
+    }
+    with torch.inference_mode():
+        expected = module(**inputs)
+        with EmulatedFloat16():  # type: ignore[no-untyped-call]
+            emulated = module(**inputs)
+    assert [tensor.dtype for tensor in emulated] == [torch.float16, torch.float32]
+    np.testing.assert_allclose(emulated[0].float().numpy(), expected[0].float().numpy(), atol=0.02)
+
+
+def test_emulated_float16_overflows_above_65504() -> None:
+    large = torch.tensor([[300.0]])
+    with EmulatedFloat16():  # type: ignore[no-untyped-call]
+        assert torch.isinf(large.half() @ large.half())
+        assert (large @ large).item() == 90_000
+        assert large.half().float().dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float16_reaches_min_cosine_for_every_family(publish: Publish, family: str) -> None:
+    encoder = load_checkpoint(publish(family)).encoder
+    test = AccuracyTest.from_sequences(encoder, "mean", random_sequences(encoder, LENGTHS))
+    record = choose_float32_parts(test)
+    assert MIN_COSINE <= record.min_cosine == test.min_cosine_float16(record.float32_parts) < 1
+    assert record.texts == len(LENGTHS)
+    assert set(record.float32_parts) <= set(part_names(encoder))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_overflowing_block_stays_in_float32(encoder: Encoder, number: int) -> None:
+    sequences = random_sequences(encoder, LENGTHS)
+    assert choose_float32_parts(AccuracyTest.from_sequences(encoder, "mean", sequences)).float32_parts == ()
+    make_block_overflow(encoder, number)
+    test = AccuracyTest.from_sequences(encoder, "mean", sequences)
+    assert test.min_cosine_float16(()) == -1
+    record = choose_float32_parts(test)
+    assert record.float32_parts == (f"block {number}",)
+    assert record.min_cosine >= MIN_COSINE
+
+
+def test_all_overflowing_blocks_stay_in_float32(encoder: Encoder) -> None:
+    """One of them alone in float32 does not improve the result."""
+    make_block_overflow(encoder, 1)
+    make_block_overflow(encoder, 2)
+    assert choose_float32_parts(
+        AccuracyTest.from_sequences(encoder, "mean", random_sequences(encoder, LENGTHS))
+    ).float32_parts == ("block 1", "block 2")
+
+
+def test_overflow_in_attention_is_rejected(encoder: Encoder) -> None:
+    """Attention has no float32 kernel."""
+    block = encoder.blocks[0]
+    assert isinstance(block, Block)
+    with torch.no_grad():
+        block.attention.value.bias.fill_(70_000)
+        block.attention.output.bias.sub_(70_000 * block.attention.output.weight.sum(dim=1))
+    with pytest.raises(AccuracyError, match="every part in float32 except attention"):
+        choose_float32_parts(AccuracyTest.from_sequences(encoder, "mean", random_sequences(encoder, LENGTHS)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_accuracy_is_measured_for_every_pooling(encoder: Encoder, pooling: Pooling) -> None:
+    sequences = random_sequences(encoder, (5, 9, 2))
+    test = AccuracyTest.from_sequences(encoder, pooling, sequences)
+    with torch.inference_mode():
+        alone = [
+            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
+        ]
+    functions = {"mean": lambda part: part.mean(0), "cls": lambda part: part[0], "max": lambda part: part.amax(0)}
+    np.testing.assert_allclose(test.expected, torch.stack([functions[pooling](part) for part in alone]), atol=1e-5)
+    assert MIN_COSINE <= test.min_cosine_float16(()) < 1
+
+
+def test_min_cosine_is_that_of_the_worst_text(encoder: Encoder) -> None:
+    """In any batch; -1 for values that are not finite."""
+    sequences = random_sequences(encoder, (40,) * 30)
+    test = AccuracyTest.from_sequences(encoder, "mean", sequences)
+    assert len(test.batches) > 2
+    assert test.head().texts <= test.texts == 30
+    vectors = iter([*test.expected[:-1], -test.expected[-1]])
+    assert test.min_cosine(lambda batch: np.stack([next(vectors) for _ in batch])) == pytest.approx(-1)
+    assert test.min_cosine(lambda batch: np.full((len(batch), 24), np.nan)) == -1
+    expected = iter(test.expected * 3)
+    assert test.min_cosine(lambda batch: np.stack([next(expected) for _ in batch])) == pytest.approx(1)
+
+
+def test_tokenize_texts_truncates_to_max_input_tokens(published: Path) -> None:
+    tokenizer = Tokenizer((published / "tokenizer.json").read_bytes())
+    short, long = tokenize_texts(["money bank", "money bank " * 40], tokenizer, 11, type_vocab_size=1)
+    assert (long["input_ids"].shape, short["input_ids"].shape[1] < 11) == ((1, 11), True)
+    assert (long["input_ids"][0, 0], long["input_ids"][0, -1]) == (2, 3)
+    assert not long["token_type_ids"].any()
+
+
+def test_pool_sequences_pools_each_sequence() -> None:
+    hidden = np.arange(12.0).reshape(6, 2)
+    sequences = [{"input_ids": np.zeros((1, size))} for size in (1, 3, 2)]
+    assert pool_sequences(hidden, sequences, "mean").tolist() == [[0, 1], [4, 5], [9, 10]]  # type: ignore[arg-type]
+    assert pool_sequences(hidden, sequences, "cls").tolist() == [[0, 1], [2, 3], [8, 9]]  # type: ignore[arg-type]
+    assert pool_sequences(hidden, sequences, "max").tolist() == [[0, 1], [6, 7], [10, 11]]  # type: ignore[arg-type]

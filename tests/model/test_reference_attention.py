@@ -1,0 +1,97 @@
+"""The reference of PackedMultiHeadAttention on the CPU execution provider."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from model.checkpoint import load_checkpoint
+from model.onnx_graph import write_graph
+from model.parity import pack_varlen
+from model.reference_attention import OPERATOR, open_reference_session, to_reference_graph
+from model.varlen import SequenceBounds, VarlenEncoder, packed_attention, varlen_signature
+from tests.model.varlen_inputs import random_sequences
+
+Floats = NDArray[Any]
+
+HIDDEN_SIZE, HEADS = 24, 3
+
+
+def single_operator_graph(precision: int) -> bytes:
+    """Return a graph that consists of the operator."""
+    node = helper.make_node(
+        OPERATOR,
+        ["q", "k", "v", "", "token_offset", "cu_seqlens"],
+        ["context"],
+        domain="com.microsoft",
+        num_heads=HEADS,
+    )
+    inputs = [helper.make_tensor_value_info(name, precision, ["T", HIDDEN_SIZE]) for name in "qkv"]
+    inputs += [
+        helper.make_tensor_value_info("token_offset", TensorProto.INT32, ["B", "S"]),
+        helper.make_tensor_value_info("cu_seqlens", TensorProto.INT32, ["bounds"]),
+    ]
+    outputs = [helper.make_tensor_value_info("context", precision, ["T", HIDDEN_SIZE])]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "operator", inputs, outputs)
+    body: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return body
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(TensorProto.FLOAT, np.float32), (TensorProto.FLOAT16, np.float16)])
+@pytest.mark.parametrize("bounds", [(0, 10), (0, 3, 3, 10), (0, 1, 2, 9, 10, 10)])
+def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: int, dtype: type) -> None:
+    """With empty sequences, in float32 and float16."""
+    session = onnxruntime.InferenceSession(
+        to_reference_graph(single_operator_graph(precision)), providers=["CPUExecutionProvider"]
+    )
+    rng = np.random.default_rng(len(bounds))
+    parts: dict[str, Floats] = {name: rng.standard_normal((10, HIDDEN_SIZE)).astype(dtype) for name in "qkv"}
+    token_offset, cu_seqlens = np.zeros((len(bounds) - 1, 10), np.int32), np.array(bounds, np.int32)
+    (context,) = session.run(None, parts | {"token_offset": token_offset, "cu_seqlens": cu_seqlens})
+    sequence_bounds = SequenceBounds(torch.from_numpy(token_offset), torch.from_numpy(cu_seqlens))
+    query, key, value = (torch.from_numpy(part) for part in parts.values())
+    expected = packed_attention(query, key, value, sequence_bounds, HEADS).numpy()
+    assert context.dtype == dtype
+    np.testing.assert_allclose(context, expected, atol=1e-6 if dtype is np.float32 else 1e-3)
+
+
+def test_tokens_past_last_sequence_are_nan_and_do_not_affect_others() -> None:
+    """Even if their inputs are NaN."""
+    body = to_reference_graph(single_operator_graph(TensorProto.FLOAT))
+    session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
+    parts = {name: np.random.default_rng(1).standard_normal((10, HIDDEN_SIZE)).astype(np.float32) for name in "qkv"}
+    bounds = {"token_offset": np.zeros((2, 10), np.int32), "cu_seqlens": np.array([0, 4, 7], np.int32)}
+    (expected,) = session.run(None, {name: part[:7] for name, part in parts.items()} | bounds)
+    for part in parts.values():
+        part[7:] = np.nan
+    (context,) = session.run(None, parts | bounds)
+    assert np.isnan(context[7:]).all()
+    np.testing.assert_allclose(context[:7], expected, atol=1e-6)
+
+
+def test_reference_graph_replaces_only_the_operator(published: Path, tmp_path: Path) -> None:
+    module = VarlenEncoder(load_checkpoint(published).encoder, "mean").eval()
+    (tmp_path / "root").mkdir()
+    graph = tmp_path / "root" / "varlen.onnx"
+    write_graph(module, graph, "varlen.bin", varlen_signature(module))
+    original = onnx.load(graph, load_external_data=False)
+    reference = onnx.load_from_string(to_reference_graph(graph.read_bytes()))
+    assert [node.op_type for node in original.graph.node] == [node.op_type for node in reference.graph.node]
+    others = [
+        (left, right)
+        for left, right in zip(original.graph.node, reference.graph.node, strict=True)
+        if left.op_type != OPERATOR
+    ]
+    assert all(left == right for left, right in others)
+    assert len(original.graph.node) - len(others) == 2
+    assert original.graph.initializer == reference.graph.initializer
+    sequences = random_sequences(load_checkpoint(published).encoder, (5, 9))
+    hidden, pooled = open_reference_session(graph, "varlen.bin").run(None, pack_varlen(sequences))
+    assert (hidden.shape, pooled.shape) == ((14, HIDDEN_SIZE), (2, HIDDEN_SIZE))

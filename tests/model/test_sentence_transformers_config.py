@@ -1,0 +1,204 @@
+"""Reading of the sentence-transformers configuration, and rejection of unsupported settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
+
+
+def write_modules(directory: Path, *names: str) -> None:
+    """Write modules.json with the encoder, then each named module in its own directory."""
+    entries = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    for index, name in enumerate(names, 1):
+        entries.append({"path": f"{index}_{name}", "type": f"sentence_transformers.models.{name}"})
+    (directory / "modules.json").write_text(json.dumps(entries))
+    for module in entries:
+        (directory / module["path"]).mkdir(exist_ok=True)
+    if names[:1] == ("Pooling",):
+        (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+
+
+def write_dense(directory: Path, shape: tuple[int, int] = (19, 24), **config: Any) -> None:
+    """Write the files of a Dense module."""
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file({"linear.weight": torch.ones(shape)}, directory / "model.safetensors")
+
+
+def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
+    names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
+    return {f"pooling_mode_{name}": name in enabled for name in names}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (legacy_pooling_config("cls_token"), "cls"),
+        (legacy_pooling_config("mean_tokens"), "mean"),
+        (legacy_pooling_config("max_tokens"), "max"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": ["max"]}, "max"),
+    ],
+)
+def test_pooling_is_read_from_legacy_and_current_config(source: Path, config: dict[str, Any], expected: str) -> None:
+    """One flag per mode in older versions, the name of the mode in newer ones."""
+    write_modules(source, "Pooling", "Normalize")
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    embedding = load_checkpoint(source).embedding_config
+    assert (embedding.pooling, embedding.normalize) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        legacy_pooling_config("mean_sqrt_len_tokens"),
+        legacy_pooling_config("cls_token", "mean_tokens"),
+        legacy_pooling_config(),
+        {"pooling_mode": "lasttoken"},
+        {"pooling_mode": ["cls", "mean"]},
+    ],
+)
+def test_unsupported_pooling_is_rejected(source: Path, config: dict[str, Any]) -> None:
+    write_modules(source, "Pooling")
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"Pooling/config\.json: unsupported pooling .*Supported: mean, cls, max"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize(("function", "expected"), [("Tanh", "tanh"), ("linear.Identity", "identity")])
+def test_dense_layers_are_read_in_order(source: Path, function: str, expected: str) -> None:
+    write_modules(source, "Pooling", "Dense", "Dense")
+    write_dense(source / "2_Dense", (19, 24), activation_function=f"torch.nn.modules.{function}")
+    write_dense(source / "3_Dense", (7, 19), activation_function=f"torch.nn.modules.{function}")
+    layers = load_checkpoint(source).embedding_config.dense
+    assert [(tuple(layer.weight.shape), layer.bias, layer.activation) for layer in layers] == [
+        ((19, 24), None, expected),
+        ((7, 19), None, expected),
+    ]
+
+
+@pytest.mark.parametrize("config", [{"activation_function": "torch.nn.GELU"}, {"use_residual": True}])
+def test_unsupported_dense_layer_is_rejected(source: Path, config: dict[str, Any]) -> None:
+    write_modules(source, "Pooling", "Dense")
+    write_dense(source / "2_Dense", **config)
+    with pytest.raises(CheckpointError, match=r"2_Dense/config\.json: unsupported dense layer"):
+        load_checkpoint(source)
+
+
+def test_dense_layer_with_wrong_input_size_is_rejected(source: Path) -> None:
+    write_modules(source, "Pooling", "Dense")
+    write_dense(source / "2_Dense", (19, 23))
+    with pytest.raises(
+        CheckpointError, match=r"2_Dense/model\.safetensors: unexpected tensors\. Expected linear\.weight \(\*, 24\)"
+    ):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("Pooling", "Normalize", "Dense"), ("Dense",), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",)],
+)
+def test_unsupported_module_order_is_rejected(source: Path, order: tuple[str, ...]) -> None:
+    """The server computes pooling, dense layers and normalization in this order."""
+    write_modules(source, *order)
+    for index, name in enumerate(order, 1):
+        if name == "Pooling":
+            (source / f"{index}_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+        if name == "Dense":
+            write_dense(source / f"{index}_Dense")
+    with pytest.raises(CheckpointError, match=r"modules\.json: unsupported modules"):
+        load_checkpoint(source)
+
+
+def test_unsupported_module_is_named(source: Path) -> None:
+    write_modules(source, "LSTM")
+    with pytest.raises(CheckpointError, match=r"modules\.json: unsupported modules \(Transformer LSTM\)"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
+def test_module_path_outside_of_directory_is_rejected(source: Path, path: str) -> None:
+    (source / "modules.json").write_text(json.dumps([{"path": path, "type": "models.Pooling"}]))
+    with pytest.raises(CheckpointError, match="outside of the model"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("body", ["{", "7", "{}", "[7]", '[{"type": "models.Pooling"}]'])
+def test_invalid_modules_file_is_rejected(source: Path, body: str) -> None:
+    (source / "modules.json").write_text(body)
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
+        load_checkpoint(source)
+
+
+def test_do_lower_case_is_rejected(source: Path) -> None:
+    """Offsets would refer to the changed text."""
+    write_modules(source)
+    (source / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    with pytest.raises(CheckpointError, match="do_lower_case"):
+        load_checkpoint(source)
+
+
+def test_prompts_are_read_from_config(source: Path) -> None:
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "find: "}}))
+    assert load_checkpoint(source).embedding_config.prompts == {"query": "find: "}
+
+
+@pytest.mark.parametrize("prompts", [7, ["find: "], {"query": 7}])
+def test_invalid_prompts_are_rejected(source: Path, prompts: object) -> None:
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    with pytest.raises(CheckpointError, match=r"config_sentence_transformers\.json: prompts"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize(
+    ("config", "expected"), [({}, True), ({"include_prompt": True}, True), ({"include_prompt": False}, False)]
+)
+def test_include_prompt_is_read_from_pooling_config(
+    source: Path, config: dict[str, bool], expected: bool, legacy: bool
+) -> None:
+    write_modules(source, "Pooling")
+    pooling: dict[str, Any] = legacy_pooling_config("cls_token") if legacy else {"pooling_mode": "cls"}
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(pooling | config))
+    embedding = load_checkpoint(source).embedding_config
+    assert (embedding.pooling, embedding.include_prompt) == ("cls", expected)
+
+
+@pytest.mark.parametrize("value", [None, 0, "false"])
+def test_invalid_include_prompt_is_rejected(source: Path, value: object) -> None:
+    write_modules(source, "Pooling")
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls", "include_prompt": value}))
+    with pytest.raises(CheckpointError, match=r"Pooling/config\.json: include_prompt is not a boolean"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("name", [None, "query"])
+def test_default_prompt_name_is_read_from_config(source: Path, name: str | None) -> None:
+    config = {"prompts": {"query": "find: "}, "default_prompt_name": name}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    assert load_checkpoint(source).embedding_config.default_prompt_name == name
+
+
+@pytest.mark.parametrize("name", ["passage", "", 7, ["query"]])
+def test_default_prompt_name_must_be_in_prompts(source: Path, name: object) -> None:
+    config = {"prompts": {"query": "find: "}, "default_prompt_name": name}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config_sentence_transformers\.json: default_prompt_name .* is not in"):
+        load_checkpoint(source)
+
+
+def test_prompt_settings_of_saved_sentence_transformer_are_read(labse: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(labse), default_prompt_name="query", device="cpu")
+    model.set_pooling_include_prompt(False)
+    model.save_pretrained(str(tmp_path))
+    embedding = load_checkpoint(tmp_path).embedding_config
+    assert (embedding.default_prompt_name, embedding.include_prompt) == ("query", False)
+    assert embedding.prompts["query"] == "find: "

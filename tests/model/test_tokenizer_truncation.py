@@ -1,0 +1,78 @@
+"""Truncation of tokenized inputs."""
+
+from typing import get_args
+
+import pytest
+
+from model.tokenizer import Side, Tokenizer
+from tests.model.tokenizer_inputs import encode_one, truncate_one_at_a_time
+
+
+@pytest.mark.parametrize("side", get_args(Side))
+@pytest.mark.parametrize("pair", [None, "", "a b", "one two three four five six seven", "the bank " * 15])
+def test_truncation_equals_dropping_one_token_at_a_time(tokenizer: Tokenizer, side: Side, pair: str | None) -> None:
+    """Special tokens are never dropped."""
+    tokens = encode_one(tokenizer, "seven small boats wait at the bank", pair)
+    special_count = sum(tokens.special_tokens_mask)
+    for limit in range(len(tokens) + 2):
+        truncated = tokens.truncate(limit, side)
+        assert truncated.input_ids == truncate_one_at_a_time(tokens, limit, side)
+        assert sum(truncated.special_tokens_mask) == special_count
+        assert (len(truncated), truncated.truncated) == (
+            max(special_count, min(limit, len(tokens))),
+            limit < len(tokens),
+        )
+
+
+@pytest.mark.parametrize("side", get_args(Side))
+def test_truncation_keeps_lists_aligned(tokenizer: Tokenizer, side: Side) -> None:
+    tokens = encode_one(tokenizer, "seven small boats wait", "at the river bank")
+    untruncated = list(
+        zip(
+            tokens.input_ids,
+            tokens.offsets,
+            tokens.segment,
+            tokens.token_type_ids,
+            tokenizer.token_texts(tokens),
+            strict=True,
+        )
+    )
+    truncated = tokens.truncate(8, side)
+    parts = list(
+        zip(
+            truncated.input_ids,
+            truncated.offsets,
+            truncated.segment,
+            truncated.token_type_ids,
+            tokenizer.token_texts(truncated),
+            strict=True,
+        )
+    )
+    assert len(parts) == 8
+    assert [part for part in untruncated if part in parts] == parts
+
+
+def test_kept_characters_exclude_truncated_text(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
+    text = "seven  small  boats"
+    tokens = encode_one(tokenizer_by_kind["default"], text)
+    assert tokens.kept_characters[0] == (0, 19)
+    assert tokens.truncate(4, "right").kept_characters[0] == (0, 14)
+    assert tokens.truncate(4, "left").kept_characters[0] == (5, 19)
+    assert tokens.truncate(2, "right").kept_characters[0] == (0, 0)
+    assert tokens.truncate(2, "left").kept_characters[0] == (19, 19)
+
+
+def test_kept_characters_of_pair_are_per_segment(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
+    """The longer segment is truncated first."""
+    tokens = encode_one(tokenizer_by_kind["default"], "bank", "seven small boats")
+    right, left = tokens.truncate(6, "right"), tokens.truncate(6, "left")
+    assert right.kept_characters == ((0, 4), (0, 12))
+    assert left.kept_characters == ((0, 4), (5, 17))
+
+
+def test_offsets_are_within_kept_characters(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
+    tokens = encode_one(tokenizer_by_kind["wordpiece"], "seven small boats wait at the bank")
+    for limit in range(3, len(tokens)):
+        right, left = tokens.truncate(limit, "right"), tokens.truncate(limit, "left")
+        assert right.offsets[-2][1] <= right.kept_characters[0][1]
+        assert left.offsets[1][0] >= left.kept_characters[0][0]

@@ -1,0 +1,45 @@
+"""Texts and reference implementations for the tests of the tokenizer."""
+
+import random
+
+from model.tokenizer import Side, TokenizedInput, Tokenizer, TokenizerInput
+
+KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace")
+PIECES = (
+    "river", "Bank", "LÄUFT", "déjà", "vu", "money,", "don't", "x" * 150, "a-b", "42", "3.14",
+    "...", "?!", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f3f3\ufe0f\u200d\U0001f308",
+    "\U0001f1e9\U0001f1ea", "\u200b", "e\u0301\u0323", "\u0301", "שלום", "مرحبا", "\u202eabc\u202c",
+    "\ufdfa", "漢字", "かな", "한국어", "ไทย", "नमस्ते", "ﬁ", "İ", "ß", "Ω", "\x00", "\t", "\n", "\r\n",
+    "\u00a0", "\u3000", "  ", "\ufeff", "\ufffd", "[CLS]", "[SEP]", "</s>", "<mask>", "\U0001d54f",
+    "\u1100\u1161\u11a8", "½", "①", "\x7f", "\u2028",
+)  # fmt: skip
+ORDINARY = (
+    "The river bank flows past the old mill.",
+    "Seven small boats wait; one (the red one) leaves at 5:30!",
+    "Ein kleiner Hund läuft über die Brücke, déjà vu.",
+    "unbelievably antidisestablishmentarian wordsmithing",
+    "漢字 and emoji \U0001f469\u200d\U0001f467 side by side",
+    "  blanks   on every side \t and a line\nbreak  ",
+)
+
+
+def encode_one(tokenizer: Tokenizer, text: str, pair: str | None = None, *, prompt: str = "") -> TokenizedInput:
+    return tokenizer.encode([TokenizerInput(text, pair, prompt=prompt)])[0]
+
+
+def edge_case_texts(count: int, seed: int) -> list[str]:
+    """Return texts of one to nine pieces, with and without spaces between them."""
+    rng = random.Random(seed)
+    return [rng.choice(["", " ", "  "]).join(rng.choices(PIECES, k=rng.randint(1, 9))) for _ in range(count)]
+
+
+def truncate_one_at_a_time(tokens: TokenizedInput, limit: int, side: Side) -> list[int]:
+    """Drop tokens one by one at `side` of the longer text, the first text in a tie, until `limit` tokens are left."""
+    kept = list(range(len(tokens)))
+    while len(kept) > limit:
+        texts = [[index for index in kept if tokens.segment[index] == number] for number in (0, 1)]
+        longer = texts[0] if len(texts[0]) >= len(texts[1]) else texts[1]
+        if not longer:
+            break
+        kept.remove(longer[-1 if side == "right" else 0])
+    return [tokens.input_ids[index] for index in kept]

@@ -1,0 +1,21 @@
+"""Model families and random sequences for the tests of the varlen encoder."""
+
+import numpy as np
+
+from model.encoder import Encoder
+from model.parity import Inputs, make_sequence
+
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
+
+
+def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]:
+    """Return random sequences of these lengths, without padding ids."""
+    rng = np.random.default_rng(lengths)
+    config = encoder.config
+    return [
+        make_sequence(
+            rng.integers(5, config.vocab_size, length).tolist(),
+            rng.integers(0, config.type_vocab_size, length).tolist(),
+        )
+        for length in lengths
+    ]

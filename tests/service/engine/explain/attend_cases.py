@@ -1,0 +1,103 @@
+"""Attend tasks of the default model, and the decoding of their results, for tests of attention maps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Manifest
+from model.tokenizer import Offsets, Tokenizer, TokenizerInput
+from service.engine.explain.attend import (
+    AttendTask,
+)
+from service.engine.explain.units import find_units
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import Array, Input
+from service.engine.schema.explain import (
+    AttendRequest,
+    AttendResult,
+    AttentionMap,
+    SparseMatrix,
+)
+from service.engine.validation.explain import check_attend
+
+Floats = NDArray[Any]
+CHEQUE = "He cashed a check at the bank."
+SPANS = ((25, 29), (3, 9), (12, 17))
+PASSAGE = (
+    "The ferry left the harbour before the sun was up, and the two sisters stood at the rail with their collars "
+    "turned against the wind. Nobody spoke. A gull followed them as far as the lighthouse, where the water changes "
+    "from green to a heavy grey, and then it wheeled round and went home. The younger one had packed bread, cheese and "
+    "a jar of plums; the older one had packed nothing but letters, forty of them, tied with kitchen string. At noon "
+    "the engineer came on deck, wiped his hands on a rag and told them that the island's only shop would be closed, as "
+    "it was every Thursday, so they had better be polite to the baker's wife."
+)
+
+
+@dataclass
+class AttendCase:
+    """A request with one input, and the task that the engine creates for it."""
+
+    request: AttendRequest
+    task: AttendTask
+
+
+@dataclass
+class AttendFactory:
+    """Creates tasks of the default model and runs them."""
+
+    model: LoadedModel
+    manifest: Manifest
+
+    def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
+        """Create a case. Raises `InvalidArgument` for a request that `check_attend` rejects."""
+        spans: tuple[Offsets, ...] = SPANS if fields.get("unit") == "span" else ()
+        item = Input(TokenizerInput(text, pair), spans)
+        request = AttendRequest((item,), **fields)
+        spec = check_attend(request, self.manifest)
+        tokenizer: Tokenizer = self.model.tokenizer
+        (tokens,) = tokenizer.encode([item.source])
+        units = find_units(item, tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
+        return AttendCase(request, AttendTask(tokens, units, spec, request, self.model.blocks))
+
+    def run(self, case: AttendCase) -> AttendResult:
+        """Return the result of the real model."""
+        (result,) = self.model.explain.run([case.task])
+        assert isinstance(result, AttendResult)
+        return result
+
+
+def values_of(attention_map: AttentionMap) -> Array:
+    if attention_map.sparse is not None:
+        return attention_map.sparse.values
+    assert attention_map.matrix is not None
+    return attention_map.matrix
+
+
+def decoded(array: Array) -> NDArray[np.float64]:
+    """Decode the bytes of an array as a client does."""
+    types: dict[str, str] = {"float32": "<f4", "float16": "<f2", "sqrt_uint8": "u1"}
+    values = np.frombuffer(array.to_bytes(), types[array.dtype]).reshape(array.shape).astype(np.float64)
+    return (values / 255) ** 2 if array.dtype == "sqrt_uint8" else values
+
+
+def stacked(result: AttendResult) -> NDArray[np.float64]:
+    return np.stack([decoded(values_of(attention_map)) for attention_map in result.maps])
+
+
+def layers_and_heads(result: AttendResult) -> list[tuple[int | None, int | None]]:
+    return [(attention_map.layer, attention_map.head) for attention_map in result.maps]
+
+
+def dense(sparse: SparseMatrix, columns: Sequence[int]) -> NDArray[np.float64]:
+    """Return the dense matrix, with 0 for omitted values."""
+    values = decoded(sparse.values)
+    column_of_unit = {unit: column for column, unit in enumerate(columns)}
+    full = np.zeros((len(sparse.indptr) - 1, len(columns)))
+    for row, (start, end) in enumerate(pairwise(sparse.indptr)):
+        for entry in range(start, end):
+            full[row, column_of_unit[sparse.indices[entry]]] = values[entry]
+    return full

@@ -1,0 +1,46 @@
+"""Texts and tasks for tests of compare."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from service.engine.explain.compare import (
+    CompareTask,
+    find_occurrence,
+)
+from service.engine.explain.units import word_units
+from service.engine.schema.explain import Occurrence
+from tests.random_encoders import block_weights, random_encoder
+
+Floats = NDArray[Any]
+
+CHEQUE = "He cashed a check at the bank."
+RIVER = "They sat on the bank of the river."
+TWICE = "The bank by the river bank was shut."
+LAYERS, WIDTH = 3, 32
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> TokenizedInput:
+    return tokenizer.encode([TokenizerInput(text)])[0]
+
+
+def tasks_of(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
+    """Return one task per distinct text, with the weights of a random encoder."""
+    blocks = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
+    tasks = []
+    for text in dict.fromkeys(occurrence.text for occurrence in occurrences):
+        tokens = tokens_of(tokenizer, text)
+        ranges = {
+            index: find_occurrence(occurrence, tokens, f"occurrences[{index}]")
+            for index, occurrence in enumerate(occurrences)
+            if occurrence.text == text
+        }
+        units = word_units(tokens, tokenizer.token_texts(tokens))
+        tasks.append(CompareTask(tokens, units, ranges, top_contributors, blocks))
+    return tasks
+
+
+def plain_cosine(left: Floats, right: Floats) -> float:
+    return float(left @ right / np.sqrt((left @ left) * (right @ right)))

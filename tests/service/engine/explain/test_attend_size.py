@@ -1,0 +1,263 @@
+"""Estimates of the size of attend responses, and the suggestions for smaller responses."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from numpy.typing import NDArray
+
+from model.artifact import KINDS, Manifest
+from model.tokenizer import TokenizedInput
+from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
+from service.engine.explain.attend import (
+    BINARY_INDEX_BYTES,
+    JSON_INDEX_BYTES,
+    MAP_BYTES,
+    suggest_smaller,
+)
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import MapDType, Timing
+from service.engine.schema.explain import (
+    AttendResponse,
+    AttendResult,
+)
+from service.engine.validation.explain import check_attend
+from service.errors import InvalidArgument
+from service.rpc.explain import attend_responses
+from tests.service.conftest import ServiceHarness, open_harness
+from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, SPANS, AttendCase, AttendFactory, values_of
+
+Floats = NDArray[Any]
+
+
+def encodings() -> Iterator[dict[str, Any]]:
+    yield from ({"decimals": decimals} for decimals in (None, 1, 4, 9))
+    yield from ({"dtype": "float16", "decimals": decimals} for decimals in (None, 2, 6))
+    for wire, dtype in product(("base64", "binary"), ("float32", "float16", "sqrt_uint8")):
+        yield {"wire": wire, "dtype": dtype}
+
+
+def all_cases(factory: AttendFactory) -> list[AttendCase]:
+    """Return a case per combination of fields that `check_attend` accepts."""
+    grid: Any = product(
+        KINDS,
+        ("none", "mean", "sum"),
+        ("none", "mean", "rollout"),
+        ("token", "word", "span"),
+        ("keep", "drop", "renormalize"),
+        ({}, {"top_k": 2}, {"top_p": 0.6}),
+        encodings(),
+    )
+    cases = []
+    for kind, head_reduce, layer_reduce, unit, special, sparse, encoding in grid:
+        fields = {
+            "kind": kind,
+            "head_reduce": head_reduce,
+            "layer_reduce": layer_reduce,
+            "unit": unit,
+            "special_tokens": special,
+            "layers": (5, 2),
+            **sparse,
+            **encoding,
+        }
+        try:
+            cases.append(factory.case(**fields))
+        except InvalidArgument:
+            continue
+    return cases
+
+
+@pytest.fixture(scope="module")
+def cases(factory: AttendFactory) -> list[AttendCase]:
+    """A reproducible sample of a sixth of all cases."""
+    return random.Random(31).sample(everything := all_cases(factory), len(everything) // 6)
+
+
+@pytest.fixture(scope="module")
+def hidden(factory: AttendFactory) -> Floats:
+    """Hidden states of the default text, computed once for all cases."""
+
+    @dataclass
+    class CopyTask:
+        tokens: TokenizedInput
+
+        def __call__(self, hidden: Floats) -> Floats:
+            return hidden.copy()
+
+    (copied,) = factory.model.explain.run([CopyTask(factory.case().task.tokens)])
+    assert isinstance(copied, np.ndarray)
+    return copied
+
+
+def array_bytes(result: AttendResult) -> int:
+    """Return the size of all arrays of the maps, in binary."""
+    arrays = [
+        array
+        for attention_map in result.maps
+        for array in (values_of(attention_map), attention_map.excluded_mass, attention_map.bias_share)
+        if array is not None
+    ]
+    return sum(len(array.to_bytes()) for array in arrays)
+
+
+def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Floats) -> None:
+    """Binary responses have only arrays. Base64 responses have matrices in base64 and other lists as JSON."""
+    count = 0
+    for case in cases:
+        request, task = case.request, case.task
+        if request.wire == "json" or request.sparse:
+            continue
+        result = task(hidden)
+        rows, maps, units = len(result.rows), len(result.maps), result.units
+        index = BINARY_INDEX_BYTES if request.wire == "binary" else JSON_INDEX_BYTES
+        overhead = RESULT_BYTES + listed_bytes(units, request.wire) + 2 * len(units) * index
+        overhead += maps * (MAP_BYTES + rows * index)
+        if request.wire == "binary":
+            assert task.response_bytes() - overhead == array_bytes(result)
+        else:
+            lists = sum(
+                (attention_map.excluded_mass is not None) + (attention_map.bias_share is not None)
+                for attention_map in result.maps
+            )
+            matrices = sum(len(values_of(attention_map).to_base64()) for attention_map in result.maps)
+            assert task.response_bytes() - overhead == matrices + lists * rows * JSON_VALUE_BYTES["float32"]
+        count += 1
+    print(f"{count} of {len(cases)} cases have dense arrays in binary or base64")
+    assert count > 150
+
+
+def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
+    """Serialize the gRPC messages of dense and sparse maps."""
+    largest = 0.0
+    for case in cases:
+        if case.request.wire == "binary":
+            estimate = case.task.response_bytes()
+            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.task(hidden)], Timing(0, 0, 0))
+            size = sum(message.ByteSize() for message in attend_responses(response))
+            assert size <= estimate, case.request
+            largest = max(largest, size / estimate)
+    print(f"largest message stream: {largest:.2f} of the estimate")
+
+
+async def test_json_response_is_at_most_as_large_as_the_estimate(
+    cases: list[AttendCase], harness: ServiceHarness
+) -> None:
+    json_cases = [case for case in cases if case.request.wire != "binary"]
+    largest = 0.0
+    for case in json_cases[:200]:
+        request = case.request
+        body = {
+            "inputs": [{"text": CHEQUE, "spans": SPANS} if request.unit == "span" else CHEQUE],
+            "encoding_format": "float" if request.wire == "json" else "base64",
+            **{
+                name: getattr(request, name)
+                for name in (
+                    "kind", "layers", "head_reduce", "layer_reduce", "unit", "special_tokens", "top_p", "top_k",
+                    "decimals",
+                    "dtype",
+                )
+            },
+        }  # fmt: skip
+        response = await harness.post("/v1/attend", body, **{"accept-encoding": "identity"})
+        assert response.status_code == 200, response.text
+        estimate = case.task.response_bytes()
+        assert len(response.content) <= estimate, request
+        largest = max(largest, len(response.content) / estimate)
+    print(f"largest JSON: {largest:.2f} of the estimate")
+
+
+@pytest.mark.parametrize("sparse", [{"top_p": 1.0}, {"top_p": 0.5}, {"top_k": 100}, {"top_k": 1}], ids=str)
+@pytest.mark.parametrize("encoding", [{}, {"decimals": 2}, {"dtype": "float16"}], ids=str)
+async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estimate(
+    factory: AttendFactory, harness: ServiceHarness, sparse: dict[str, Any], encoding: dict[str, Any]
+) -> None:
+    """With `top_p` alone, a row can keep every value and has an index per value."""
+    fields: dict[str, Any] = {"kind": "norm", "special_tokens": "renormalize", "layers": [1], "heads": [2], **sparse}
+    json_response = await harness.post("/v1/attend", {"inputs": PASSAGE, **fields, **encoding})
+    assert len(json_response.content) <= factory.case(PASSAGE, **fields, **encoding).task.response_bytes()
+    case = factory.case(PASSAGE, wire="binary", dtype=encoding.get("dtype", "float32"), **fields)
+    response = AttendResponse("all-MiniLM-L6-v2", "float32", [factory.run(case)], Timing(0, 0, 0))
+    assert sum(message.ByteSize() for message in attend_responses(response)) <= case.task.response_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("decimals", [1, 2, 5, 9])
+def test_rounded_number_is_at_most_as_long_as_the_estimate(
+    factory: AttendFactory, dtype: MapDType, decimals: int
+) -> None:
+    """Serialize random shares of every magnitude with orjson."""
+    case = factory.case(dtype=dtype, decimals=decimals)
+    chance = np.random.default_rng(decimals)
+    values = np.concatenate([chance.random(20_000), 10.0 ** -(12 * chance.random(20_000)), [0, 1]]).astype(np.float32)
+    serialized = orjson.dumps(case.task._array(values).values, option=orjson.OPT_SERIALIZE_NUMPY)
+    lengths = [len(number) + 1 for number in serialized[1:-1].split(b",")]
+    assert len(lengths) == len(values)
+    assert max(lengths) <= case.task._values_bytes(1)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_response_over_the_limit_is_rejected_before_inference(
+    model: LoadedModel, factory: AttendFactory, encoding: str
+) -> None:
+    """A response of exactly the limit is accepted."""
+    wire = "json" if encoding == "float" else "base64"
+    estimate = factory.case(kind="norm", wire=wire).task.response_bytes()
+    body = {"inputs": CHEQUE, "kind": "norm", "encoding_format": encoding}
+    async with open_harness(model, max_response_bytes=estimate - 1) as harness:
+        response = await harness.post("/v1/attend", body)
+        assert response.status_code == 422
+        assert response.json()["error"]["reason"] == "RESPONSE_TOO_LARGE"
+        assert f"({estimate} bytes, limit {estimate - 1})." in response.json()["error"]["message"]
+        assert harness.sample("attendant_batch_size_count", lane="explain") == 0
+    async with open_harness(model, max_response_bytes=estimate) as harness:
+        assert (await harness.post("/v1/attend", body)).status_code == 200
+        assert harness.sample("attendant_batch_size_count", lane="explain") == 1
+
+
+SUGGESTIONS: dict[str, dict[str, Any]] = {
+    "decimals to 4": {"decimals": 4},
+    'encoding_format to "base64"': {"wire": "base64", "decimals": None},
+    'dtype to "float16"': {"dtype": "float16"},
+    'dtype to "sqrt_uint8"': {"dtype": "sqrt_uint8"},
+    'head_reduce to "mean"': {"head_reduce": "mean"},
+    'head_reduce to "sum"': {"head_reduce": "sum"},
+    "top_k to 10": {"top_k": 10},
+}
+
+
+@pytest.mark.parametrize("share", [0.99, 0.5, 0.2, 0.05, 0.001])
+def test_every_suggested_change_is_valid_and_sufficient(
+    factory: AttendFactory, manifest: Manifest, share: float
+) -> None:
+    """Apply each change alone. Without a sufficient change the message suggests none."""
+    field_sets: list[dict[str, Any]] = [
+        {},
+        {"decimals": 6},
+        {"kind": "scores"},
+        {"kind": "norm", "wire": "base64"},
+        {"kind": "norm", "wire": "binary", "dtype": "float16"},
+        {"kind": "norm", "special_tokens": "renormalize", "wire": "binary", "dtype": "float16"},
+        {"kind": "projection", "layer_reduce": "rollout"},
+        {"head_reduce": "mean", "top_k": 2, "wire": "base64"},
+    ]
+    for fields in field_sets:
+        case = factory.case(text=" ".join(CHEQUE.split() * 5), **fields)
+        limit = int(case.task.response_bytes() * share)
+        message = suggest_smaller([case.task], limit)
+        suggested = [change for text, change in SUGGESTIONS.items() if text in message]
+        for change in suggested:
+            changed = factory.case(text=" ".join(CHEQUE.split() * 5), **{**fields, **change})
+            check_attend(changed.request, manifest)
+            assert changed.task.response_bytes() <= limit, (fields, change)
+        assert bool(suggested) is message.startswith("Set ")
+
+
+def test_suggestions_are_sorted_by_information_loss(factory: AttendFactory) -> None:
+    case = factory.case(text=" ".join(CHEQUE.split() * 5))
+    message = suggest_smaller([case.task], case.task.response_bytes() // 2)
+    assert message == 'Set decimals to 4 or encoding_format to "base64" or head_reduce to "mean" or top_k to 10.'

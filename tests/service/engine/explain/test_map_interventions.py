@@ -1,0 +1,160 @@
+"""Attention maps against interventions on the encoder: values set to zero, attention sinks, changed weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from service.engine.explain.maps import BlockAttention, BlockWeights
+from tests.random_encoders import (
+    bert_init_encoder,
+    block_weights,
+    capture_outputs,
+    iter_blocks,
+    random_encoder,
+    random_ids,
+    replace_outputs,
+    run,
+    run_block,
+)
+from tests.rank_stats import spearman
+from tests.service.engine.explain.map_cases import ALL_HEADS, HEADS, TOKENS, layers_of_random_encoder
+
+# The change of a vector has the rounding error of the entire vector. Even maps avoid changes near that error.
+EVEN_SCALE = 0.15
+INTERVENTION_PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)], ids=["float32", "float64"]
+)
+
+
+def zero_value(token: int, heads: Sequence[int], width: int) -> Any:
+    """Return a hook that sets the value vectors of one token to zero in some heads; values: (1, T, D)."""
+
+    def change(values: Tensor) -> Tensor:
+        values = values.clone()
+        for head in heads:
+            values[0, token, head * width : (head + 1) * width] = 0
+        return values
+
+    return change
+
+
+@INTERVENTION_PRECISIONS
+@pytest.mark.parametrize("heads", [None, (2,), (3, 0)], ids=["all heads", "one head", "two heads"])
+def test_norm_is_the_change_of_the_output_without_the_value(
+    dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None
+) -> None:
+    """Set the value vector of a token to zero in the heads, and run the attention again."""
+    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
+        norm = BlockAttention(hidden, weights, heads).norm
+        width = hidden.shape[1] // HEADS
+        with capture_outputs(block.attention.output) as before:
+            run_block(block, hidden)
+        change = np.empty_like(norm)
+        for token in range(TOKENS):
+            hook = zero_value(token, heads or ALL_HEADS, width)
+            with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
+                run_block(block, hidden)
+            change[:, token] = np.linalg.norm(before[0] - after[0], axis=-1)
+        np.testing.assert_allclose(norm, change, rtol=tolerance)
+
+
+@INTERVENTION_PRECISIONS
+def test_norm_per_head_is_the_change_of_the_output_without_the_value_in_that_head(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    heads = (3, 1)
+    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
+        norms = BlockAttention(hidden, weights, heads).norm_per_head
+        with capture_outputs(block.attention.output) as before:
+            run_block(block, hidden)
+        for index, head in enumerate(heads):
+            hook = zero_value(5, [head], hidden.shape[1] // HEADS)
+            with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
+                run_block(block, hidden)
+            change = np.linalg.norm(before[0] - after[0], axis=-1)
+            np.testing.assert_allclose(norms[index, :, 5], change, rtol=tolerance)
+
+
+def test_norms_rank_tokens_by_their_effect_and_probs_do_not() -> None:
+    """The effect is the cosine distance of the output after a value is set to zero, in an untrained encoder."""
+    encoder = bert_init_encoder(torch.float64, layers=3, heads=12, hidden_size=192)
+    outputs = run(encoder, random_ids(32))
+    agreement: dict[str, list[float]] = {"norm": [], "block_norm": [], "probs": []}
+    for hidden, weights, block in zip(
+        outputs.hidden_states, block_weights(encoder), iter_blocks(encoder), strict=False
+    ):
+        attention = BlockAttention(hidden, weights)
+        maps = {"norm": attention.norm, "block_norm": attention.block_norm, "probs": attention.probs.mean(axis=0)}
+        with capture_outputs(block.attention_norm) as before:
+            run_block(block, hidden)
+        distance = np.empty((len(hidden), len(hidden)))
+        for token in range(len(hidden)):
+            hook = zero_value(token, range(12), 16)
+            with replace_outputs(block.attention.value, hook), capture_outputs(block.attention_norm) as after:
+                run_block(block, hidden)
+            lengths = np.linalg.norm(before[0], axis=1) * np.linalg.norm(after[0], axis=1)
+            distance[:, token] = 1 - (before[0] * after[0]).sum(axis=1) / lengths
+        others = ~np.eye(len(hidden), dtype=bool)
+        for kind, values in maps.items():
+            agreement[kind].append(spearman(values[others], distance[others]))
+    means = {kind: float(np.mean(correlations)) for kind, correlations in agreement.items()}
+    print(f"Spearman correlation with zeroed values: {means}")
+    assert means["norm"] >= 0.95
+    assert means["block_norm"] >= 0.95
+    assert means["probs"] <= 0.5
+
+
+def test_norms_ignore_an_attention_sink_with_a_zero_value() -> None:
+    """In one hand-made head, the sink has score 4 and a zero value; the relevant key has score 2 and a value."""
+    sink, relevant = 0, 3
+    hidden = np.eye(6)
+    zeros, bias = np.zeros((6, 6)), np.zeros(6)
+    key = zeros.copy()
+    key[sink, 0], key[relevant, 0] = 4, 2
+    query_bias = np.sqrt(6) * np.eye(6)[0]  # equal queries that cancel the scale
+    value = np.eye(6)
+    value[sink] = 0
+    weights = BlockWeights(
+        1, 1e-12, zeros, query_bias, key, bias, value, bias, np.eye(6), bias, np.ones(6), bias
+    )  # fmt: skip
+    attention = BlockAttention(hidden, weights)
+    np.testing.assert_allclose(attention.scores[0, :, [sink, relevant]], [[4.0] * 6, [2.0] * 6])
+    assert (attention.probs[0].argmax(axis=1) == sink).all()
+    assert (attention.norm.argmax(axis=1) == relevant).all()
+    assert (attention.norm_per_head[0].argmax(axis=1) == relevant).all()
+    assert (attention.norm[:, sink] == 0).all()
+    # In the block, the sink contributes only its residual, in its own row.
+    others = np.delete(np.arange(6), sink)
+    assert (attention.block_norm[others, sink] == 0).all()
+    assert (attention.projection[others, sink] == 0).all()
+
+
+def test_different_attention_rows_can_give_the_same_output() -> None:
+    """The number of tokens is greater than the size of a head."""
+    tokens = 50
+    encoder = random_encoder(torch.float64)
+    weights = block_weights(encoder)[1]
+    hidden = run(encoder, random_ids(tokens)).hidden_states[1]
+    width = hidden.shape[1] // HEADS
+    values = hidden @ weights.value[:, :width] + weights.value_bias[:width]
+    row = BlockAttention(hidden, weights).probs[0, 7]
+    # Relative changes z with sum(row * z) = 0 and sum(row * z * value) = 0: the null space has T - dh - 1 dimensions.
+    constraints = np.vstack([values.T, np.ones(tokens)]) * row
+    _, singular_values, directions = np.linalg.svd(constraints)
+    null_space = directions[len(singular_values) :]
+    assert len(null_space) == tokens - width - 1
+    best, distance = row, 0.0
+    for change in (*null_space, *-null_space, *(null_space.T @ null_space), *-(null_space.T @ null_space)):
+        candidate = row * (1 + change / -change.min())  # the largest step without a negative weight
+        variation = float(np.abs(candidate - row).sum()) / 2
+        if variation > distance:
+            best, distance = candidate, variation
+    print(f"total variation of the other row: {distance:.3f}")
+    assert best.min() >= 0
+    assert abs(best.sum() - 1) <= 1e-9
+    assert np.abs(best @ values - row @ values).max() <= 1e-9
+    assert distance > 0.05

@@ -1,0 +1,178 @@
+"""Attention maps over several heads and layers: rollout, head_reduce, layer_reduce and the order of maps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from model.artifact import Kind
+from model.encoder import Encoder
+from service.engine.explain.maps import BlockAttention, BlockWeights, TokenMaps, token_maps
+from service.engine.schema.explain import AttentionMapSpec, HeadReduce, MapLayerReduce
+from tests.random_encoders import (
+    block_weights,
+    random_encoder,
+    random_ids,
+    run,
+)
+from tests.service.engine.explain.map_cases import ALL_HEADS, PRECISIONS, TOKENS, Floats
+
+ROLLOUT_KINDS: tuple[Kind, ...] = ("probs", "norm", "block_norm", "projection")
+
+
+def make_spec(
+    kind: Kind = "probs",
+    layers: tuple[int, ...] = (1, 2, 3),
+    heads: tuple[int, ...] = ALL_HEADS,
+    head_reduce: HeadReduce = "none",
+    layer_reduce: MapLayerReduce = "none",
+) -> AttentionMapSpec:
+    return AttentionMapSpec(kind, layers, heads, head_reduce, layer_reduce)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return random_encoder(torch.float64)
+
+
+@pytest.fixture(scope="module")
+def hidden(encoder: Encoder) -> Floats:
+    """Hidden states of one sequence in float64."""
+    return run(encoder, random_ids(TOKENS)).hidden_states
+
+
+@pytest.mark.parametrize("kind", ROLLOUT_KINDS)
+def test_rollout_is_the_product_of_layer_matrices(encoder: Encoder, hidden: Floats, kind: Kind) -> None:
+    """The product is from the highest requested layer down to layer 1. Rows sum to 1."""
+    steps = []
+    for layer, weights in enumerate(block_weights(encoder)):
+        attention = BlockAttention(hidden[layer], weights)
+        if kind == "probs":
+            steps.append(0.5 * attention.probs.mean(axis=0) + 0.5 * np.eye(TOKENS))
+        else:
+            magnitudes = np.abs(getattr(attention, kind))
+            steps.append(magnitudes / magnitudes.sum(axis=1, keepdims=True))
+    products: list[tuple[tuple[int, ...], Floats]] = [
+        ((1,), steps[0]),
+        ((2,), steps[1] @ steps[0]),
+        ((3, 1), steps[2] @ steps[1] @ steps[0]),
+    ]
+    for layers, expected in products:
+        (rollout,) = token_maps(hidden, block_weights(encoder), make_spec(kind, layers, layer_reduce="rollout"))
+        assert (rollout.layer, rollout.heads, rollout.bias_share) == (None, (None,), None)
+        np.testing.assert_allclose(rollout.values, expected[None], atol=1e-12)
+        np.testing.assert_allclose(rollout.values.sum(axis=-1), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ROLLOUT_KINDS)
+def test_rollout_rows_sum_to_1_in_float32(kind: Kind) -> None:
+    encoder = random_encoder(torch.float32)
+    hidden = run(encoder, random_ids(TOKENS)).hidden_states
+    (rollout,) = token_maps(hidden, block_weights(encoder), make_spec(kind, layer_reduce="rollout"))
+    assert rollout.values.dtype == np.float32
+    np.testing.assert_allclose(rollout.values.sum(axis=-1), 1, atol=1e-6, rtol=0)
+
+
+def test_rollout_of_selected_heads_uses_their_mean(encoder: Encoder, hidden: Floats) -> None:
+    spec = make_spec(layers=(1,), heads=(1, 2), layer_reduce="rollout")
+    (rollout,) = token_maps(hidden, block_weights(encoder), spec)
+    probs = BlockAttention(hidden[0], block_weights(encoder)[0]).probs
+    np.testing.assert_allclose(rollout.values[0], (probs[1] + probs[2]) / 4 + np.eye(TOKENS) / 2, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ROLLOUT_KINDS)
+def test_rollout_of_identity_maps_is_the_identity(kind: Kind) -> None:
+    width = 8
+    zeros, bias, eye = np.zeros((width, width)), np.zeros(width), np.eye(width)
+    weights = BlockWeights(
+        1, 1e-12, 1e3 * eye, bias, eye, bias, zeros + eye, bias, eye, bias, np.ones(width), bias
+    )  # fmt: skip
+    hidden = np.stack([eye] * 4)
+    (rollout,) = token_maps(hidden, [weights] * 3, make_spec(kind, heads=(0,), layer_reduce="rollout"))
+    np.testing.assert_allclose(rollout.values[0], eye, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["probs", "scores", "norm"])
+def test_maps_follow_the_requested_order_of_layers_and_heads(encoder: Encoder, hidden: Floats, kind: Kind) -> None:
+    """The map of a head does not depend on the other requested heads."""
+    blocks = block_weights(encoder)
+    results = list(token_maps(hidden, blocks, make_spec(kind, (3, 1), (2, 0))))
+    name = "norm_per_head" if kind == "norm" else kind
+    assert [(maps.layer, maps.heads, list(maps.heads)) for maps in results] == [
+        (3, (2, 0), [2, 0]),
+        (1, (2, 0), [2, 0]),
+    ]
+    for maps, layer in zip(results, (3, 1), strict=True):
+        all_heads = getattr(BlockAttention(hidden[layer - 1], blocks[layer - 1]), name)
+        np.testing.assert_allclose(maps.values, all_heads[[2, 0]], atol=1e-12)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("kind", ["probs", "scores"])
+def test_head_reduce_is_the_mean_or_maximum_of_the_requested_heads(
+    encoder: Encoder, hidden: Floats, kind: Kind, reduce: HeadReduce
+) -> None:
+    (reduced,) = token_maps(hidden, block_weights(encoder), make_spec(kind, (2,), (0, 3), reduce))
+    heads = getattr(BlockAttention(hidden[1], block_weights(encoder)[1]), kind)[[0, 3]]
+    assert (reduced.layer, list(reduced.heads)) == (2, [None])
+    np.testing.assert_allclose(reduced.values, getattr(heads, reduce)(axis=0)[None], atol=1e-12)
+
+
+def test_norm_of_one_head_equals_the_sum_over_that_head(encoder: Encoder, hidden: Floats) -> None:
+    """The two cases use different code."""
+    reduces: tuple[HeadReduce, HeadReduce] = ("none", "sum")
+    single, summed = (
+        next(token_maps(hidden, block_weights(encoder), make_spec("norm", (2,), (1,), reduce))).values
+        for reduce in reduces
+    )
+    np.testing.assert_allclose(single, summed, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["probs", "scores", "norm", "block_norm", "projection"])
+@pytest.mark.parametrize("reduce", ["none", "sum"])
+def test_layer_reduce_is_the_mean_of_the_requested_layers(
+    encoder: Encoder, hidden: Floats, kind: Kind, reduce: HeadReduce
+) -> None:
+    """The mean applies to the bias shares too."""
+    reduce = "mean" if reduce == "sum" and kind in ("probs", "scores") else reduce
+    blocks = block_weights(encoder)
+    (mean,) = token_maps(hidden, blocks, make_spec(kind, (3, 1), head_reduce=reduce, layer_reduce="mean"))
+    first, third = (next(token_maps(hidden, blocks, make_spec(kind, (layer,), head_reduce=reduce))) for layer in (1, 3))
+    assert (mean.layer, mean.heads) == (None, first.heads)
+    np.testing.assert_allclose(mean.values, (first.values + third.values) / 2, atol=1e-12)
+    if kind == "projection":
+        np.testing.assert_allclose(shares(mean), (shares(first) + shares(third)) / 2, atol=1e-12)
+        np.testing.assert_allclose(mean.values[0].sum(axis=1) + shares(mean), 1, atol=1e-12)
+    else:
+        assert mean.bias_share is None
+
+
+def shares(maps: TokenMaps) -> Floats:
+    assert maps.bias_share is not None
+    return maps.bias_share
+
+
+def test_single_token_contributes_only_to_itself(encoder: Encoder) -> None:
+    hidden = run(encoder, [3]).hidden_states
+    for kind in ROLLOUT_KINDS:
+        (rollout,) = token_maps(hidden, block_weights(encoder), make_spec(kind, layer_reduce="rollout"))
+        np.testing.assert_allclose(rollout.values, [[[1]]], atol=1e-12)
+    attention = BlockAttention(hidden[0], block_weights(encoder)[0])
+    np.testing.assert_allclose(attention.projection[0, 0] + attention.bias_share[0], 1, atol=1e-12)
+
+
+@PRECISIONS
+def test_zero_weights_give_zeros_and_no_nan(dtype: torch.dtype, tolerance: float) -> None:
+    """The rollout of zero values is zero. A zero output has zero shares."""
+    encoder = random_encoder(dtype)
+    hidden, blocks = run(encoder, random_ids(TOKENS)).hidden_states, block_weights(encoder)
+    zeros = np.zeros_like(blocks[0].norm)
+    zero_values = [replace(block, value=0 * block.value, value_bias=zeros) for block in blocks]
+    (rollout,) = token_maps(hidden, zero_values, make_spec("norm", layer_reduce="rollout"))
+    assert (rollout.values == 0).all()
+    attention = BlockAttention(hidden[0], replace(blocks[0], norm=zeros, norm_bias=zeros))
+    assert (attention.projection == 0).all()
+    assert (attention.bias_share == 0).all()
+    (rollout,) = token_maps(hidden, zero_values, make_spec("block_norm", layer_reduce="rollout"))
+    np.testing.assert_allclose(rollout.values[0], np.eye(TOKENS), atol=tolerance)

@@ -1,0 +1,26 @@
+"""Lanes over a fake backend, and requests to them."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from service.engine.scheduler import Lane
+from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
+
+FOREVER = math.inf
+StartLane = Callable[..., Lane[FakeTask, int]]
+
+
+def send(
+    lane: Lane[FakeTask, int], values: Sequence[int], sizes: Sequence[int] | None = None, deadline: float = FOREVER
+) -> "asyncio.Task[list[int]]":
+    tasks = [FakeTask(value, size) for value, size in zip(values, sizes or [1] * len(values), strict=True)]
+    return asyncio.create_task(lane.wait(lane.submit(tasks, deadline)))
+
+
+async def hold(lane: Lane[FakeTask, int], backend: FakeBackend, value: int = 1) -> "asyncio.Task[list[int]]":
+    """Occupy one stream with one task, and return once it runs."""
+    backend.gate.clear()
+    held = send(lane, [value])
+    assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    return held

@@ -1,0 +1,181 @@
+"""The engine with the real model: deadlines, cancellation, admission and rejected requests."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from model.tokenizer import TokenizerInput
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import Input, TokenizeRequest
+from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
+from service.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    InvalidArgument,
+    QueueFull,
+    Unavailable,
+)
+from tests.service.conftest import (
+    GOLDEN,
+    ServiceHarness,
+    encode,
+    encode_request,
+    gather,
+    open_harness,
+)
+
+LONG = "word " * 300
+
+
+async def test_deadline_in_the_past_is_rejected_before_inference(harness: ServiceHarness) -> None:
+    with pytest.raises(DeadlineExceeded, match="before the request arrived"):
+        await encode(harness.engine, GOLDEN, deadline=time.monotonic())
+    assert harness.batches_run == 0
+
+
+class GatedBackend:
+    """Makes the batches of a backend wait until a gate opens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+        self.gate, self._entered = threading.Event(), threading.Semaphore(0)
+        run = backend.run
+
+        def wait_and_run(tasks: Any) -> Any:
+            self._entered.release()
+            assert self.gate.wait(20)
+            return run(tasks)
+
+        monkeypatch.setattr(backend, "run", wait_and_run)
+
+    async def wait_for_batches(self, count: int) -> None:
+        for _ in range(count):
+            assert await asyncio.to_thread(self._entered.acquire, True, 20)
+
+
+async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request before it finishes. The expired request never runs."""
+    async with open_harness(model) as harness:
+        gated = GatedBackend(monkeypatch, model.backend)
+        before = asyncio.ensure_future(encode(harness.engine, *[LONG] * 5, truncation="right"))
+        await gated.wait_for_batches(model.backend.choice.streams)
+        with pytest.raises(DeadlineExceeded, match="before the response was ready"):
+            await encode(harness.engine, GOLDEN, deadline=time.monotonic() + 0.5)
+        gated.gate.set()
+        assert (await before).truncated_inputs == 5
+        await harness.engine.drain()
+        assert harness.sample("attendant_tokens_total") == 5 * 256
+
+
+async def test_deadline_covers_preparation(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encode and tokenize requests fail at their deadline even during tokenization."""
+    async with open_harness(model) as harness:
+        gate, tokenizer = threading.Event(), harness.engine._tokenizer
+        encode_batch = tokenizer.encode
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            assert gate.wait(20)
+            return encode_batch(*arguments, **options)
+
+        monkeypatch.setattr(tokenizer, "encode", slow)
+        large = "word " * 3000
+        for call in (
+            encode(harness.engine, large, truncation="right", deadline=time.monotonic() + 0.001),
+            harness.engine.tokenize(
+                TokenizeRequest((Input(TokenizerInput(large)),), deadline=time.monotonic() + 0.001)
+            ),
+        ):
+            with pytest.raises(DeadlineExceeded):
+                await call
+        gate.set()
+        await harness.engine.drain()
+        assert harness.batches_run == 0
+
+
+async def test_cancelled_requests_are_removed_from_the_queue(harness: ServiceHarness) -> None:
+    calls = [asyncio.ensure_future(encode(harness.engine, *[LONG] * 16, truncation="right")) for _ in range(4)]
+    await asyncio.wait(calls, timeout=0)
+    for call in calls:
+        call.cancel()
+    assert all(isinstance(result, asyncio.CancelledError) for result in await gather(*calls))
+    await harness.engine.drain()
+    assert harness.sample("attendant_queue_size", lane="fast") == 0
+    assert harness.sample("attendant_queue_utilization", lane="fast") == 0
+
+
+@pytest.mark.parametrize("text", ["\u0001", "\u200d\u200b", "\x00\x7f"])
+async def test_text_without_content_after_tokenization_is_rejected(harness: ServiceHarness, text: str) -> None:
+    with pytest.raises(EmptyInput, match=r"inputs\[1\]: no content after tokenization"):
+        await encode(harness.engine, GOLDEN, text)
+    assert harness.batches_run == 0
+
+
+async def test_full_queue_rejects_requests_and_recovers(model: LoadedModel) -> None:
+    """Accepted requests are answered."""
+    async with open_harness(model, max_queue_tokens=2000) as harness:
+        results = await gather(*(encode(harness.engine, "word " * 200) for _ in range(60)))
+        rejected = [error for error in results if isinstance(error, QueueFull)]
+        assert 0 < len(rejected) < 60
+        assert all(not isinstance(result, Exception) for result in results if result not in rejected)
+        await encode(harness.engine, GOLDEN)
+        assert harness.sample("attendant_queue_utilization", lane="fast") == 0
+
+
+async def test_rejected_requests_release_their_reservation(harness: ServiceHarness) -> None:
+    """The checks fail after admission."""
+    for text, fields in ((LONG, {}), ("\u0001", {}), ("a", {"outputs": ("spans",)})):
+        with pytest.raises(InvalidArgument):
+            await encode(harness.engine, text, **fields)
+    assert harness.sample("attendant_queue_utilization", lane="fast") == 0
+
+
+async def test_closed_engine_rejects_requests(model: LoadedModel) -> None:
+    async with open_harness(model) as harness:
+        await harness.engine.close()
+        with pytest.raises(Unavailable, match="shutting down"):
+            await harness.engine.encode(encode_request(GOLDEN))
+
+
+def attend_request(*texts: str, **fields: Any) -> AttendRequest:
+    return AttendRequest(tuple(Input(TokenizerInput(text)) for text in texts), **fields)
+
+
+async def test_explain_lane_handles_deadlines_and_cancellation(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast lane stays available."""
+    async with open_harness(model) as harness:
+        gated = GatedBackend(monkeypatch, model.explain)
+        long = attend_request(*[LONG] * 2, truncation="right", head_reduce="mean", dtype="float16")
+        calls = [asyncio.ensure_future(harness.engine.attend(long)) for _ in range(3)]
+        await gated.wait_for_batches(1)
+        with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+            await harness.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.001))
+        with pytest.raises(DeadlineExceeded, match="before the response was ready"):
+            await harness.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 3))
+        assert (await encode(harness.engine, GOLDEN)).token_count == 5
+        calls[1].cancel()
+        gated.gate.set()
+        first, second, third = await gather(*calls)
+        assert isinstance(second, asyncio.CancelledError)
+        assert [result.truncated for response in (first, third) for result in response.results] == [True] * 4
+        await harness.engine.drain()
+        assert harness.sample("attendant_queue_utilization", lane="explain") == 0
+
+
+async def test_full_explain_queue_rejects_attend_and_compare_only(model: LoadedModel) -> None:
+    """The error has a retry delay."""
+    async with open_harness(model, max_explain_queue_tokens=1) as harness:
+        with harness.engine._explain.reserve(1):
+            for call in (
+                harness.engine.attend(attend_request(GOLDEN)),
+                harness.engine.compare(
+                    CompareRequest((Occurrence(GOLDEN, word_index=1), Occurrence(LONG[:80], word_index=1)))
+                ),
+            ):
+                with pytest.raises(QueueFull) as raised:
+                    await call
+                assert raised.value.retry_after_s is not None
+            assert (await encode(harness.engine, GOLDEN)).token_count == 5

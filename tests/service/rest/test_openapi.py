@@ -1,0 +1,126 @@
+"""The OpenAPI document: routes, schemas, examples, and a client generated from it."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.conftest import RunningServer
+from tests.service.conftest import GOLDEN
+
+OPERATIONS = {
+    "encode": ("/v1/encode", "post"),
+    "tokenize": ("/v1/tokenize", "post"),
+    "attend": ("/v1/attend", "post"),
+    "compare": ("/v1/compare", "post"),
+    "get_model": ("/v1/model", "get"),
+    "create_embeddings": ("/v1/embeddings", "post"),
+    "list_models": ("/v1/models", "get"),
+    "retrieve_model": ("/v1/models/{name}", "get"),
+    "livez": ("/livez", "get"),
+    "readyz": ("/readyz", "get"),
+}
+
+
+@pytest.fixture(scope="module")
+def document(rest: httpx.Client) -> dict[str, Any]:
+    body: dict[str, Any] = rest.get("/openapi.json").json()
+    return body
+
+
+def validator(document: dict[str, Any], schema: Any) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": document["components"]})
+
+
+def test_operations_have_short_ids(document: dict[str, Any]) -> None:
+    operations = {
+        operation["operationId"]: (path, method)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert operations == OPERATIONS
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
+    """Send the request example. The response and the response example must match the schema."""
+    path, method = OPERATIONS[name]
+    operation = document["paths"][path][method]
+    body = None
+    if "requestBody" in operation:
+        content = operation["requestBody"]["content"]["application/json"]
+        body = content["example"]
+        validator(document, content["schema"]).validate(body)
+    response = rest.request(method, path.replace("{name}", "all-MiniLM-L6-v2"), json=body)
+    assert response.status_code == 200, response.text
+    described = operation["responses"]["200"]["content"]["application/json"]
+    validator(document, described["schema"]).validate(response.json())
+    if name != "get_model":  # its response has no example
+        validator(document, described["schema"]).validate(described["example"])
+
+
+@pytest.mark.parametrize("name", ["encode", "attend", "compare", "tokenize", "create_embeddings"])
+def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
+    path, method = OPERATIONS[name]
+    responses = document["paths"][path][method]["responses"]
+    for content, status in ((b"{", {400}), (b"{}", {400, 422})):
+        response = rest.post(path, content=content, headers={"content-type": "application/json"})
+        assert response.status_code in status
+        described = responses[str(response.status_code)]
+        validator(document, described["content"]["application/json"]["schema"]).validate(response.json())
+    assert {"401", "413", "415", "429", "503", "504"} <= set(responses)
+    assert "Retry-After" in responses["429"]["headers"]
+
+
+def test_fields_are_described(document: dict[str, Any]) -> None:
+    for name in ("EncodeBody", "AttendBody", "CompareBody", "EmbeddingsBody", "ErrorDetailBody", "AttentionMapBody"):
+        for field, schema in document["components"]["schemas"][name]["properties"].items():
+            assert schema.get("description"), (name, field)
+
+
+def test_api_key_and_timeout_header_are_described(document: dict[str, Any]) -> None:
+    assert document["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
+    encode = document["paths"]["/v1/encode"]["post"]
+    assert {"bearer": []} in encode["security"]
+    assert [parameter["name"] for parameter in encode["parameters"]] == ["X-Request-Timeout-Ms"]
+
+
+def test_docs_load_nothing_from_other_origins(rest: httpx.Client) -> None:
+    page = rest.get("/docs")
+    assert "https://" not in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in ("/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/start.js", "/openapi.json"):
+        assert rest.get(path).status_code == 200
+
+
+def test_generated_client_works(
+    document: dict[str, Any], server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Generate a client with openapi-python-client without warnings, and call the server with it."""
+    source = tmp_path / "openapi.json"
+    source.write_text(json.dumps(document))
+    config = tmp_path / "config.yml"
+    config.write_text("post_hooks: []\n")
+    command = [
+        sys.executable, "-m", "openapi_python_client", "generate", "--meta", "none", "--fail-on-warning",
+        "--config", str(config), "--path", str(source), "--output-path", str(tmp_path / "generated_client"),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    client_module = importlib.import_module("generated_client")
+    encode = importlib.import_module("generated_client.api.native.encode")
+    models = importlib.import_module("generated_client.models")
+    with client_module.Client(base_url=server.rest) as client:
+        response = encode.sync(client=client, body=models.EncodeBody(inputs=[GOLDEN]))
+        assert isinstance(response, models.EncodeResponseBody)
+        assert len(response.results[0].pooled) == 384
+        error = encode.sync(client=client, body=models.EncodeBody(inputs=[""]))
+        assert isinstance(error, models.ErrorBody)
+        assert (error.error.reason, error.error.field) == ("EMPTY_INPUT", "inputs[0]")
