@@ -72,7 +72,7 @@ class VarlenEncoder(nn.Module):
     """A copy of an encoder that takes varlen inputs, followed by pooling of each sequence.
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Max pooling is not part of
-    the graph, whose only output is the last hidden state then.
+    the graph, whose only output is then the last hidden state.
     """
 
     def __init__(self, encoder: Encoder, pooling: Pooling, float32_parts: Collection[str] = ()) -> None:
@@ -148,7 +148,7 @@ def part_names(encoder: Encoder) -> tuple[str, ...]:
 
 def varlen_signature(module: VarlenEncoder) -> GraphSignature:
     """Return the signature for export, with dynamic T, B and S."""
-    # Separate tensors: the exporter would treat one tensor as one input.
+    # Separate tensors: the exporter would merge inputs that share one tensor into a single input.
     examples = {name: torch.zeros(16, dtype=torch.int32) for name in TOKEN_INPUTS}
     examples["cu_seqlens"] = torch.tensor([0, 5, 16, 16], dtype=torch.int32)
     examples["token_offset"] = torch.zeros(3, 11, dtype=torch.int32)

@@ -41,7 +41,7 @@ LOOP_LAG_PERIOD_S = 0.25
 CONNECTION_GRACE_S = 2.0
 """Seconds reserved at the end of the drain.
 
-They serve to finish writing responses and to close idle connections and incomplete requests.
+This time is for finishing responses and for closing idle connections and incomplete requests.
 """
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"
@@ -276,7 +276,7 @@ def relaxed_gc() -> Iterator[None]:
     """Collect garbage cycles less often until the block exits.
 
     Thousands of queued requests create many objects but no garbage. With the default thresholds, collections took more
-    than half of the event loop's time under overload. A collection of the youngest generation takes some milliseconds.
+    than half of the event loop's time under overload. A collection of the youngest generation takes a few milliseconds.
     Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, and
     some survive the first collection.
     """

@@ -1,6 +1,8 @@
-"""Every metric, declared once on the registry that is passed in. Base units; label sets exist from the start.
+"""Every metric, declared once on the registry that is passed in.
 
-A server at rest has at most 600 series (tests/service/test_metrics.py): check a new label or bucket against that.
+Base units (seconds, bytes). Known label sets are created at startup.
+
+An idle server has at most 600 series (tests/service/test_metrics.py): check a new label or bucket against that.
 """
 
 import time
@@ -111,7 +113,7 @@ class Metrics:
             ["model", "digest", "provider", "precision"],
             registry=registry,
         )
-        # Looking up a label set takes as long as counting, and the metric keeps every set anyway.
+        # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
         self._counters = cache(self._find_counters)
         for reason in REJECTIONS:
             self.rejected_requests.labels(reason)

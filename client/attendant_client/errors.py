@@ -1,7 +1,7 @@
 """Errors of the server and of the connection to it."""
 
 RETRYABLE = frozenset(("QUEUE_FULL", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE"))
-"""Reasons that the same request may not meet again."""
+"""Transient reasons: the same request may succeed on a retry."""
 
 
 class AttendantError(Exception):

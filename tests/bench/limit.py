@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.engine.backends.openvino import import_openvino
+from service.engine.backends.openvino import HINTS, import_openvino
 from tests.bench.project import Model
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
@@ -183,7 +183,7 @@ def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
 
 def _openvino(model: Model, cores: int, streams: int) -> Backend:
     core: Any = import_openvino().Core()
-    settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
+    settings = {"INFERENCE_PRECISION_HINT": HINTS["bfloat16"], "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
     # OpenVINO resolves external weights relative to the path of the model.
     compiled: Any = core.compile_model(core.read_model(model.graph), "CPU", settings)
 

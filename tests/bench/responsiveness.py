@@ -1,6 +1,6 @@
 """Latency of /livez during the most expensive requests that the limits allow.
 
-As a module, it is the probe: it requests /livez every 2 ms and prints the latencies.
+Run with python -m, this file is the probe: it requests /livez every 2 ms and prints the latencies.
 """
 
 import json
@@ -26,7 +26,7 @@ PREPARED_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The status and time of a request, and the slowest /livez in the meantime."""
+    """The status and time of a request, and the slowest /livez during it."""
 
     name: str
     status: int

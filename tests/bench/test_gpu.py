@@ -33,7 +33,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def test_kernels_are_read_from_the_log() -> None:
-    """A node has the set of all its kernels."""
+    """Each node maps to the set of all kernels that the log names for it."""
     kernels = Kernels.of(LOG)
     assert kernels.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
     assert kernels.off_gpu == set()
@@ -55,7 +55,7 @@ def test_kernel_targets_fail_when_the_log_is_incomplete(log: str, passed: list[b
 
 
 def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
-    """Its CUDA graph has the required accuracy."""
+    """Its exported graph for CUDA has the required accuracy."""
     manifest = artifact.manifest
     assert (
         manifest.num_hidden_layers,

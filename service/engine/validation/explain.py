@@ -145,7 +145,7 @@ def _check_encoding(request: AttendRequest, spec: AttentionMapSpec) -> None:
     if request.dtype == "sqrt_uint8":
         value = request.spelling.value("dtype", "sqrt_uint8")
         if request.wire == "json":
-            raise InvalidArgument(f'{value} requires encoding_format "base64"', "Set it.", field="dtype")
+            raise InvalidArgument(f'{value} requires encoding_format "base64"', "Set encoding_format.", field="dtype")
         if not spec.at_most_one(request.special_tokens):
             raise InvalidArgument(
                 f"{value} requires values from 0 to 1 (probs, rollout, or a renormalized norm)",

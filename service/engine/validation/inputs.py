@@ -11,7 +11,7 @@ from service.errors import EmptyInput, InputTooLong, InvalidArgument, RequestToo
 def check_inputs(
     inputs: Sequence[Input], field: str, limits: Limits, manifest: Manifest, max_inputs: int | None = None
 ) -> None:
-    """Check count, sizes, ids and spans; `max_inputs` is the limit of an API with its own."""
+    """Check count, sizes, ids and spans; `max_inputs` overrides the limit for an API that has its own."""
     max_inputs = max_inputs or limits.max_inputs
     if not inputs:
         raise EmptyInput("empty", "Send at least one item.", field=field)
@@ -111,7 +111,7 @@ def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> N
 def check_length(
     tokens: TokenizedInput, manifest: Manifest, truncation: Truncation, path: str, remedy: str
 ) -> TokenizedInput:
-    """Return the tokens, truncated if requested; raises without content or with too much."""
+    """Return the tokens, truncated if requested; raises if there is none or too much."""
     if not tokens.has_content:
         raise EmptyInput("no content after tokenization", "Send text.", field=path)
     limit = manifest.max_input_tokens

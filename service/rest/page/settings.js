@@ -5,7 +5,7 @@
  * @typedef {{num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[]}} Model
  */
 
-/** The view that agrees best with the effect of changing a word. */
+/** The default view: of all views, its values agree best with the measured effect of masking a word. */
 export const DEFAULTS = {
   unit: "word", kind: "projection", layer: "rollout", head: "mean", special: "drop", self: false,
 };
@@ -54,7 +54,7 @@ export const KINDS = {
   },
   norm: {
     name: "norm: length of weighted values",
-    meaning: "The length of the vector that each word contributes. Attention to a near-zero value counts little.",
+    meaning: "The length of the vector that each word contributes. Attention to a word with a value vector near zero counts little.",
     rolled: "The lengths of the vectors that words contribute, as shares, without the residual connection.",
     relation: "contribution",
   },

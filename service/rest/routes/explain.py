@@ -63,7 +63,7 @@ class AttendBody(StrictModel):
     segments: Segments = Field("all", description="Segments of a pair to use as rows and columns.")
     top_p: float | None = Field(
         None,
-        description="Keep the fewest largest values of each row whose magnitudes sum to at least this fraction.",
+        description="Keep the largest values of each row, as few as reach this fraction of its total magnitude.",
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
     )
     top_k: int | None = Field(
@@ -87,7 +87,7 @@ class OccurrenceBody(StrictModel):
     text: str = Field(description="The text.")
     span: Span | None = Field(None, description="Character range `[start, end)`. Mutually exclusive with `word_index`.")
     word_index: int | None = Field(
-        None, description="Index of a word, as /v1/tokenize lists them.", json_schema_extra={"minimum": 0}
+        None, description="Index of a word in the list that /v1/tokenize returns.", json_schema_extra={"minimum": 0}
     )
 
 

@@ -125,7 +125,7 @@ class Simulation:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 64), st.integers(0, 1000))
 def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int) -> None:
-    """A client sends its next sentence when it has a response, so the queue always has sentences."""
+    """Each client sends its next sentence when it gets a response, so the queue always has sentences."""
     chance, simulation = random.Random(seed), Simulation()
     bulk = simulation.submit([chance.randint(96, 256) for _ in range(256)])
     tokens = simulation.queue.tokens

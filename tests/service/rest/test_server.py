@@ -202,7 +202,7 @@ async def test_load_shedder_handles_partial_and_pipelined_requests() -> None:
             await writer.drain()
         assert await read_response(reader) == (429, b"rejected")
         writer.write(post(b"no") + post(b"yes") + post(b"no 2") + post(b"yes 2"))
-        # The shedder skips requests behind an unanswered one: its rejection would precede the earlier response.
+        # The shedder skips a request behind an unanswered one: its rejection would be sent before the earlier response.
         responses = [await read_response(reader) for _ in range(4)]
     assert responses == [(429, b"rejected"), (200, b"echo yes"), (200, b"echo no 2"), (200, b"echo yes 2")]
 
@@ -240,7 +240,7 @@ async def test_buffered_request_ends_with_the_header_timeout() -> None:
 
 
 async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
-    """Objects are freed without the garbage collector, which runs rarely. Requests succeed, are invalid or rejected."""
+    """Objects are freed without the garbage collector, which runs rarely. Some requests fail."""
     async with open_harness(model, max_queue_tokens=200) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
 

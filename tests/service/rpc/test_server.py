@@ -101,7 +101,7 @@ async def test_start_raises_os_error_when_port_is_in_use() -> None:
 
 
 async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
-    """Large messages must be freed without the garbage collector. Calls succeed, are invalid or rejected."""
+    """Large messages must be freed without the garbage collector. Some succeed, others are invalid or rejected."""
     async with open_harness(model, max_queue_tokens=200) as harness:
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
         port = await server.start("127.0.0.1:0")

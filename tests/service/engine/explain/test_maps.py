@@ -1,6 +1,6 @@
 """Attention maps of one layer against PyTorch and against the formulas of the papers.
 
-Exact statements are tested in float32, as served, and in float64 with a tolerance near rounding.
+Exact identities are tested in float32, as served, and in float64 with a tolerance close to rounding error.
 """
 
 import tracemalloc

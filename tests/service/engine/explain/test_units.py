@@ -110,7 +110,7 @@ def test_values_do_not_depend_on_the_order_of_spans(tokenizer: Tokenizer, spans:
 def test_overlapping_and_empty_spans_are_rejected(
     tokenizer: Tokenizer, spans: tuple[Offsets, ...], reason: str, message: str
 ) -> None:
-    """A token that two spans halve belongs to the span that is first in the text."""
+    """A token split evenly between two spans belongs to the span that is first in the text."""
     with pytest.raises(InvalidArgument) as raised:
         units_of(tokenizer, CHEQUE, spans=spans, unit="span")
     assert raised.value.reason == reason

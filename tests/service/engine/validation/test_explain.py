@@ -55,7 +55,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 0}, "top_k: out of range (0, limit 1)."),
     ({"decimals": 0}, "decimals: out of range (0, limit 1). Use 1 to 9."),
     ({"decimals": 3, "wire": "base64"}, 'decimals: set, but encoding_format is not "float".'),
-    ({"dtype": "sqrt_uint8"}, 'dtype: "sqrt_uint8" requires encoding_format "base64". Set it.'),
+    ({"dtype": "sqrt_uint8"}, 'dtype: "sqrt_uint8" requires encoding_format "base64". Set encoding_format.'),
     ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "norm"}, 'dtype: "sqrt_uint8" requires values from 0 to 1'),
     (
         {"dtype": "sqrt_uint8", "wire": "binary", "kind": "projection", "special_tokens": "renormalize"},
