@@ -69,6 +69,7 @@ class AsyncClient:
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> Array:
         """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        options["outputs"] = ["pooled"]
         response = await self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])
 

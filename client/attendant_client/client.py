@@ -64,6 +64,7 @@ class Client:
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
         """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        options["outputs"] = ["pooled"]
         response = self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])
 

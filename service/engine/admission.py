@@ -2,8 +2,10 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 from service.engine.fair_queue import Backlog
+from service.engine.schema.encode import Input
 from service.errors import QueueFull
 
 RATE_TIME_CONSTANT_S = 2.0
@@ -12,6 +14,8 @@ NEAR_CAPACITY = 0.9
 """Fraction of a limit above which requests are checked early."""
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
+CHARACTERS_PER_TOKEN = 4
+"""Assumed characters per token, for admission before tokenization."""
 
 
 class ServiceRate:
@@ -99,3 +103,16 @@ class Admission:
                 "Increase the timeout.",
                 retry_after_s=wait,
             )
+
+
+def count_characters(inputs: Sequence[Input]) -> int:
+    """Return the number of characters; a token id counts as `CHARACTERS_PER_TOKEN` characters."""
+    return sum(
+        len(item.source.text) + len(item.source.pair or "") + CHARACTERS_PER_TOKEN * len(item.source.token_ids or ())
+        for item in inputs
+    )
+
+
+def estimate_tokens(inputs: Sequence[Input]) -> int:
+    """Return the estimated number of tokens of the inputs, special tokens included."""
+    return 2 * len(inputs) + count_characters(inputs) // CHARACTERS_PER_TOKEN

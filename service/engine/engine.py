@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
-from service.engine.admission import Admission
+from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.response import (
     PreparedInput,
@@ -35,7 +35,6 @@ from service.engine.schema.encode import (
     ExplainTask,
     Input,
     TextVectors,
-    Timing,
     TokenizeRequest,
     TokenizeResponse,
     TokenizeResult,
@@ -47,6 +46,7 @@ from service.engine.schema.explain import (
     CompareRequest,
     CompareResponse,
 )
+from service.engine.timing import Timer, deadline_scope
 from service.engine.validation.encode import check_encode, needs_last_layer_only, select_prompt
 from service.engine.validation.explain import check_attend, check_compare
 from service.engine.validation.inputs import check_inputs, check_length
@@ -57,8 +57,6 @@ INLINE_CHARACTERS = 4096
 """Requests up to this size are prepared on the event loop, in about a millisecond; larger ones in a thread."""
 PREPARATION_THREADS = 2
 """Threads contend for the GIL, so more of them only delay the event loop."""
-CHARACTERS_PER_TOKEN = 4
-"""Assumed characters per token, for admission before tokenization."""
 
 T = TypeVar("T")
 
@@ -136,7 +134,7 @@ class Engine:
             )
             results = await self._run(size, respond)
         token_count, truncated = self._count([item.tokens for item in prepared])
-        timing = timer.finish(lane)
+        timing = timer.finish(lane.metrics)
         return EncodeResponse(self._manifest.name, lane.precision, results, token_count, truncated, timing, prompt)
 
     async def attend(self, request: AttendRequest) -> AttendResponse:
@@ -154,7 +152,7 @@ class Engine:
             results = await lane.wait(submitted)
             timer.ran()
         self._count([task.tokens for task in tasks])
-        return AttendResponse(self._manifest.name, lane.precision, results, timer.finish(lane))
+        return AttendResponse(self._manifest.name, lane.precision, results, timer.finish(lane.metrics))
 
     async def compare(self, request: CompareRequest) -> CompareResponse:
         """Return similarities of a word's occurrences. Cancellation and errors are as in `encode`."""
@@ -173,7 +171,7 @@ class Engine:
             respond = partial(compare, tasks, vectors, layers, self._model.static)
             occurrences, static, similarities = await self._run(count_characters(inputs), respond)
         self._count([task.tokens for task in tasks])
-        timing = timer.finish(lane)
+        timing = timer.finish(lane.metrics)
         return CompareResponse(self._manifest.name, lane.precision, occurrences, static, similarities, timing)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
@@ -298,47 +296,3 @@ class Engine:
         if truncated:
             self._metrics.truncated_inputs.inc(truncated)
         return token_count, truncated
-
-
-class Timer:
-    """Timer for the stages of one request."""
-
-    def __init__(self) -> None:
-        self._started = self._tokenized = self._ran = time.perf_counter()
-
-    def tokenized(self) -> None:
-        self._tokenized = time.perf_counter()
-
-    def ran(self) -> None:
-        self._ran = time.perf_counter()
-
-    def finish(self, lane: Lane[Any, Any]) -> Timing:
-        """Count the stages in the lane's metrics and return them."""
-        finished = time.perf_counter()
-        timing = Timing(self._tokenized - self._started, self._ran - self._tokenized, finished - self._ran)
-        lane.metrics.observe_tokenize(timing.tokenize)
-        lane.metrics.observe_postprocess(timing.postprocess)
-        return timing
-
-
-@asynccontextmanager
-async def deadline_scope(deadline: float) -> AsyncIterator[None]:
-    """Cancel the body when `deadline`, a time.monotonic() reading, passes; then raise `DeadlineExceeded`."""
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded("Deadline exceeded before the response was ready", "Increase the timeout.") from None
-
-
-def count_characters(inputs: Sequence[Input]) -> int:
-    """Return the number of characters; a token id counts as `CHARACTERS_PER_TOKEN` characters."""
-    return sum(
-        len(item.source.text) + len(item.source.pair or "") + CHARACTERS_PER_TOKEN * len(item.source.token_ids or ())
-        for item in inputs
-    )
-
-
-def estimate_tokens(inputs: Sequence[Input]) -> int:
-    """Return the estimated number of tokens of the inputs, special tokens included."""
-    return 2 * len(inputs) + count_characters(inputs) // CHARACTERS_PER_TOKEN

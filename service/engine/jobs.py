@@ -25,6 +25,21 @@ class Job(Generic[Result]):
         self.started = False
         self.submitted = time.perf_counter()
 
+    def set_result(self, index: int, result: Result) -> bool:
+        """Store the result of one task; return False if the job was done before, so that the result is unused."""
+        self.results[index] = result
+        self.pending -= 1
+        if self.future.done():
+            return False
+        if not self.pending:
+            self.future.set_result(self.results)  # type: ignore[arg-type]  # every task has a result
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Fail the job unless it is done."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
     def is_stale(self) -> bool:
         return self.future.done() or self.deadline <= time.monotonic()
 

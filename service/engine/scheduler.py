@@ -158,12 +158,10 @@ class Lane(Generic[TaskT, Result]):
             self._tasks_available.notify_all()
             self._notify_if_idle()
         for entry in left:
-            self._fail(
-                entry.job,
-                Unavailable(
-                    "Server shut down before this request ran", "Retry on another instance.", reason="DRAINING"
-                ),
+            error = Unavailable(
+                "Server shut down before this request ran", "Retry on another instance.", reason="DRAINING"
             )
+            entry.job.fail(error)
         await asyncio.to_thread(self._join)
 
     def _wake(self) -> None:
@@ -293,7 +291,7 @@ class Lane(Generic[TaskT, Result]):
     def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
         if len(batch) == 1:
-            self._call_loop(self._fail, batch[0].job, error)
+            self._call_loop(batch[0].job.fail, error)
             return
         self._metrics.batch_retries.inc(2)
         middle = len(batch) // 2
@@ -313,7 +311,7 @@ class Lane(Generic[TaskT, Result]):
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
             error = Unavailable("Inference backend failed", "Retry on another instance.", reason="BACKEND_FAILED")
-            self._call_loop(self._fail, entry.job, error)
+            self._call_loop(entry.job.fail, error)
 
     def _call_loop(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
@@ -323,14 +321,5 @@ class Lane(Generic[TaskT, Result]):
 
     def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
         for entry, result in zip(batch, results, strict=True):
-            job = entry.job
-            job.results[entry.index] = result
-            job.pending -= 1
-            if job.future.done():
+            if not entry.job.set_result(entry.index, result):
                 self._metrics.cancelled_in_batch.inc()
-            elif not job.pending:
-                job.future.set_result(job.results)  # type: ignore[arg-type]  # none is pending
-
-    def _fail(self, job: Job[Result], error: Exception) -> None:
-        if not job.future.done():
-            job.future.set_exception(error)

@@ -207,3 +207,7 @@ def test_unreachable_server_is_retried(name: str) -> None:
 def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL of http, https, grpc or grpcs"):
         Client(url)
+
+
+def test_embed_returns_pooled_vectors_whatever_the_outputs(client: Client) -> None:
+    assert client.embed([CASHED], outputs=["tokens"]).shape == (1, 384)

@@ -17,14 +17,15 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
     if len(outputs) < len(request.outputs):
         raise InvalidArgument("contains the same output twice", "Remove one.", field="outputs")
     spans = spell.value("outputs", "spans")
+    needs_spans, needs_words = "spans" in outputs, "words" in outputs
     for index, item in enumerate(request.inputs):
-        path = f"{spell.inputs}[{index}]"
-        if "spans" in outputs and not item.spans:
-            raise InvalidArgument(f"missing, but outputs contains {spans}", "Send spans.", field=f"{path}.spans")
-        if item.spans and "spans" not in outputs:
-            raise InvalidArgument(f"set, but {spans} is missing from outputs", "Add it.", field=f"{path}.spans")
-        if "words" in outputs and item.source.token_ids is not None:
-            words = spell.value("outputs", "words")
+        if needs_spans != bool(item.spans):
+            field = f"{spell.inputs}[{index}].spans"
+            if needs_spans:
+                raise InvalidArgument(f"missing, but outputs contains {spans}", "Send spans.", field=field)
+            raise InvalidArgument(f"set, but {spans} is missing from outputs", "Add it.", field=field)
+        if needs_words and item.source.token_ids is not None:
+            words, path = spell.value("outputs", "words"), f"{spell.inputs}[{index}]"
             raise InvalidArgument(
                 f"{words} is not supported for token_ids", f"Remove it or send text in {path}.", field="outputs"
             )

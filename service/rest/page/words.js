@@ -29,9 +29,9 @@ export function isWord(/** @type {Word} */ word) {
 }
 
 /**
- * Find the most distinctive word that at least two sentences share, or null. There is no list of function words: long
- * words come first, and short words are ranked by frequency and position. An article precedes its noun and often
- * starts a sentence.
+ * Return the most distinctive word that at least two sentences contain, or null. Instead of using a stop word list, it
+ * prefers long words and ranks short ones by frequency and position, because articles precede their nouns and often
+ * start a sentence.
  *
  * @param {Word[][]} sentences
  * @param {Word[]} current the current words, kept if no other word is in more sentences

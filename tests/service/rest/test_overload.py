@@ -6,7 +6,7 @@ import json
 import pytest
 
 from service.auth import ApiKeys
-from service.engine.engine import CHARACTERS_PER_TOKEN
+from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.rest.overload import LoadShedder
 from tests.service.conftest import fast_lane, open_harness
