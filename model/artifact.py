@@ -22,6 +22,7 @@ TOKENIZER = "tokenizer.json"
 REPORT = "report.json"
 WEIGHTS = "weights.bin"
 
+Similarity = Literal["cosine", "dot"]
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 Variant = Literal["cuda", "int8"]
@@ -141,6 +142,7 @@ class Manifest(_Record):
     `max_input_tokens` includes special tokens. `dimensions` is the size of an embedding after the dense layers.
     `attention_kinds` are the kinds of map whose formulas apply to the model's blocks. `static` is the embedding table.
     `include_prompt` False means that pooling excludes the prompt and all tokens before it.
+    `similarity` is the function that the model was trained for.
     """
 
     format_version: int
@@ -162,6 +164,7 @@ class Manifest(_Record):
     prompts: dict[str, str]
     default_prompt_name: str | None
     include_prompt: bool
+    similarity: Similarity = "cosine"
     graphs: dict[str, GraphRecord]
     static: TensorRecord
     attention_kinds: tuple[Kind, ...]

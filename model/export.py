@@ -169,6 +169,7 @@ def _write(
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
         include_prompt=embedding.include_prompt,
+        similarity=embedding.similarity,
         graphs=graphs,
         static=find(encoder.embeddings.word_embeddings.weight),
         attention_kinds=KINDS,  # all families of checkpoint.py have post-LN blocks, which the formulas assume

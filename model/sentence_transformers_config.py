@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from model.artifact import POOLINGS, Pooling
+from model.artifact import POOLINGS, Pooling, Similarity
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
 
 CONFIG = "config_sentence_transformers.json"
@@ -28,7 +28,8 @@ class DenseLayer:
 class EmbeddingConfig:
     """The steps before and after the encoder; mean pooling without sentence-transformers files.
 
-    `include_prompt` False means that pooling excludes the prompt and all tokens before it.
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "dot" for
+    models with `similarity_fn_name` "dot", else "cosine".
     """
 
     pooling: Pooling = "mean"
@@ -37,6 +38,7 @@ class EmbeddingConfig:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     include_prompt: bool = True
+    similarity: Similarity = "cosine"
 
 
 def read_max_input_tokens(directory: Path, max_position_embeddings: int) -> int:
@@ -52,9 +54,11 @@ def read_max_input_tokens(directory: Path, max_position_embeddings: int) -> int:
 
 def read_embedding_config(directory: Path, hidden_size: int) -> EmbeddingConfig:
     """Return the configuration in the sentence-transformers files. Raises CheckpointError."""
-    prompts, default_prompt_name = _read_prompts(directory)
+    config = read_optional_json(directory / CONFIG)
+    prompts, default_prompt_name = _read_prompts(config)
+    similarity: Similarity = "dot" if config.get("similarity_fn_name") in ("dot", "dot_product") else "cosine"
     if not (directory / "modules.json").is_file():
-        return EmbeddingConfig(prompts=prompts, default_prompt_name=default_prompt_name)
+        return EmbeddingConfig(prompts=prompts, default_prompt_name=default_prompt_name, similarity=similarity)
     if read_optional_json(directory / "sentence_bert_config.json").get("do_lower_case"):
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
     modules = list(_read_modules(directory))
@@ -74,12 +78,11 @@ def read_embedding_config(directory: Path, hidden_size: int) -> EmbeddingConfig:
             dense.append(_read_dense(path, size))
             size = dense[-1].weight.shape[0]
     return EmbeddingConfig(
-        pooling, order.endswith("Normalize"), tuple(dense), prompts, default_prompt_name, include_prompt
+        pooling, order.endswith("Normalize"), tuple(dense), prompts, default_prompt_name, include_prompt, similarity
     )
 
 
-def _read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
-    config = read_optional_json(directory / CONFIG)
+def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{CONFIG}: prompts is not a map of names to strings. Correct it.")

@@ -66,6 +66,7 @@ Reason = Literal[
     "TOKEN_ID_OUT_OF_RANGE",
     "TOO_MANY_INPUTS",
     "TOO_MANY_ITEMS",
+    "TOO_MANY_PAIRS",
     "TOO_MANY_SPANS",
     "UNAUTHENTICATED",
     "UNAVAILABLE",

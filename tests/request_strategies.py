@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from model.artifact import KINDS, POOLINGS
+from model.artifact import KINDS, POOLINGS, Similarity
 from service.engine.schema.encode import DType, LayerReduce, MapDType, Output
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
+from service.engine.schema.similarity import Effect, Pairs, SimilarityUnit
 from service.pb import encoder_pb2 as pb
 
 Body = dict[str, Any]
+TEXT_FIELDS = ("queries", "documents")
 
 WORDS = (
     "river", "Bank", "LÄUFT", "déjà", "money,", "don't", "x" * 70, "a-b", "42", "3.14", "...", "?!", "漢字", "かな",
@@ -165,6 +167,35 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     return {"occurrences": occurrences, **options}
 
 
+@st.composite
+def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
+    """Draw similarity requests; those without `explain` rarely have an option that requires it."""
+    texts = st.one_of(SHORT_TEXTS, SHORT_TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
+    prompts = st.sampled_from(["query: ", "", "\u3000"])
+    drawn = draw(
+        body(
+            queries=texts,
+            documents=texts,
+            pairs=optional(st.sampled_from(get_args(Pairs))),
+            similarity=optional(st.sampled_from(get_args(Similarity))),
+            dimensions=optional(st.integers(0, facts.hidden_size + 1)),
+            truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+            query_prompt=optional(prompts),
+            document_prompt=optional(prompts),
+            document_prompt_name=st.sampled_from([...] * 30 + ["document"]),
+        )
+    )
+    options = body(
+        unit=st.sampled_from([..., *get_args(SimilarityUnit)]),
+        top_k=optional(st.integers(0, 12)),
+        effect=st.sampled_from([..., *get_args(Effect)]),
+    )
+    explain = draw(st.sampled_from([..., False, True, True, True]))
+    if explain is True or draw(st.sampled_from([False] * 9 + [True])):
+        drawn |= draw(options)
+    return drawn if explain is ... else drawn | {"explain": explain}
+
+
 def tokenize_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
     return body(inputs=inputs(facts, spans=False))
 
@@ -187,6 +218,7 @@ BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
     "encode": encode_bodies,
     "attend": attend_bodies,
     "compare": compare_bodies,
+    "similarity": similarity_bodies,
     "tokenize": tokenize_bodies,
     "embeddings": embeddings_bodies,
 }
@@ -201,17 +233,8 @@ def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
 
 def to_message(operation: str, request: Body) -> Any:
     """Convert a body to a gRPC message, or return None if the proto lacks one of its fields."""
-    if operation == "compare":
-        return pb.CompareRequest(
-            occurrences=[
-                pb.Occurrence(text=item["text"], span=pb.Span(start=item["span"][0], end=item["span"][1]))
-                if "span" in item
-                else pb.Occurrence(text=item["text"], word_index=item["word_index"])
-                for item in request["occurrences"]
-            ],
-            layers=_layers(request),
-            top_contributors=request.get("top_contributors"),
-        )
+    if operation in ("compare", "similarity"):
+        return _compare_message(request) if operation == "compare" else _similarity_message(request)
     items = _inputs(request["inputs"])
     if operation == "tokenize":
         return pb.TokenizeRequest(inputs=items)
@@ -243,6 +266,29 @@ def to_message(operation: str, request: Body) -> Any:
         **{name: request[name] for name in ("top_p", "top_k") if name in request},
         **names,
     )  # fmt: skip
+
+
+def _compare_message(request: Body) -> pb.CompareRequest:
+    return pb.CompareRequest(
+        occurrences=[
+            pb.Occurrence(text=item["text"], span=pb.Span(start=item["span"][0], end=item["span"][1]))
+            if "span" in item
+            else pb.Occurrence(text=item["text"], word_index=item["word_index"])
+            for item in request["occurrences"]
+        ],
+        layers=_layers(request),
+        top_contributors=request.get("top_contributors"),
+    )
+
+
+def _similarity_message(request: Body) -> pb.SimilarityRequest | None:
+    if "document_prompt" in request and "document_prompt_name" in request:
+        return None
+    texts: Any = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in TEXT_FIELDS}
+    enums = _enums(request, pairs="PAIRS", similarity="SIMILARITY_FUNCTION", truncation="TRUNCATION", unit="UNIT_KIND",
+                   effect="EFFECT")  # fmt: skip
+    plain: Any = {name: value for name, value in request.items() if name not in enums and name not in texts}
+    return pb.SimilarityRequest(**texts, **enums, **plain)
 
 
 def _layers(request: Body) -> list[int]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}
 NUMBERS: dict[int, str] = dict(enumerate(("", *DTYPES)))
 Array = NDArray[Any]
+SIDES = ("queries", "documents")
 
 
 def array_of(value: Any, dtype: str = "float32") -> Array:
@@ -195,3 +196,59 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
         assert_finite(cosines)
         assert np.abs(np.diag(cosines) - 1).max() < 1e-6
         assert np.abs(cosines - cosines.T).max() < 1e-6
+
+
+def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
+    """Check one response of /v1/similarity against its request."""
+    texts = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in SIDES}
+    scores, zipped = array_of(response["scores"]), request.get("pairs") == "zip"
+    counts = tuple(map(len, texts.values()))
+    assert scores.shape == (counts[:1] if zipped else counts)
+    assert_finite(scores)
+    cosine = request.get("similarity", "cosine") == "cosine"
+    assert response["similarity"] == ("cosine" if cosine else "dot")
+    if cosine:
+        assert np.abs(scores).max() <= 1 + 1e-5
+    explain = request.get("explain", False)
+    for name in SIDES:
+        for text, result in zip(texts[name], response[name], strict=True):
+            assert ("units" in result) == explain
+            for unit in result.get("units", ()):
+                assert not unit["special"]
+                assert unit["text"] == text[unit["start"] : unit["end"]]
+    tokens = sum(result["token_count"] for name in SIDES for result in response[name])
+    assert response["usage"]["tokens"] == tokens
+    assert ("pairs" in response) == explain
+    if explain:
+        places = [(pair["query"], pair["document"]) for pair in response["pairs"]]
+        assert places == ([(index, index) for index in range(counts[0])] if zipped else list(np.ndindex(counts)))
+        for pair in response["pairs"]:
+            score = scores[pair["query"]] if zipped else scores[pair["query"], pair["document"]]
+            _check_pair(pair, request, response, float(score))
+
+
+def _check_pair(pair: Any, request: Any, response: Any, score: float) -> None:
+    shape = (
+        len(response["queries"][pair["query"]]["units"]),
+        len(response["documents"][pair["document"]]["units"]),
+    )
+    assert abs(pair["score"] - score) <= 1e-5 * max(1, abs(score))
+    contributions, rest = pair["contributions"], sum(pair["rest"].values())
+    if "top_k" in request:
+        values = array_of(contributions["values"])
+        assert len(values) == min(request["top_k"], shape[0] * shape[1])
+        places = set(zip(contributions["query_units"], contributions["document_units"], strict=True))
+        assert len(places) == len(values)
+        assert all(row < shape[0] and column < shape[1] for row, column in places)
+        assert (np.diff(np.abs(values)) <= 0).all()
+    else:
+        values = array_of(contributions).reshape(shape)
+    assert_finite(values)
+    assert abs(values.sum(dtype=np.float64) + rest - score) <= 1e-5 * max(1, abs(score))
+    for name, count in zip(("query_effects", "document_effects"), shape, strict=True):
+        if request.get("effect", "none") == "none":
+            assert pair[name] is None
+        else:
+            effects = array_of(pair[name])
+            assert effects.shape == (count,)
+            assert_finite(effects)

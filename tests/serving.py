@@ -61,10 +61,10 @@ class ServiceThread:
             await engine.close()
 
     def _record_sizes(self, engine: Engine) -> None:
-        check = engine._check_response_size
+        check = engine._preparation._check_response_size
 
         def record(size: int, inputs: int, remedy: Any) -> None:
             self.largest_response = size
             check(size, inputs, remedy)
 
-        engine._check_response_size = record  # type: ignore[method-assign]
+        engine._preparation._check_response_size = record  # type: ignore[method-assign]

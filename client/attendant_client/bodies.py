@@ -32,6 +32,13 @@ def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
     return {"occurrences": items, **_present(options)}
 
 
+def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Body:
+    """Return the body of a similarity request; options that are None are left out."""
+    texts = {"queries": queries, "documents": documents}
+    lists = {name: [value] if isinstance(value, str) else list(value) for name, value in texts.items()}
+    return {**lists, **_present(options)}
+
+
 def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Body]:
     """Yield bodies with consecutive inputs, each within the limits if its inputs are."""
     part: list[Any] = []

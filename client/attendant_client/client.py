@@ -7,10 +7,10 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, split_body
+from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, make_similarity, split_body
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
-from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions
+from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
 from attendant_client.transports import open_transport
@@ -21,6 +21,7 @@ from attendant_client.types import (
     EncodeResponse,
     ModelInfo,
     Occurrence,
+    SimilarityResponse,
     TokenizeResponse,
 )
 
@@ -86,6 +87,19 @@ class Client:
         """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
         body = make_comparison(occurrences, **options)
         response: CompareResponse = self._call("compare", body, self._deadline(timeout_s))
+        return response
+
+    def similarity(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[SimilarityOptions],
+    ) -> SimilarityResponse:
+        """Return the similarity of queries and documents, and its explanation; raises `AttendantError`."""
+        body = make_similarity(queries, documents, **options)
+        response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))
         return response
 
     def model(self, *, timeout_s: float | None = None) -> ModelInfo:

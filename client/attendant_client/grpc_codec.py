@@ -9,6 +9,7 @@ import numpy as np
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from attendant_client import similarity_codec
 from attendant_client.bodies import Body
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import array_of
@@ -39,6 +40,7 @@ METHODS = {
     "encode": "Encode",
     "attend": "Attend",
     "compare": "Compare",
+    "similarity": "Similarity",
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
@@ -46,6 +48,7 @@ REQUESTS: dict[str, Any] = {
     "encode": pb.EncodeRequest,
     "attend": pb.AttendRequest,
     "compare": pb.CompareRequest,
+    "similarity": pb.SimilarityRequest,
     "tokenize": pb.TokenizeRequest,
     "model": pb.GetModelRequest,
 }
@@ -67,18 +70,28 @@ ENUMS = {
         "truncation": "TRUNCATION",
         "dtype": "DTYPE",
     },
+    "similarity": {
+        "pairs": "PAIRS",
+        "similarity": "SIMILARITY_FUNCTION",
+        "truncation": "TRUNCATION",
+        "unit": "UNIT_KIND",
+        "effect": "EFFECT",
+    },
 }
+PROMPTS = ("prompt", "query_prompt", "document_prompt")
+"""Each is a oneof with the name of a prompt. A message keeps only the last field of a oneof that is set."""
 
 
 def to_message(operation: str, body: Body) -> Any:
     """Return a body as the request message; raises `AttendantError` for a value that the proto does not have."""
-    if "prompt" in body and "prompt_name" in body:  # a oneof of the message, which keeps only the last one set
-        raise AttendantError(
-            "INVALID_ARGUMENT",
-            "INVALID_ARGUMENT",
-            "prompt_name: set together with prompt. Send one of them.",
-            field="prompt_name",
-        )
+    for prompt in PROMPTS:
+        if prompt in body and f"{prompt}_name" in body:
+            raise AttendantError(
+                "INVALID_ARGUMENT",
+                "INVALID_ARGUMENT",
+                f"{prompt}_name: set together with {prompt}. Send one of them.",
+                field=f"{prompt}_name",
+            )
     values: Body = {}
     for name, value in body.items():
         if name == "inputs":
@@ -288,6 +301,7 @@ def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:
     names = [field.name for field in fields(ModelInfo)]
     values: dict[str, Any] = {name: getattr(message, name) for name in names}
     values["pooling"] = pb.Pooling.Name(message.pooling).removeprefix("POOLING_").lower()
+    values["similarity"] = similarity_codec.function_name(message.similarity)
     values["aliases"], values["attention_kinds"] = list(message.aliases), list(message.attention_kinds)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
@@ -299,6 +313,7 @@ DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "encode": _encode,
     "attend": _attend,
     "compare": _compare,
+    "similarity": similarity_codec.from_messages,
     "tokenize": _tokenize,
     "model": _model,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
 from attendant_client.types import (
     Array,
@@ -37,6 +38,7 @@ PATHS = {
     "encode": "/v1/encode",
     "attend": "/v1/attend",
     "compare": "/v1/compare",
+    "similarity": "/v1/similarity",
     "tokenize": "/v1/tokenize",
     "model": "/v1/model",
 }
@@ -194,6 +196,7 @@ DECODERS: dict[str, Callable[[Json], Any]] = {
     "encode": _encode,
     "attend": _attend,
     "compare": _compare,
+    "similarity": similarity_codec.from_json,
     "tokenize": _tokenize,
     "model": _model,
 }

@@ -47,3 +47,21 @@ class CompareOptions(TypedDict, total=False):
     model: str
     layers: Layers
     top_contributors: int
+
+
+class SimilarityOptions(TypedDict, total=False):
+    """Options of similarity."""
+
+    model: str
+    pairs: Literal["all", "zip"]
+    similarity: Literal["cosine", "dot"]
+    dimensions: int
+    truncation: Literal["error", "right", "left"]
+    query_prompt_name: str
+    query_prompt: str
+    document_prompt_name: str
+    document_prompt: str
+    explain: bool
+    unit: Literal["token", "word"]
+    top_k: int
+    effect: Literal["none", "leave_one_out", "occlusion"]

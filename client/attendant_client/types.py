@@ -198,6 +198,71 @@ class CompareResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class SimilarityText:
+    """A query or a document; `units` are its tokens or words, None without `explain`."""
+
+    token_count: int
+    truncated: bool
+    units: list[Unit] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopContributions:
+    """The K contributions of the largest magnitude, in descending order: units on both sides, and `values` (K)."""
+
+    query_units: list[int]
+    document_units: list[int]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The terms of a score that belong to no pair of units."""
+
+    special_tokens: float
+    prompt: float
+    bias: float
+    dropped: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityPair:
+    """The explanation of one pair of U query units and V document units.
+
+    The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. Effects are (U) and (V).
+    """
+
+    query: int
+    document: int
+    score: float
+    matrix: Floats | None
+    top: TopContributions | None
+    rest: Rest | None
+    query_effects: Floats | None
+    document_effects: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityResponse:
+    """Scores, (Q, D) or (Q) for zipped pairs, and the explanation of each pair (None without `explain`)."""
+
+    model: str
+    precision: str
+    similarity: str
+    scores: Floats
+    queries: list[SimilarityText]
+    documents: list[SimilarityText]
+    pairs: list[SimilarityPair] | None
+    contributions_unavailable: str | None
+    token_count: int
+    truncated_inputs: int
+    query_prompt_name: str | None
+    query_prompt: str | None
+    document_prompt_name: str | None
+    document_prompt: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of the server that a client needs."""
 
@@ -231,4 +296,5 @@ class ModelInfo:
     provider: str
     attention_kinds: list[str]
     version: str
+    similarity: str
     limits: Limits

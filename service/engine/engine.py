@@ -5,30 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
-from service.engine.encode.alignment import describe_tokens, words_of
-from service.engine.encode.response import (
-    PreparedInput,
-    build_results,
-    encode_tasks,
-    listed_bytes,
-    prepare_input,
-    response_bytes,
-)
-from service.engine.explain.attend import AttendTask, suggest_smaller
-from service.engine.explain.compare import CompareTask, OccurrenceTokens, compare, comparison_bytes, find_occurrence
-from service.engine.explain.units import find_units, word_units
+from service.engine.encode.response import build_results, encode_tasks
+from service.engine.explain.compare import compare
 from service.engine.model_info import limits_of, model_info_of
 from service.engine.model_loader import LoadedModel
+from service.engine.preparation import Preparation, similarity_cost
 from service.engine.scheduler import Lane
 from service.engine.schema.encode import (
-    AppliedPrompt,
     EncodeRequest,
     EncodeResponse,
     EncodeTask,
@@ -37,20 +26,15 @@ from service.engine.schema.encode import (
     TextVectors,
     TokenizeRequest,
     TokenizeResponse,
-    TokenizeResult,
 )
-from service.engine.schema.explain import (
-    AttendRequest,
-    AttendResponse,
-    AttentionMapSpec,
-    CompareRequest,
-    CompareResponse,
-)
+from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
+from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.engine.timing import Timer, deadline_scope
 from service.engine.validation.encode import check_encode, needs_last_layer_only, select_prompt
 from service.engine.validation.explain import check_attend, check_compare
-from service.engine.validation.inputs import check_inputs, check_length
-from service.errors import DeadlineExceeded, NotFound, ResponseTooLarge
+from service.engine.validation.inputs import check_inputs
+from service.engine.validation.similarity import check_similarity
+from service.errors import DeadlineExceeded, NotFound
 from service.metrics import Metrics
 
 INLINE_CHARACTERS = 4096
@@ -67,10 +51,10 @@ class Engine:
     def __init__(self, model: LoadedModel, settings: Settings, metrics: Metrics) -> None:
         self._model = model
         self._manifest = model.artifact.manifest
-        self._tokenizer = model.tokenizer
         self._metrics = metrics
         self._limits = limits_of(settings, self._manifest.max_input_tokens)
         self.info = model_info_of(model, self._limits, settings)
+        self._preparation = Preparation(model, self._limits)
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
         fast = Admission(model.tokens_per_second, settings.max_queue_ms, settings.max_queue_tokens)
         self._fast: Lane[EncodeTask, TextVectors] = Lane("fast", model.backend, fast, metrics)
@@ -123,7 +107,7 @@ class Engine:
         size = count_characters(request.inputs) + prompts
         async with deadline_scope(deadline):
             with lane.reserve(estimate_tokens(request.inputs) + prompts // CHARACTERS_PER_TOKEN, deadline):
-                prepared = await self._run(size, partial(self._prepare_encode, request, prompt))
+                prepared = await self._run(size, partial(self._preparation.encode, request, prompt))
                 timer.tokenized()
                 submitted = lane.submit(encode_tasks(request, self._manifest, prepared, last=last), deadline)
             vectors = await lane.wait(submitted)
@@ -145,7 +129,7 @@ class Engine:
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
         async with deadline_scope(deadline):
             with lane.reserve(estimate_tokens(request.inputs), deadline):
-                prepare = partial(self._prepare_attend, request, spec)
+                prepare = partial(self._preparation.attend, request, spec)
                 tasks = await self._run(count_characters(request.inputs), prepare)
                 timer.tokenized()
                 submitted = lane.submit(tasks, deadline)
@@ -162,7 +146,7 @@ class Engine:
         inputs = [Input(TokenizerInput(text)) for text in {occurrence.text for occurrence in request.occurrences}]
         async with deadline_scope(deadline):
             with lane.reserve(estimate_tokens(inputs), deadline):
-                prepare = partial(self._prepare_compare, request, len(layers))
+                prepare = partial(self._preparation.compare, request, len(layers))
                 tasks = await self._run(count_characters(inputs), prepare)
                 timer.tokenized()
                 submitted = lane.submit(tasks, deadline)
@@ -174,6 +158,30 @@ class Engine:
         timing = timer.finish(lane.metrics)
         return CompareResponse(self._manifest.name, lane.precision, occurrences, static, similarities, timing)
 
+    async def similarity(self, request: SimilarityRequest) -> SimilarityResponse:
+        """Return similarities of queries and documents. Cancellation and errors are as in `encode`."""
+        self._check_model(request.model)
+        linear = self._model.dense_layers.linear
+        spec = check_similarity(request, self._limits, self._manifest, linear=linear)
+        lane, deadline, timer = self._fast, self._deadline(request.deadline), Timer()
+        size, tokens = similarity_cost(request, spec, self._limits, self._manifest.max_input_tokens)
+        async with deadline_scope(deadline):
+            with lane.reserve(tokens, deadline):
+                work, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
+                timer.tokenized()
+                submitted = lane.submit(tasks, deadline)
+            vectors = await lane.wait(submitted)
+            timer.ran()
+            scores, pairs = await self._run(size, partial(work.results, vectors))
+        token_count, truncated = self._count([text.tokens for text in work.texts])
+        return SimilarityResponse(
+            self._manifest.name, lane.precision, spec.similarity, scores,
+            [text.result(explain=request.explain) for text in work.queries],
+            [text.result(explain=request.explain) for text in work.documents],
+            pairs, spec.unavailable if request.explain else None, token_count, truncated,
+            spec.query_prompt, spec.document_prompt, timer.finish(lane.metrics),
+        )  # fmt: skip
+
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated. Errors are as in `encode`."""
         self._check_model(request.model)
@@ -181,87 +189,10 @@ class Engine:
         deadline = self._deadline(request.deadline)
         async with deadline_scope(deadline):
             with self._fast.reserve(estimate_tokens(request.inputs), deadline):
-                results = await self._run(count_characters(request.inputs), partial(self._tokenize_inputs, request))
+                results = await self._run(
+                    count_characters(request.inputs), partial(self._preparation.tokenize, request)
+                )
         return TokenizeResponse(self._manifest.name, results)
-
-    # Preparation: on the event loop for small requests, in a thread for large ones.
-
-    def _prepare_encode(self, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
-        sources = [item.source for item in request.inputs]
-        if prompt is not None:
-            sources = [
-                source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
-            ]
-        plain = request.outputs == ("pooled",) and request.truncation == "error" and prompt is None
-        tokenized = self._tokenize(sources, request, offsets=not plain)
-        prepared = [
-            prepare_input(item, tokens, request, self._tokenizer, f"{request.spelling.inputs}[{index}]")
-            for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))
-        ]
-        smaller = f"dtype to {request.spelling.value('dtype', 'float16')}"
-        if request.wire == "json":
-            smaller = 'encoding_format to "base64"'
-        size = response_bytes(prepared, request, self._manifest)
-        remedy = f"Send fewer inputs, request fewer outputs, or set {smaller}."
-        self._check_response_size(size, len(prepared), lambda: remedy)
-        return prepared
-
-    def _prepare_attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
-        tasks = []
-        tokenized = self._tokenize([item.source for item in request.inputs], request)
-        for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
-            path = f"{request.spelling.inputs}[{index}]"
-            units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
-            tasks.append(AttendTask(tokens, units, spec, request, self._model.blocks))
-        size = sum(task.response_bytes() for task in tasks)
-        remedy = partial(suggest_smaller, tasks, self._limits.max_response_bytes)
-        self._check_response_size(size, len(tasks), remedy)
-        return tasks
-
-    def _prepare_compare(self, request: CompareRequest, layer_count: int) -> list[CompareTask]:
-        """Tokenize each text once, and find the occurrences in it."""
-        occurrences: dict[str, dict[int, OccurrenceTokens]] = {}
-        texts = list(dict.fromkeys(occurrence.text for occurrence in request.occurrences))
-        tokens = dict(zip(texts, self._tokenizer.encode([TokenizerInput(text) for text in texts]), strict=True))
-        for index, occurrence in enumerate(request.occurrences):
-            path = f"occurrences[{index}]"
-            check_length(tokens[occurrence.text], self._manifest, "error", f"{path}.text", "Shorten it.")
-            item = find_occurrence(occurrence, tokens[occurrence.text], path)
-            occurrences.setdefault(occurrence.text, {})[index] = item
-        tasks = [
-            CompareTask(
-                tokens[text],
-                word_units(tokens[text], self._tokenizer.token_texts(tokens[text])),
-                text_occurrences,
-                request.top_contributors,
-                self._model.blocks,
-            )
-            for text, text_occurrences in occurrences.items()
-        ]
-        size = comparison_bytes(tasks, layer_count, request)
-        remedy = "Send fewer occurrences or request fewer layers."
-        self._check_response_size(size, len(request.occurrences), lambda: remedy)
-        return tasks
-
-    def _tokenize_inputs(self, request: TokenizeRequest) -> list[TokenizeResult]:
-        results, size = [], 0
-        for item in request.inputs:  # one at a time, to stop as soon as the response exceeds the limit
-            (tokens,) = self._tokenizer.encode([item.source])
-            words = words_of(tokens)
-            described = describe_tokens(tokens, self._tokenizer.token_texts(tokens), words)
-            size += listed_bytes((*described, *words), request.wire)
-            self._check_response_size(size, len(request.inputs), lambda: "Send fewer inputs.")
-            results.append(TokenizeResult(len(tokens), described, words))
-        return results
-
-    def _tokenize(
-        self, sources: Sequence[TokenizerInput], request: EncodeRequest | AttendRequest, *, offsets: bool = True
-    ) -> list[TokenizedInput]:
-        field, remedy = request.spelling.inputs, request.spelling.shorten
-        return [
-            check_length(tokens, self._manifest, request.truncation, f"{field}[{index}]", remedy)
-            for index, tokens in enumerate(self._tokenizer.encode(sources, offsets=offsets))
-        ]
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread if the request is large, so that it does not block the event loop."""
@@ -273,13 +204,6 @@ class Engine:
         if name is not None and name != self._manifest.name and name not in self.info.aliases:
             remedy = f'This server serves "{self._manifest.name}".'
             raise NotFound("not found", remedy, field="model", reason="MODEL_NOT_FOUND")
-
-    def _check_response_size(self, size: int, inputs: int, remedy: Callable[[], str]) -> None:
-        limit = self._limits.max_response_bytes
-        if size > limit:
-            fitting = inputs * limit // size
-            hint = f" About {fitting} of these {inputs} inputs fit." if fitting else ""
-            raise ResponseTooLarge("Response too large", remedy() + hint, actual=size, limit=limit, unit="bytes")
 
     def _deadline(self, requested: float | None) -> float:
         now = time.monotonic()

@@ -44,5 +44,6 @@ def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> Mod
         layers=list(range(manifest.num_hidden_layers + 1)),
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
+        similarity=manifest.similarity,
         version=__version__,
     )

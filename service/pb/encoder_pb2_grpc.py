@@ -59,6 +59,11 @@ class EncoderServiceStub:
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.CompareRequest.SerializeToString,
                 response_deserializer=attendant_dot_v1_dot_encoder__pb2.CompareResponse.FromString,
                 _registered_method=True)
+        self.Similarity = channel.unary_unary(
+                '/attendant.v1.EncoderService/Similarity',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -111,6 +116,14 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Similarity(self, request, context):
+        """Similarity returns the similarity of queries and documents and, on request, what each pair of tokens or words
+        contributes to it. Explanations of long texts may exceed the default limit of gRPC clients, 4 MiB per message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenize returns the tokens and words of each input, untruncated and without inference.
         """
@@ -147,6 +160,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Compare,
                     request_deserializer=attendant_dot_v1_dot_encoder__pb2.CompareRequest.FromString,
                     response_serializer=attendant_dot_v1_dot_encoder__pb2.CompareResponse.SerializeToString,
+            ),
+            'Similarity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Similarity,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -272,6 +290,33 @@ class EncoderService:
             '/attendant.v1.EncoderService/Compare',
             attendant_dot_v1_dot_encoder__pb2.CompareRequest.SerializeToString,
             attendant_dot_v1_dot_encoder__pb2.CompareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Similarity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/Similarity',
+            attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.FromString,
             options,
             channel_credentials,
             insecure,

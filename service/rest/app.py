@@ -25,7 +25,7 @@ from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
 from service.rest.requests import RequestReader
-from service.rest.routes import docs, explain, health, native, openai, page
+from service.rest.routes import docs, explain, health, native, openai, page, similarity
 
 
 def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
@@ -43,7 +43,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     files = page.read_page()
     reader = RequestReader(lifecycle, settings)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, openai)),
+        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai)),
         health.make_router(lifecycle),
         page.make_router(files),
         *([docs.make_router()] if settings.docs else ()),
@@ -54,7 +54,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
             if isinstance(route, APIRoute) and route.include_in_schema and api_of(route.path) != health.API:
                 metrics.create_requests(api_of(route.path), [route.path])
     install_error_handlers(app)
-    describe_bodies(app, (*native.BODIES, *explain.BODIES, *openai.BODIES))
+    describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES))
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(app, routers, metrics, keys, (*health.PATHS, *docs.PATHS, *files), hosts)
     return with_cors(middleware, settings.cors_origins)

@@ -95,6 +95,11 @@ def by_type(kind: type, tag: str, other: str) -> Discriminator:
     return Discriminator(select)
 
 
+Texts = Annotated[
+    Annotated[str, Tag(OTHER_TAG)] | Annotated[list[str], FirstError(), Tag(LIST_TAG)],
+    by_type(str, OTHER_TAG, LIST_TAG),
+    at_most("inputs"),
+]
 Integers = Annotated[list[int], FirstError()]
 Span = Annotated[list[int], FirstError(), Field(min_length=2, max_length=2)]
 Spans = Annotated[list[Span], FirstError(), at_most("spans")]

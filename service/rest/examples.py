@@ -8,6 +8,7 @@ MODEL = "all-MiniLM-L6-v2"
 HEAD = {"model": MODEL, "precision": "float32"}
 TEXT = "money bank grows"
 TOKEN = {"id": 2769, "text": "money", "start": 0, "end": 5, "word_index": 0, "segment": 0, "special": False}
+UNIT = {"text": "money", "start": 0, "end": 5, "segment": 0, "special": False}
 WORD = {"text": "money", "start": 0, "end": 5, "segment": 0}
 
 ENCODE_REQUEST: Example = {"inputs": [TEXT, {"text": "river bank floods"}], "outputs": ["pooled"]}
@@ -27,7 +28,7 @@ ATTEND_RESPONSE: Example = HEAD | {
     "results": [
         {
             "truncated": False,
-            "units": [{"text": "money", "start": 0, "end": 5, "segment": 0, "special": False}],
+            "units": [UNIT],
             "rows": [0],
             "columns": [0],
             "maps": [
@@ -63,6 +64,36 @@ COMPARE_RESPONSE: Example = HEAD | {
     "static": [[1.0, 1.0], [1.0, 1.0]],
     "layers": [{"layer": 6, "cosine": [[1.0, 0.42], [0.42, 1.0]], "centered": [[1.0, 0.21], [0.21, 1.0]]}],
 }
+SIMILARITY_REQUEST: Example = {
+    "queries": "how to open a bank account",
+    "documents": ["Opening an account takes ten minutes.", "The river bank is closed."],
+    "explain": True,
+    "unit": "word",
+    "top_k": 1,
+}
+SIMILARITY_RESPONSE: Example = HEAD | {
+    "similarity": "cosine",
+    "scores": [[0.6]],
+    "queries": [{"token_count": 3, "truncated": False, "units": [UNIT]}],
+    "documents": [{"token_count": 3, "truncated": False, "units": [UNIT]}],
+    "pairs": [
+        {
+            "query": 0,
+            "document": 0,
+            "score": 0.6,
+            "contributions": {"query_units": [0], "document_units": [0], "values": [0.4]},
+            "rest": {"special_tokens": 0.2, "prompt": 0.0, "bias": 0.0, "dropped": 0.0},
+            "query_effects": None,
+            "document_effects": None,
+        }
+    ],
+    "contributions_unavailable": None,
+    "usage": {"tokens": 6, "truncated_inputs": 0},
+    "query_prompt_name": None,
+    "query_prompt": None,
+    "document_prompt_name": None,
+    "document_prompt": None,
+}
 EMBEDDINGS_REQUEST: Example = {"model": MODEL, "input": [TEXT, "river bank floods"]}
 EMBEDDINGS_RESPONSE: Example = {
     "object": "list",
@@ -78,6 +109,7 @@ REQUESTS: dict[str, Example] = {
     "tokenize": TOKENIZE_REQUEST,
     "attend": ATTEND_REQUEST,
     "compare": COMPARE_REQUEST,
+    "similarity": SIMILARITY_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
 }
 RESPONSES: dict[str, Example] = {
@@ -85,6 +117,7 @@ RESPONSES: dict[str, Example] = {
     "tokenize": TOKENIZE_RESPONSE,
     "attend": ATTEND_RESPONSE,
     "compare": COMPARE_RESPONSE,
+    "similarity": SIMILARITY_RESPONSE,
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [OPENAI_MODEL]},
     "retrieve_model": OPENAI_MODEL,

@@ -4,8 +4,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from model.artifact import Similarity
 from service.engine.schema.encode import Token, Word
 from service.engine.schema.explain import OccurrenceResult, Unit
+from service.engine.schema.similarity import Rest, Unavailable
 from service.errors import Reason
 
 
@@ -129,6 +131,54 @@ class CompareResponseBody(BaseModel):
     occurrences: list[OccurrenceResult] = Field(description="One result per occurrence, in the order of the request.")
     static: list[list[float]] = Field(description="Cosines of the static embeddings, (N, N).")
     layers: list[LayerSimilarityBody] = Field(description="One element per requested layer.")
+
+
+class SimilarityTextBody(BaseModel):
+    """A query or a document."""
+
+    token_count: int = Field(description="Number of tokens, special tokens and prompt included.")
+    truncated: bool = Field(description="Whether the text was truncated.")
+    units: list[Unit] | None = Field(None, description="Tokens or words, with `explain`.")
+
+
+class TopContributionsBody(BaseModel):
+    """The K contributions of the largest magnitude, in descending order of magnitude."""
+
+    query_units: list[int] = Field(description="Query unit of each contribution.")
+    document_units: list[int] = Field(description="Document unit of each contribution.")
+    values: list[float] = Field(description="Contributions.")
+
+
+class SimilarityPairBody(BaseModel):
+    """The explanation of one pair of U query units and V document units."""
+
+    query: int = Field(description="Index of the query.")
+    document: int = Field(description="Index of the document.")
+    score: float = Field(description="The score: the sum of the contributions and of `rest`.")
+    contributions: list[list[float]] | TopContributionsBody | None = Field(
+        description="Contributions of pairs of units, (U, V), or those of the largest magnitude; null if unavailable."
+    )
+    rest: Rest | None = Field(description="Terms of the score that belong to no pair of units; null if unavailable.")
+    query_effects: list[float] | None = Field(description="Score less the score without each query unit, (U).")
+    document_effects: list[float] | None = Field(description="Score less the score without each document unit, (V).")
+
+
+class SimilarityResponseBody(BaseModel):
+    """The response of /v1/similarity."""
+
+    model: str = Field(description="Name of the served model.")
+    precision: str = Field(description="Precision of inference.")
+    similarity: Similarity = Field(description="The similarity function.")
+    scores: list[list[float]] | list[float] = Field(description="Scores, (Q, D), or (Q) for zipped pairs.")
+    queries: list[SimilarityTextBody] = Field(description="The queries, in the order of the request.")
+    documents: list[SimilarityTextBody] = Field(description="The documents, in the order of the request.")
+    pairs: list[SimilarityPairBody] | None = Field(None, description="One element per pair, with `explain`.")
+    contributions_unavailable: Unavailable | None = Field(description="Why no pair has contributions.")
+    usage: UsageBody
+    query_prompt_name: str | None = Field(description="Name of the prompt of queries.")
+    query_prompt: str | None = Field(description="Prompt of queries; null if none was applied.")
+    document_prompt_name: str | None = Field(description="Name of the prompt of documents.")
+    document_prompt: str | None = Field(description="Prompt of documents; null if none was applied.")
 
 
 class EmbeddingBody(BaseModel):

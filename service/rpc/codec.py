@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import ApiSpelling, Array, DType, Input, MapDType, Truncation
+from service.engine.schema.explain import Unit
 from service.errors import InvalidArgument
 from service.limits import too_many
 from service.pb import encoder_pb2 as pb
@@ -18,11 +19,13 @@ DTYPE_NUMBERS: dict[DType | MapDType, int] = {
 
 ENUM_PREFIXES = {
     "dtype": "DTYPE",
+    "effect": "EFFECT",
     "head_reduce": "HEAD_REDUCE",
     "kind": "ATTENTION_KIND",
     "layer_reduce": "LAYER_REDUCE",
     "map_layer_reduce": "MAP_LAYER_REDUCE",
     "outputs": "OUTPUT",
+    "pairs": "PAIRS",
     "pooling": "POOLING",
     "segments": "SEGMENTS",
     "special_tokens": "SPECIAL_TOKENS",
@@ -75,6 +78,11 @@ def _to_input(item: pb.Input, field: str, limits: Mapping[str, int]) -> Input:
         raise InvalidArgument("pair and token_ids are both set", "Send one of them.", field=field)
     check_count("token_ids", len(item.token_ids.ids), limits, f"{field}.token_ids")
     return Input(TokenizerInput(token_ids=tuple(item.token_ids.ids)), spans)
+
+
+def unit_message(unit: Unit) -> pb.Unit:
+    """Return a token, word or span as a message."""
+    return pb.Unit(text=unit.text, start=unit.start, end=unit.end, segment=unit.segment, special=unit.special)
 
 
 def tensor(array: Array | None) -> pb.Tensor | None:

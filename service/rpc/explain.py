@@ -23,7 +23,7 @@ from service.engine.schema.explain import (
 )
 from service.errors import InvalidArgument
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs, unit_message
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 ATTENTION_KINDS = ("probs", *KINDS)
@@ -129,10 +129,7 @@ def compare_response(response: CompareResponse) -> pb.CompareResponse:
 def _attend_input_info(result: AttendResult) -> pb.AttendInputInfo:
     return pb.AttendInputInfo(
         truncated=result.truncated,
-        units=[
-            pb.Unit(text=unit.text, start=unit.start, end=unit.end, segment=unit.segment, special=unit.special)
-            for unit in result.units
-        ],
+        units=[unit_message(unit) for unit in result.units],
         rows=result.rows,
         columns=result.columns,
         map_count=len(result.maps),

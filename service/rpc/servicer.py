@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import get_args
+from typing import Protocol, get_args
 
 import grpc
 
@@ -17,11 +17,11 @@ from service.engine.schema.encode import (
     EncodeResponse,
     LayerReduce,
     Output,
+    Timing,
     Token,
     TokenizeRequest,
     Word,
 )
-from service.engine.schema.explain import AttendResponse, CompareResponse
 from service.errors import Internal, InvalidArgument, ServiceError
 from service.lifecycle import Lifecycle
 from service.limits import item_limits
@@ -33,6 +33,7 @@ from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tenso
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.interceptor import log_internal
 from service.rpc.messages import Rejected, reject_malformed
+from service.rpc.similarity import SIMILARITIES, similarity_request, similarity_response
 from service.rpc.status import status_of
 from service.rpc.stream import respond_in_order
 
@@ -91,6 +92,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         _add_metadata(context, response, engine.info.digest)
         return compare_response(response)
 
+    async def Similarity(
+        self, request: pb.SimilarityRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SimilarityResponse:
+        engine = self._lifecycle.engine
+        response = await engine.similarity(similarity_request(request, self._limits(engine), _deadline(context)))
+        _add_metadata(context, response, engine.info.digest)
+        return similarity_response(response)
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.engine
         inputs = to_inputs(request.inputs, self._limits(engine))
@@ -136,6 +145,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             attention_kinds=info.attention_kinds,
             limits=pb.Limits(**asdict(info.limits)),
             version=info.version,
+            similarity=SIMILARITIES.index(info.similarity),  # type: ignore[arg-type]  # likewise
         )
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:
@@ -164,9 +174,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return pb.EncodeStreamResponse(id=request_id, error=status_of(error, call_id))
 
 
-def _add_metadata(
-    context: grpc.aio.ServicerContext, response: EncodeResponse | AttendResponse | CompareResponse, digest: str
-) -> None:
+class _Response(Protocol):
+    """A response that names its model and the time of each stage."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def timing(self) -> Timing: ...
+
+
+def _add_metadata(context: grpc.aio.ServicerContext, response: _Response, digest: str) -> None:
     """Add the model and the duration of each stage to the trailing metadata."""
     context.set_trailing_metadata(
         (

@@ -78,7 +78,7 @@ def client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[C
 
 def test_clients_return_the_same_values(service: ServiceThread) -> None:
     """Compare every operation of the four clients."""
-    results = []
+    results: list[tuple[Any, ...]] = []
     for kind, protocol in KINDS.values():
         with kind(url_of(service, protocol)) as client:
             encoded = client.encode(
@@ -88,7 +88,12 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
             attended = client.attend(Input(CASHED, pair=RIVER), unit="word", layers=[-1], head_reduce="mean")
             sparse = client.attend(CASHED, layers=[1], heads=[0, 3], top_k=3, dtype="float16")
             compared = client.compare([Occurrence(CASHED, (25, 29)), Occurrence(RIVER, word_index=4)], layers="all")
-            results.append((encoded, attended, sparse, compared, client.tokenize(["a b", "c"]), client.model()))
+            options: Any = {"explain": True, "unit": "word", "effect": "leave_one_out"}
+            explained = client.similarity(CASHED, [RIVER, "money"], **options)
+            top = client.similarity([CASHED], [RIVER], pairs="zip", query_prompt="find: ", explain=True, top_k=2)
+            scores = client.similarity([CASHED], [RIVER], similarity="dot", dimensions=16)
+            tokenized = client.tokenize(["a b", "c"])
+            results.append((encoded, attended, sparse, compared, explained, top, scores, tokenized, client.model()))
     for other in results[1:]:
         assert_equal(other, results[0])
 

@@ -14,7 +14,16 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(
     r"```http\n(GET|POST) (\S+)\n(?:\n(.*?)\n)?```\n(?:(?!```http).)*?```json\n(.*?)```", PAGE, re.DOTALL
 )
-OPERATIONS = {"/v1/encode", "/v1/attend", "/v1/compare", "/v1/tokenize", "/v1/model", "/v1/embeddings", "/v1/models"}
+OPERATIONS = {
+    "/v1/encode",
+    "/v1/attend",
+    "/v1/compare",
+    "/v1/similarity",
+    "/v1/tokenize",
+    "/v1/model",
+    "/v1/embeddings",
+    "/v1/models",
+}
 MACHINE_FIELDS = frozenset(
     ("backend_reason", "digest", "length_buckets", "precision", "provider", "request_id", "threads", "version")
 )

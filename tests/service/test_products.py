@@ -25,6 +25,7 @@ from tests.response_contract import (
     check_attend,
     check_compare,
     check_encode,
+    check_similarity,
     check_tokens,
     check_words,
 )
@@ -114,6 +115,8 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
         check_attend(request, body, facts)
     elif operation == "compare":
         check_compare(request, body, facts.num_hidden_layers)
+    elif operation == "similarity":
+        check_similarity(request, body)
     elif operation == "tokenize":
         items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
         for item, result in zip(items, body["results"], strict=True):
@@ -186,6 +189,8 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
     elif operation == "compare":
         for actual, expected in zip(result.layers, body["layers"], strict=True):
             assert_close(array_of_tensor(actual.cosine), array_of(expected["cosine"]), 1e-5)
+    elif operation == "similarity":
+        compare_similarity(clients, body, result)
     else:
         for actual, expected in zip(result.results, body["results"], strict=True):
             assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]
@@ -219,6 +224,22 @@ def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> N
             )
         else:
             assert list(actual.sparse.indices) == [index for row in expected["matrix"]["indices"] for index in row]
+
+
+def compare_similarity(clients: Clients, body: Any, result: Any) -> None:
+    assert_close(array_of_tensor(result.scores), array_of(body["scores"]), clients.tolerance)
+    assert len(result.pairs) == len(body.get("pairs", ()))
+    for actual, expected in zip(result.pairs, body.get("pairs", ()), strict=True):
+        assert (actual.query, actual.document) == (expected["query"], expected["document"])
+        values = expected["contributions"]
+        if actual.HasField("top"):  # equal magnitudes may change places between batches
+            left, right = np.abs(actual.top.values), np.abs(values["values"])
+        else:
+            left, right = array_of_tensor(actual.matrix), array_of(values).reshape(tuple(actual.matrix.shape))
+        np.testing.assert_allclose(left, right, atol=5e-3 * max(1.0, abs(expected["score"])))
+        for name in ("query_effects", "document_effects"):
+            effects = expected[name] or []
+            np.testing.assert_allclose(getattr(actual, name), effects, atol=5e-3 * max(1.0, abs(expected["score"])))
 
 
 def tolerance(clients: Clients, dtype: str) -> float:

@@ -93,6 +93,25 @@ class Segments(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEGMENTS_A_TO_B: _ClassVar[Segments]
     SEGMENTS_B_TO_A: _ClassVar[Segments]
     SEGMENTS_B_TO_B: _ClassVar[Segments]
+
+class Pairs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAIRS_UNSPECIFIED: _ClassVar[Pairs]
+    PAIRS_ALL: _ClassVar[Pairs]
+    PAIRS_ZIP: _ClassVar[Pairs]
+
+class SimilarityFunction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SIMILARITY_FUNCTION_UNSPECIFIED: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_COSINE: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_DOT: _ClassVar[SimilarityFunction]
+
+class Effect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_UNSPECIFIED: _ClassVar[Effect]
+    EFFECT_NONE: _ClassVar[Effect]
+    EFFECT_LEAVE_ONE_OUT: _ClassVar[Effect]
+    EFFECT_OCCLUSION: _ClassVar[Effect]
 OUTPUT_UNSPECIFIED: Output
 OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
@@ -146,6 +165,16 @@ SEGMENTS_A_TO_A: Segments
 SEGMENTS_A_TO_B: Segments
 SEGMENTS_B_TO_A: Segments
 SEGMENTS_B_TO_B: Segments
+PAIRS_UNSPECIFIED: Pairs
+PAIRS_ALL: Pairs
+PAIRS_ZIP: Pairs
+SIMILARITY_FUNCTION_UNSPECIFIED: SimilarityFunction
+SIMILARITY_FUNCTION_COSINE: SimilarityFunction
+SIMILARITY_FUNCTION_DOT: SimilarityFunction
+EFFECT_UNSPECIFIED: Effect
+EFFECT_NONE: Effect
+EFFECT_LEAVE_ONE_OUT: Effect
+EFFECT_OCCLUSION: Effect
 
 class EncodeRequest(_message.Message):
     __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt")
@@ -439,6 +468,122 @@ class LayerSimilarity(_message.Message):
     centered: Tensor
     def __init__(self, layer: _Optional[int] = ..., cosine: _Optional[_Union[Tensor, _Mapping]] = ..., centered: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
+class SimilarityRequest(_message.Message):
+    __slots__ = ("model", "pairs", "queries", "documents", "similarity", "dimensions", "truncation", "query_prompt_name", "query_prompt", "document_prompt_name", "document_prompt", "explain", "unit", "top_k", "effect")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    QUERY_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    QUERY_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    pairs: Pairs
+    queries: _containers.RepeatedScalarFieldContainer[str]
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    similarity: SimilarityFunction
+    dimensions: int
+    truncation: Truncation
+    query_prompt_name: str
+    query_prompt: str
+    document_prompt_name: str
+    document_prompt: str
+    explain: bool
+    unit: UnitKind
+    top_k: int
+    effect: Effect
+    def __init__(self, model: _Optional[str] = ..., pairs: _Optional[_Union[Pairs, str]] = ..., queries: _Optional[_Iterable[str]] = ..., documents: _Optional[_Iterable[str]] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., query_prompt_name: _Optional[str] = ..., query_prompt: _Optional[str] = ..., document_prompt_name: _Optional[str] = ..., document_prompt: _Optional[str] = ..., explain: _Optional[bool] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., top_k: _Optional[int] = ..., effect: _Optional[_Union[Effect, str]] = ...) -> None: ...
+
+class SimilarityResponse(_message.Message):
+    __slots__ = ("model", "precision", "similarity", "scores", "queries", "documents", "pairs", "contributions_unavailable", "usage", "query_prompt_name", "query_prompt", "document_prompt_name", "document_prompt")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    QUERY_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: str
+    similarity: SimilarityFunction
+    scores: Tensor
+    queries: _containers.RepeatedCompositeFieldContainer[SimilarityText]
+    documents: _containers.RepeatedCompositeFieldContainer[SimilarityText]
+    pairs: _containers.RepeatedCompositeFieldContainer[SimilarityPair]
+    contributions_unavailable: str
+    usage: Usage
+    query_prompt_name: str
+    query_prompt: str
+    document_prompt_name: str
+    document_prompt: str
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., documents: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., pairs: _Optional[_Iterable[_Union[SimilarityPair, _Mapping]]] = ..., contributions_unavailable: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., query_prompt_name: _Optional[str] = ..., query_prompt: _Optional[str] = ..., document_prompt_name: _Optional[str] = ..., document_prompt: _Optional[str] = ...) -> None: ...
+
+class SimilarityText(_message.Message):
+    __slots__ = ("token_count", "truncated", "units")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    truncated: bool
+    units: _containers.RepeatedCompositeFieldContainer[Unit]
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ...) -> None: ...
+
+class SimilarityPair(_message.Message):
+    __slots__ = ("query", "document", "score", "matrix", "top", "rest", "query_effects", "document_effects")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    MATRIX_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    QUERY_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    document: int
+    score: float
+    matrix: Tensor
+    top: TopContributions
+    rest: ContributionRest
+    query_effects: _containers.RepeatedScalarFieldContainer[float]
+    document_effects: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, query: _Optional[int] = ..., document: _Optional[int] = ..., score: _Optional[float] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., top: _Optional[_Union[TopContributions, _Mapping]] = ..., rest: _Optional[_Union[ContributionRest, _Mapping]] = ..., query_effects: _Optional[_Iterable[float]] = ..., document_effects: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TopContributions(_message.Message):
+    __slots__ = ("query_units", "document_units", "values")
+    QUERY_UNITS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_UNITS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    query_units: _containers.RepeatedScalarFieldContainer[int]
+    document_units: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, query_units: _Optional[_Iterable[int]] = ..., document_units: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ContributionRest(_message.Message):
+    __slots__ = ("special_tokens", "prompt", "bias", "dropped")
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    special_tokens: float
+    prompt: float
+    bias: float
+    dropped: float
+    def __init__(self, special_tokens: _Optional[float] = ..., prompt: _Optional[float] = ..., bias: _Optional[float] = ..., dropped: _Optional[float] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -518,7 +663,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +697,7 @@ class GetModelResponse(_message.Message):
     ATTENTION_KINDS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -578,7 +724,8 @@ class GetModelResponse(_message.Message):
     attention_kinds: _containers.RepeatedScalarFieldContainer[str]
     limits: Limits
     version: str
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+    similarity: SimilarityFunction
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms")

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact, Pooling
 from model.packing import BatchShape, BatchShapes, Ints, PackedBatch, pack_batch
-from model.tokenizer import TokenizedInput
 from service.engine.encode.pooling import pool_batch
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
 
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
@@ -50,10 +49,10 @@ class BackendChoice:
 
 
 class Task(Protocol):
-    """One unit of scheduled work: a tokenized input and the requested results."""
+    """One unit of scheduled work: a sequence and the requested results."""
 
     @property
-    def tokens(self) -> TokenizedInput: ...
+    def tokens(self) -> ModelInput: ...
 
 
 Task_contra = TypeVar("Task_contra", bound=Task, contravariant=True)
@@ -159,13 +158,13 @@ class PackedBackend(ABC):
         seconds = min(_timed(self.infer, self.full_batch(shape)) for _ in range(runs))
         return shape.tokens * self.choice.streams / seconds
 
-    def _pack(self, sequences: Sequence[TokenizedInput]) -> PackedBatch:
+    def _pack(self, sequences: Sequence[ModelInput]) -> PackedBatch:
         shape, starts = self.shapes.fit([len(tokens) for tokens in sequences])
         pairs = [(tokens.input_ids, segment_types(tokens, self._segment_types)) for tokens in sequences]
         return pack_batch(pairs, shape, starts)
 
 
-def segment_types(tokens: TokenizedInput, type_vocab_size: int) -> list[int] | None:
+def segment_types(tokens: ModelInput, type_vocab_size: int) -> list[int] | None:
     """Return the `token_type_ids` of an input; None if all are 0, as in single texts of most families."""
     if type_vocab_size == 1:
         return None

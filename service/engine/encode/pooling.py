@@ -121,6 +121,17 @@ class DenseLayers:
             for dense in artifact.manifest.dense
         ]
 
+    @property
+    def linear(self) -> bool:
+        """True if no layer has an activation; true without layers."""
+        return all(activation == "identity" for _, _, activation in self._layers)
+
+    def map_linearly(self, vectors: Floats) -> Floats:
+        """Apply the weights without biases and activations to vectors (N, D); returns (N, dimensions)."""
+        for weight, _, _ in self._layers:
+            vectors = vectors @ weight.T
+        return vectors
+
     def __call__(self, pooled: Floats) -> Floats:
         """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
         for weight, bias, activation in self._layers:

@@ -146,13 +146,17 @@ def encode_tasks(
     if not hidden and pooling is None:
         return []
     if last:
-        return [EncodeTask(item.tokens, pooling, hidden, _pool_from(item.tokens, manifest)) for item in prepared]
+        return [
+            EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest)) for item in prepared
+        ]
     assert request.layers is not None
     layers = tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
-    return [LayerTask(item.tokens, pooling, hidden, _pool_from(item.tokens, manifest), layers) for item in prepared]
+    return [
+        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
+    ]
 
 
-def _pool_from(tokens: TokenizedInput, manifest: Manifest) -> int:
+def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:
     """Return the first token to pool: sentence-transformers' include_prompt=False excludes [CLS] too."""
     return 0 if manifest.include_prompt else tokens.prompt_range[1]
 

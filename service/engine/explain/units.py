@@ -112,10 +112,7 @@ def find_units(
     elif request.unit == "word":
         units, owner = _words(tokens, token_texts)
     else:
-        units = [
-            Unit(token.text, token.start, token.end, token.segment, token.special)
-            for token in describe_tokens(tokens, token_texts, ())
-        ]
+        units = _tokens(tokens, token_texts)
         owner = list(range(len(tokens)))
     kept = [index for index, unit in enumerate(units) if request.special_tokens == "keep" or not unit.special]
     membership = np.array(kept, dtype=np.intp)[:, None] == np.array([-1 if one is None else one for one in owner])
@@ -129,11 +126,26 @@ def find_units(
     return Units(shown, membership, rows, columns)
 
 
+def token_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
+    """Return all tokens as units."""
+    return _all_units(_tokens(tokens, token_texts), list(range(len(tokens))))
+
+
 def word_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
     """Return the words as units, and the tokens outside of words as special units."""
-    units, owner = _words(tokens, token_texts)
+    return _all_units(*_words(tokens, token_texts))
+
+
+def _all_units(units: list[Unit], owner: Sequence[int]) -> Units:
     everything = list(range(len(units)))
     return Units(units, np.arange(len(units))[:, None] == np.array(owner), everything, everything)
+
+
+def _tokens(tokens: TokenizedInput, token_texts: Sequence[str]) -> list[Unit]:
+    return [
+        Unit(token.text, token.start, token.end, token.segment, token.special)
+        for token in describe_tokens(tokens, token_texts, ())
+    ]
 
 
 def _words(tokens: TokenizedInput, token_texts: Sequence[str]) -> tuple[list[Unit], list[int]]:

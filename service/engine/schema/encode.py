@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Pooling
+from model.artifact import Pooling, Similarity
 from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]
@@ -198,9 +198,19 @@ class TokenizeResponse:
     results: list[TokenizeResult]
 
 
+class ModelInput(Protocol):
+    """One sequence as the model reads it."""
+
+    @property
+    def input_ids(self) -> list[int]: ...
+    @property
+    def token_type_ids(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One tokenized input of the fast lane.
+    """One sequence of the fast lane.
 
     Attributes:
         tokens: The tokens.
@@ -210,7 +220,7 @@ class EncodeTask:
         pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
     """
 
-    tokens: TokenizedInput
+    tokens: ModelInput
     pooling: Pooling | None
     hidden: bool
     pool_from: int = 0
@@ -286,4 +296,5 @@ class ModelInfo:
     layers: list[int]
     attention_kinds: list[str]
     limits: Limits
+    similarity: Similarity
     version: str = field(default="")

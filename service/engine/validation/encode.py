@@ -1,11 +1,21 @@
 """Encode requests: outputs, layers, dimensions, dtype and prompt."""
 
+from collections.abc import Container
 from dataclasses import replace
+from typing import Literal
 
 from model.artifact import Manifest
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Limits, Output
 from service.engine.validation.inputs import check_layers
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
+
+Role = Literal["query", "document", "passage"]
+PROMPT_NAMES: dict[Role | None, tuple[str, ...]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+    "passage": ("passage", "document"),
+}
+"""Prompt names to try per role, in order, as in sentence-transformers' encode_query and encode_document."""
 
 
 def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
@@ -75,32 +85,46 @@ def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Outpu
 
 def select_prompt(request: EncodeRequest, limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
     """Return the prompt of the request, else the default of the model. Token ids get no default prompt."""
-    name, text = request.prompt_name, request.prompt
-    if name is not None and text is not None:
-        raise InvalidArgument("set together with prompt", "Send one of them.", field="prompt_name")
-    if text is not None and len(text) > limits.max_input_characters:
-        raise RequestTooLarge(
-            "too many characters", "Shorten it.",
-            field="prompt", actual=len(text), limit=limits.max_input_characters, reason="INPUT_TOO_LARGE",
-        )  # fmt: skip
-    explicit = name is not None or bool(text)
-    if not explicit:
-        name = manifest.default_prompt_name if text is None else None
-    if name is not None:
-        if name not in manifest.prompts:
-            known = ", ".join(f'"{prompt}"' for prompt in manifest.prompts)
-            remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
-            raise NotFound("not found", remedy, field="prompt_name", reason="PROMPT_NOT_FOUND")
-        text = manifest.prompts[name]
-    if not text:
-        return None
-    if explicit:
+    name = request.prompt_name
+    prompt = find_prompt(name, request.prompt, limits, manifest)
+    if prompt is not None and (name is not None or request.prompt):
         for index, item in enumerate(request.inputs):
             if item.source.token_ids is not None:
                 field = "prompt" if name is None else "prompt_name"
                 path = f"{request.spelling.inputs}[{index}]"
                 raise InvalidArgument("not supported for token_ids", f"Send text in {path}.", field=field)
-    return AppliedPrompt(name, text)
+    return prompt
+
+
+def find_prompt(
+    name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
+) -> AppliedPrompt | None:
+    """Return the prompt of this name or text, else the default prompt of the role, else that of the model.
+
+    `role` is also the prefix of the fields in errors.
+    """
+    field = "prompt" if role is None else f"{role}_prompt"
+    if name is not None and text is not None:
+        raise InvalidArgument(f"set together with {field}", "Send one of them.", field=f"{field}_name")
+    if text is not None:
+        if len(text) > limits.max_input_characters:
+            raise RequestTooLarge(
+                "too many characters", "Shorten it.",
+                field=field, actual=len(text), limit=limits.max_input_characters, reason="INPUT_TOO_LARGE",
+            )  # fmt: skip
+        return AppliedPrompt(None, text) if text else None
+    if name is None:
+        name = role_prompt_name(role, manifest.prompts) or manifest.default_prompt_name
+    elif name not in manifest.prompts:
+        known = ", ".join(f'"{prompt}"' for prompt in manifest.prompts)
+        remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
+        raise NotFound("not found", remedy, field=f"{field}_name", reason="PROMPT_NOT_FOUND")
+    return AppliedPrompt(name, manifest.prompts[name]) if name is not None and manifest.prompts[name] else None
+
+
+def role_prompt_name(role: Role | None, prompts: Container[str]) -> str | None:
+    """Return the prompt of a role; None if the model has none for it."""
+    return next((name for name in PROMPT_NAMES.get(role, ()) if name in prompts), None)
 
 
 def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:

@@ -1,7 +1,7 @@
 """The OpenAI API: /v1/embeddings and /v1/models."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core.core_schema import ValidationInfo
 
 from model.tokenizer import TokenizerInput
-from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input, ModelInfo
+from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input
+from service.engine.validation.encode import Role, role_prompt_name
 from service.errors import InvalidArgument, MalformedRequest, NotFound, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
 from service.rest.codec import (
@@ -40,8 +41,6 @@ EMBEDDINGS_PATH = "/v1/embeddings"
 PATHS = (EMBEDDINGS_PATH, "/v1/models")
 MAX_INPUTS = 2048
 
-INPUT_TYPES = {"query": ("query",), "document": ("document", "passage", "corpus"), "passage": ("passage", "document")}
-"""Prompt names to try per `input_type`, in order, as in sentence-transformers' encode_query and encode_document."""
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -98,7 +97,7 @@ class EmbeddingsBody(StrictModel):
         json_schema_extra={"minimum": 1},
     )
     user: str | None = Field(None, description="Ignored.")
-    input_type: Literal["query", "document", "passage"] | None = Field(
+    input_type: Role | None = Field(
         None, description="Extension: kind of input; selects the prompt of the model for it, if any."
     )
     truncate: bool = Field(False, description="Extension: whether to drop the end of inputs over the token limit.")
@@ -135,7 +134,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 model=body.model,
                 dimensions=body.dimensions,
                 truncation="right" if body.truncate else "error",
-                prompt_name=_prompt_name(engine.info, body.input_type),
+                prompt_name=role_prompt_name(body.input_type, engine.info.prompts),
                 wire="base64" if body.encoding_format == "base64" else "json",
                 deadline=reader.deadline(request),
                 spelling=SPELLING,
@@ -194,12 +193,6 @@ def render_error(error: ServiceError) -> bytes:
 def http_status(error: ServiceError) -> int:
     """Return the HTTP status of an error; the OpenAI API uses 400 for all invalid content."""
     return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
-
-
-def _prompt_name(info: ModelInfo, input_type: str | None) -> str | None:
-    """Return the prompt of an input type; None if the model has none for it."""
-    names = INPUT_TYPES.get(input_type or "", ())
-    return next((name for name in names if name in info.prompts), None)
 
 
 def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:

@@ -72,7 +72,7 @@ async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monke
 async def test_deadline_covers_preparation(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encode and tokenize requests fail at their deadline even during tokenization."""
     async with open_harness(model) as harness:
-        gate, tokenizer = threading.Event(), harness.engine._tokenizer
+        gate, tokenizer = threading.Event(), model.tokenizer
         encode_batch = tokenizer.encode
 
         def slow(*arguments: Any, **options: Any) -> Any:

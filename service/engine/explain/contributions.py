@@ -1,0 +1,116 @@
+"""Exact decomposition of a similarity into contributions of pairs of tokens.
+
+With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
+product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
+pooling, there is one term, that of the first token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Pooling
+from service.engine.encode.pooling import DenseLayers
+from service.engine.schema.encode import Array
+from service.engine.schema.similarity import SCORE_DECIMALS, Rest, TopContributions
+
+Vectors = NDArray[np.float64]
+
+SPECIAL, PROMPT = -1, -2
+"""Owners of tokens that belong to no unit; a token outside of all words counts as a special token."""
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """The steps from pooled vectors to the embeddings whose dot product is the similarity."""
+
+    dense_layers: DenseLayers
+    dimensions: int | None
+    unit_length: bool
+    """Whether embeddings have length 1: for the cosine, and for models that normalize."""
+
+    def embed(self, pooled: NDArray[Any]) -> Vectors:
+        """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
+        vectors = self.dense_layers(pooled.astype(np.float64))[:, : self.dimensions]
+        return self.scale(vectors, vectors)
+
+    def scale(self, terms: Vectors, embeddings: Vectors) -> Vectors:
+        """Divide terms (N, dimensions) by the lengths of embeddings (N or 1, dimensions), if those get length 1."""
+        if not self.unit_length:
+            return terms
+        lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+        scaled: Vectors = terms / np.where(lengths > 0, lengths, 1)
+        return scaled
+
+    def terms(self, unit_terms: Vectors) -> Vectors:
+        """Return the terms of an embedding: those of the rows (N, D) of a pooled vector, and the bias as the last row.
+
+        Their sum (N + 1 rows) is the embedding. Requires linear dense layers.
+        """
+        mapped = self.dense_layers.map_linearly(unit_terms)
+        whole = self.dense_layers(unit_terms.sum(axis=0, keepdims=True))
+        bias = whole - mapped.sum(axis=0, keepdims=True)
+        terms = np.concatenate([mapped, bias])[:, : self.dimensions]
+        return self.scale(terms, whole[:, : self.dimensions])
+
+
+def unit_terms(hidden: NDArray[Any], owners: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int) -> Vectors:
+    """Return the terms of a pooled vector: rows of U units, of special tokens, and of the prompt, (U + 2, D).
+
+    Args:
+        hidden: Token vectors, (T, D).
+        owners: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
+        units: U.
+        pooling: "mean" or "cls".
+        pool_from: Index of the first pooled token, for mean pooling.
+    """
+    pooled = np.zeros(len(hidden), dtype=bool)
+    if pooling == "cls":
+        pooled[0] = True
+    else:
+        pooled[pool_from:] = True
+    rows = np.where(owners == SPECIAL, units, np.where(owners == PROMPT, units + 1, owners))
+    membership = (rows == np.arange(units + 2)[:, None]) & pooled
+    terms: Vectors = membership.astype(np.float64) @ hidden.astype(np.float64) / max(1, pooled.sum())
+    return terms
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """The contributions of one pair of U and V units, `units` (U, V), and the remaining terms of its score."""
+
+    units: NDArray[np.float32]
+    rest: Rest
+
+    @classmethod
+    def of(cls, query: NDArray[np.float32], document: NDArray[np.float32]) -> "Contributions":
+        """Multiply the terms of both embeddings, (U + 3, dimensions) and (V + 3, dimensions).
+
+        The last three rows are those of special tokens, of the prompt, and of the bias. A product that involves
+        several of these counts as bias, then as special tokens, then as prompt.
+        """
+        products = query @ document.T
+        bias = float(products[-1, :].sum(dtype=np.float64) + products[:-1, -1].sum(dtype=np.float64))
+        special = float(products[-3, :-1].sum(dtype=np.float64) + products[:-3, -3].sum(dtype=np.float64))
+        special += float(products[-2, -3])
+        prompt = float(products[-2, :-3].sum(dtype=np.float64) + products[:-3, -2].sum(dtype=np.float64))
+        prompt += float(products[-2, -2])
+        return cls(products[:-3, :-3], _rest(special, prompt, bias, 0.0))
+
+    def largest(self, count: int) -> tuple[TopContributions, Rest]:
+        """Return the `count` contributions of the largest magnitude, and the rest with the sum of the others."""
+        flat = self.units.ravel()
+        count = min(count, flat.size)
+        order = np.argpartition(-np.abs(flat), count - 1)[:count] if count else np.zeros(0, dtype=np.intp)
+        order = order[np.lexsort((order, -np.abs(flat[order])))]
+        rows, columns = np.divmod(order, max(1, self.units.shape[1]))
+        kept = flat[order]
+        dropped = float(flat.sum(dtype=np.float64) - kept.sum(dtype=np.float64)) if count < flat.size else 0.0
+        rest = _rest(self.rest.special_tokens, self.rest.prompt, self.rest.bias, dropped)
+        return TopContributions(rows.tolist(), columns.tolist(), Array(kept, "float32")), rest
+
+
+def _rest(*terms: float) -> Rest:
+    return Rest(*(round(term, SCORE_DECIMALS) for term in terms))

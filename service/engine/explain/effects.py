@@ -1,0 +1,57 @@
+"""The effect of a unit: how much a score falls if the text lacks the unit.
+
+`leave_one_out` pools the token vectors of the whole text without those of the unit. `occlusion` encodes the text again
+without the tokens of the unit, so that the other tokens do not attend to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class OccludedSequence:
+    """The token ids of an input without those of one unit."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+
+    @classmethod
+    def of(cls, input_ids: Sequence[int], token_type_ids: Sequence[int], kept: NDArray[np.intp]) -> "OccludedSequence":
+        """Keep the tokens at the given indices."""
+        indices = kept.tolist()
+        return cls([input_ids[index] for index in indices], [token_type_ids[index] for index in indices])
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def pool_without_units(
+    hidden: NDArray[Any], owners: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+) -> NDArray[np.float64]:
+    """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
+
+    Arguments are those of `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
+    """
+    hidden = hidden[pool_from:].astype(np.float64)
+    owners = owners[pool_from:]
+    membership = owners == np.arange(units)[:, None]
+    counts = membership.sum(axis=1, keepdims=True)
+    remaining = len(hidden) - counts
+    if pooling == "mean":
+        sums = hidden.sum(axis=0) - membership.astype(np.float64) @ hidden
+        pooled: NDArray[np.float64] = sums / np.maximum(1, remaining)
+    else:
+        first = np.where(counts[:, 0] > 0, membership.argmax(axis=1), 0)
+        last = first + counts[:, 0]
+        lowest = np.full((1, hidden.shape[1]), -np.inf)
+        before = np.concatenate([lowest, np.maximum.accumulate(hidden)])
+        after = np.concatenate([np.maximum.accumulate(hidden[::-1])[::-1], lowest])
+        pooled = np.maximum(before[first], after[last])
+    pooled[remaining[:, 0] == 0] = 0
+    return pooled

@@ -1,0 +1,180 @@
+"""Preparation of requests: tokenization, units, and the size of the response, before inference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from model.tokenizer import TokenizedInput, TokenizerInput
+from service.engine.admission import CHARACTERS_PER_TOKEN
+from service.engine.encode.alignment import describe_tokens, words_of
+from service.engine.encode.response import PreparedInput, listed_bytes, prepare_input, response_bytes
+from service.engine.explain.attend import AttendTask, suggest_smaller
+from service.engine.explain.compare import CompareTask, OccurrenceTokens, comparison_bytes, find_occurrence
+from service.engine.explain.contributions import Embedder
+from service.engine.explain.similarity import ComparedText, SimilarityWork
+from service.engine.explain.units import find_units, word_units
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import (
+    AppliedPrompt,
+    EncodeRequest,
+    EncodeTask,
+    Limits,
+    TokenizeRequest,
+    TokenizeResult,
+)
+from service.engine.schema.explain import AttendRequest, AttentionMapSpec, CompareRequest
+from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec
+from service.engine.validation.inputs import check_length
+from service.engine.validation.similarity import check_explanation_size, check_occlusion
+from service.errors import ResponseTooLarge
+
+
+class Preparation:
+    """The work before inference. It runs on the event loop for small requests, in a thread for large ones."""
+
+    def __init__(self, model: LoadedModel, limits: Limits) -> None:
+        self._tokenizer = model.tokenizer
+        self._manifest = model.artifact.manifest
+        self._blocks = model.blocks
+        self._dense_layers = model.dense_layers
+        self._limits = limits
+
+    def encode(self, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
+        """Return the results of the inputs without their vectors."""
+        sources = [item.source for item in request.inputs]
+        if prompt is not None:
+            sources = [
+                source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
+            ]
+        plain = request.outputs == ("pooled",) and request.truncation == "error" and prompt is None
+        tokenized = self._tokenize(sources, request, offsets=not plain)
+        prepared = [
+            prepare_input(item, tokens, request, self._tokenizer, f"{request.spelling.inputs}[{index}]")
+            for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))
+        ]
+        smaller = f"dtype to {request.spelling.value('dtype', 'float16')}"
+        if request.wire == "json":
+            smaller = 'encoding_format to "base64"'
+        size = response_bytes(prepared, request, self._manifest)
+        remedy = f"Send fewer inputs, request fewer outputs, or set {smaller}."
+        self._check_response_size(size, len(prepared), lambda: remedy)
+        return prepared
+
+    def attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
+        """Return one task per input."""
+        tasks = []
+        tokenized = self._tokenize([item.source for item in request.inputs], request)
+        for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
+            path = f"{request.spelling.inputs}[{index}]"
+            units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
+            tasks.append(AttendTask(tokens, units, spec, request, self._blocks))
+        size = sum(task.response_bytes() for task in tasks)
+        remedy = partial(suggest_smaller, tasks, self._limits.max_response_bytes)
+        self._check_response_size(size, len(tasks), remedy)
+        return tasks
+
+    def compare(self, request: CompareRequest, layer_count: int) -> list[CompareTask]:
+        """Return one task per distinct text, with the occurrences in it."""
+        occurrences: dict[str, dict[int, OccurrenceTokens]] = {}
+        texts = list(dict.fromkeys(occurrence.text for occurrence in request.occurrences))
+        tokens = dict(zip(texts, self._tokenizer.encode([TokenizerInput(text) for text in texts]), strict=True))
+        for index, occurrence in enumerate(request.occurrences):
+            path = f"occurrences[{index}]"
+            check_length(tokens[occurrence.text], self._manifest, "error", f"{path}.text", "Shorten it.")
+            item = find_occurrence(occurrence, tokens[occurrence.text], path)
+            occurrences.setdefault(occurrence.text, {})[index] = item
+        tasks = [
+            CompareTask(
+                tokens[text],
+                word_units(tokens[text], self._tokenizer.token_texts(tokens[text])),
+                text_occurrences,
+                request.top_contributors,
+                self._blocks,
+            )
+            for text, text_occurrences in occurrences.items()
+        ]
+        size = comparison_bytes(tasks, layer_count, request)
+        remedy = "Send fewer occurrences or request fewer layers."
+        self._check_response_size(size, len(request.occurrences), lambda: remedy)
+        return tasks
+
+    def similarity(self, request: SimilarityRequest, spec: SimilaritySpec) -> tuple[SimilarityWork, list[EncodeTask]]:
+        """Return the texts with their units, and the tasks of the fast lane."""
+        manifest = self._manifest
+        texts = []
+        for field, prompt in (("queries", spec.query_prompt), ("documents", spec.document_prompt)):
+            sources = [
+                TokenizerInput(text, prompt="" if prompt is None else prompt.text) for text in getattr(request, field)
+            ]
+            for index, tokens in enumerate(self._tokenizer.encode(sources)):
+                path = f"{field}[{index}]"
+                checked = check_length(tokens, manifest, request.truncation, path, request.spelling.shorten)
+                unit = request.unit if request.explain else None
+                texts.append(ComparedText.of(checked, self._tokenizer, manifest, unit))
+        unit_length = spec.similarity == "cosine" or manifest.normalize
+        embedder = Embedder(self._dense_layers, request.dimensions, unit_length)
+        work = SimilarityWork(request, spec, manifest, embedder, texts)
+        if request.explain:
+            check_explanation_size(request, [len(text.tokens) for text in texts], manifest, self._limits)
+        if request.effect == "occlusion":
+            check_occlusion(request, work.occluded_sizes(), self._limits)
+        remedy = "Set top_k or send fewer texts." if request.top_k is None and request.explain else "Send fewer texts."
+        self._check_response_size(work.response_bytes(), len(texts), lambda: remedy)
+        return work, work.tasks()
+
+    def tokenize(self, request: TokenizeRequest) -> list[TokenizeResult]:
+        """Return the tokens and words of the inputs."""
+        results, size = [], 0
+        for item in request.inputs:  # one at a time, to stop as soon as the response exceeds the limit
+            (tokens,) = self._tokenizer.encode([item.source])
+            words = words_of(tokens)
+            described = describe_tokens(tokens, self._tokenizer.token_texts(tokens), words)
+            size += listed_bytes((*described, *words), request.wire)
+            self._check_response_size(size, len(request.inputs), lambda: "Send fewer inputs.")
+            results.append(TokenizeResult(len(tokens), described, words))
+        return results
+
+    def _tokenize(
+        self, sources: Sequence[TokenizerInput], request: EncodeRequest | AttendRequest, *, offsets: bool = True
+    ) -> list[TokenizedInput]:
+        field, remedy = request.spelling.inputs, request.spelling.shorten
+        return [
+            check_length(tokens, self._manifest, request.truncation, f"{field}[{index}]", remedy)
+            for index, tokens in enumerate(self._tokenizer.encode(sources, offsets=offsets))
+        ]
+
+    def _check_response_size(self, size: int, inputs: int, remedy: Callable[[], str]) -> None:
+        limit = self._limits.max_response_bytes
+        if size > limit:
+            fitting = inputs * limit // size
+            hint = f" About {fitting} of these {inputs} inputs fit." if fitting else ""
+            raise ResponseTooLarge("Response too large", remedy() + hint, actual=size, limit=limit, unit="bytes")
+
+
+PAIR_CHARACTERS = 256
+"""An explained pair takes as long as the preparation of this many characters."""
+PRODUCTS_PER_TOKEN = 10_000
+"""Pairs of tokens that are multiplied in the time of the inference of one token."""
+
+
+def similarity_cost(
+    request: SimilarityRequest, spec: SimilaritySpec, limits: Limits, max_tokens: int
+) -> tuple[int, int]:
+    """Return the size of a request in characters, and its estimated cost in tokens, at most `max_queue_tokens`."""
+    prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
+    lengths = [len(text) + prompts[0] for text in request.queries]
+    lengths += [len(text) + prompts[1] for text in request.documents]
+    size = sum(lengths)
+    tokens = [2 + length // CHARACTERS_PER_TOKEN for length in lengths]
+    cost = sum(tokens)
+    if request.explain:
+        size += PAIR_CHARACTERS * request.pair_count
+        truncated = [min(count, max_tokens) for count in tokens]
+        queries = len(request.queries)
+        products = sum(truncated[query] * truncated[queries + document] for query, document in request.index_pairs())
+        cost += products // PRODUCTS_PER_TOKEN
+        if request.effect == "occlusion":
+            occluded = sum(count * count for count in truncated)
+            cost += occluded
+            size += occluded
+    return size, min(cost, limits.max_queue_tokens)

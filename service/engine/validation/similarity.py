@@ -1,0 +1,112 @@
+"""Similarity requests: texts, pairs, dimensions, prompts, and the cost of an explanation."""
+
+from model.artifact import Manifest
+from model.tokenizer import TokenizerInput
+from service.engine.schema.encode import Input, Limits
+from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec, Unavailable
+from service.engine.validation.encode import find_prompt
+from service.engine.validation.inputs import check_text
+from service.errors import EmptyInput, InvalidArgument, RequestTooLarge, Unsupported
+
+MAX_EXPLAINED_PAIRS = 256
+MAX_OCCLUDED_SEQUENCES = 4096
+"""Sequences of one request with the effect "occlusion"; the scheduler handles each in about 10 microseconds."""
+
+
+def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manifest, *, linear: bool) -> SimilaritySpec:
+    """Check all fields; `linear` tells whether the dense layers of the model are linear."""
+    _check_texts(request, limits)
+    if request.pairs == "zip" and len(request.queries) != len(request.documents):
+        value = request.spelling.value("pairs", "zip")
+        raise InvalidArgument(
+            f"number differs from that of queries, but pairs is {value}", "Send one document per query.",
+            field="documents", actual=len(request.documents), limit=len(request.queries),
+        )  # fmt: skip
+    dimensions = request.dimensions
+    if dimensions is not None and not 1 <= dimensions <= manifest.dimensions:
+        raise InvalidArgument(
+            "out of range", f"Use 1 to {manifest.dimensions}.",
+            field="dimensions", actual=dimensions, limit=max(1, min(dimensions, manifest.dimensions)),
+        )  # fmt: skip
+    spec = SimilaritySpec(
+        request.similarity or manifest.similarity,
+        find_prompt(request.query_prompt_name, request.query_prompt, limits, manifest, "query"),
+        find_prompt(request.document_prompt_name, request.document_prompt, limits, manifest, "document"),
+        _unavailable(manifest, linear),
+    )
+    if request.explain:
+        _check_explanation(request, manifest)
+    else:
+        _check_no_explanation(request)
+    return spec
+
+
+def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
+    for field in ("queries", "documents"):
+        texts = getattr(request, field)
+        if not texts:
+            raise EmptyInput("empty", "Send at least one text.", field=field)
+        count = len(texts) if field == "queries" else len(texts) + len(request.queries)
+        if count > limits.max_inputs:
+            raise InvalidArgument(
+                "too many items" if field == "queries" else "too many items, together with queries",
+                "Split the request.", field=field, actual=count, limit=limits.max_inputs, reason="TOO_MANY_INPUTS",
+            )  # fmt: skip
+        for index, text in enumerate(texts):
+            check_text(Input(TokenizerInput(text)), f"{field}[{index}]", limits.max_input_characters)
+
+
+def _unavailable(manifest: Manifest, linear: bool) -> Unavailable | None:
+    if manifest.pooling == "max":
+        return "max_pooling"
+    return None if linear else "nonlinear_dense_layers"
+
+
+def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
+    if request.pair_count > MAX_EXPLAINED_PAIRS:
+        raise InvalidArgument(
+            "too many pairs to explain", "Send fewer queries or documents.",
+            field="explain", actual=request.pair_count, limit=MAX_EXPLAINED_PAIRS, reason="TOO_MANY_PAIRS",
+        )  # fmt: skip
+    if request.top_k is not None and request.top_k < 1:
+        raise InvalidArgument("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, limit=1)
+    if request.effect == "leave_one_out" and manifest.pooling == "cls":
+        spell = request.spelling.value
+        raise Unsupported(
+            f"{spell('effect', 'leave_one_out')} is not supported for this model (cls pooling uses one token)",
+            f"Use {spell('effect', 'occlusion')}.", field="effect",
+        )  # fmt: skip
+
+
+def _check_no_explanation(request: SimilarityRequest) -> None:
+    fields = {"unit": request.unit != "token", "top_k": request.top_k is not None, "effect": request.effect != "none"}
+    for field, is_set in fields.items():
+        if is_set:
+            raise InvalidArgument("set, but explain is false", "Set explain to true or leave it out.", field=field)
+
+
+def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
+    """Check the memory of an explanation; `sizes` are the numbers of tokens of all texts.
+
+    In float32, there is a vector per token, one for its contributions, and one for its effect.
+    """
+    vectors = 2 if request.effect == "none" else 3
+    size, limit = 4 * vectors * sum(sizes) * manifest.hidden_size, limits.max_response_bytes
+    if size > limit:
+        raise RequestTooLarge(
+            "too many tokens to explain", "Send fewer or shorter texts.",
+            field="explain", actual=size, limit=limit, unit="bytes",
+        )  # fmt: skip
+
+
+def check_occlusion(request: SimilarityRequest, sizes: list[int], limits: Limits) -> None:
+    """Check the cost of occlusion; `sizes` are the numbers of tokens of the occluded sequences."""
+    fewer = f"Send fewer or shorter texts, or use {request.spelling.value('effect', 'leave_one_out')}."
+    if len(sizes) > MAX_OCCLUDED_SEQUENCES:
+        raise RequestTooLarge(
+            "too many sequences to encode", fewer, field="effect", actual=len(sizes), limit=MAX_OCCLUDED_SEQUENCES
+        )
+    if sum(sizes) > limits.max_queue_tokens:
+        raise RequestTooLarge(
+            "too many tokens to encode", fewer, field="effect", actual=sum(sizes), limit=limits.max_queue_tokens
+        )

@@ -1,0 +1,85 @@
+"""Tiny sentence-transformers models, one per way from token vectors to a similarity."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from torch import nn
+
+from model.export import export
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.model.conftest import HIDDEN_SIZE
+
+PROMPTS = {"query": "find: ", "document": "text: "}
+MAX_TOKENS = 31
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The modules after the encoder, and the configuration of a model."""
+
+    pooling: str = "mean"
+    dense: tuple[tuple[int, bool, type[nn.Module]], ...] = ()
+    """Output size, bias and activation of each dense layer."""
+    normalize: bool = False
+    include_prompt: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    family: str = "bert"
+
+
+# sentence-transformers adds empty prompts for queries and documents, which prevail over the default prompt.
+VARIANTS = {
+    "mean": Variant(),
+    "mean, byte-level BPE": Variant(family="roberta"),
+    "mean, unigram": Variant(family="camembert"),
+    "cls": Variant("cls"),
+    "max": Variant("max"),
+    "prompts": Variant(normalize=True, options={"prompts": PROMPTS}),
+    "excluded prompts": Variant(include_prompt=False, options={"prompts": PROMPTS}),
+    "empty prompts": Variant(options={"prompts": {"any": "find: "}, "default_prompt_name": "any"}),
+    "linear dense layers": Variant(dense=((19, True, nn.Identity), (17, False, nn.Identity)), normalize=True),
+    "nonlinear dense layer": Variant(dense=((19, True, nn.Tanh),)),
+    "cls and a dense layer": Variant("cls", dense=((19, True, nn.Identity),)),
+    "dot": Variant(dense=((19, True, nn.Identity),), options={"similarity_fn_name": "dot"}),
+}
+
+
+def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
+    """Return the served model and sentence-transformers' own."""
+    bare = shutil.copytree(publish(variant.family), root / "bare")
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+    if variant.family != "bert":
+        names |= {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
+        names |= {"cls_token": "<s>", "sep_token": "</s>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(bare / "tokenizer.json"), **names
+    )
+    tokenizer.save_pretrained(bare)
+    torch.manual_seed(7)
+    modules: list[nn.Module] = [
+        Transformer(str(bare), max_seq_length=MAX_TOKENS),
+        Pooling(HIDDEN_SIZE, variant.pooling, include_prompt=variant.include_prompt),
+    ]
+    size = HIDDEN_SIZE
+    for out, bias, activation in variant.dense:
+        dense = Dense(in_features=size, out_features=out, bias=bias, activation_function=activation())
+        if bias:
+            nn.init.normal_(dense.linear.bias)
+        modules.append(dense)
+        size = out
+    if variant.normalize:
+        modules.append(Normalize())
+    published = root / "published"
+    oracle = SentenceTransformer(modules=modules, device="cpu", **variant.options)
+    oracle.save_pretrained(str(published))
+    artifact = root / "artifact"
+    export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)
+    model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
+    return model, SentenceTransformer(str(published), device="cpu")

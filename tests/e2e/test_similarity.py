@@ -1,0 +1,277 @@
+"""Similarity for every way from token vectors to a score, beside sentence-transformers and beside the definitions."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from model.tokenizer import TokenizerInput
+from service.engine.encode.alignment import token_words, words_of
+from service.engine.model_loader import LoadedModel
+from tests.e2e.similarity_models import MAX_TOKENS, PROMPTS, VARIANTS, Variant, build
+from tests.service.conftest import ServiceHarness, open_harness
+
+Floats = NDArray[Any]
+SIDES = (("queries", "query"), ("documents", "document"))
+
+QUERIES = ["the river bank", "Money!"]
+DOCUMENTS = ["He cashed a cheque at the bank.", "money in the bank grows", "rain, and more rain"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A served model, its oracle, and the variant they implement."""
+
+    harness: ServiceHarness
+    model: LoadedModel
+    oracle: SentenceTransformer
+    variant: Variant
+
+    async def similarity(self, **fields: Any) -> Any:
+        body = {"queries": QUERIES, "documents": DOCUMENTS} | fields
+        response = await self.harness.post("/v1/similarity", body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+def variants(condition: Callable[[Variant], bool]) -> pytest.MarkDecorator:
+    """Run a test for the variants that meet a condition."""
+    names = [name for name, variant in VARIANTS.items() if condition(variant)]
+    return pytest.mark.parametrize("built", names, indirect=True)
+
+
+def is_available(variant: Variant) -> bool:
+    """Return whether contributions are available."""
+    return variant.pooling != "max" and all(activation is nn.Identity for _, _, activation in variant.dense)
+
+
+def is_bare(variant: Variant) -> bool:
+    """Return whether the embedding is the pooled vector of the text alone."""
+    return not variant.dense and not variant.options.get("prompts")
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def built(
+    request: pytest.FixtureRequest, publish: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LoadedModel, SentenceTransformer, Variant]:
+    variant = VARIANTS[request.param]
+    return *build(variant, publish, tmp_path_factory.mktemp("similarity")), variant
+
+
+@pytest.fixture
+async def case(built: tuple[LoadedModel, SentenceTransformer, Variant]) -> AsyncIterator[Case]:
+    model, oracle, variant = built
+    async with open_harness(model) as harness:
+        yield Case(harness, model, oracle, variant)
+
+
+def oracle_scores(oracle: SentenceTransformer, dimensions: int | None) -> Floats:
+    options: dict[str, Any] = {"show_progress_bar": False, "truncate_dim": dimensions}
+    queries = oracle.encode_query(QUERIES, **options)
+    scores: Floats = oracle.similarity(queries, oracle.encode_document(DOCUMENTS, **options)).numpy()
+    return scores
+
+
+def assert_close(actual: Any, expected: Any, scale: float = 1.0) -> None:
+    np.testing.assert_allclose(actual, expected, atol=2e-5 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("dimensions", [None, 7])
+async def test_scores_equal_sentence_transformers(case: Case, dimensions: int | None) -> None:
+    fields = {} if dimensions is None else {"dimensions": dimensions}
+    response = await case.similarity(**fields)
+    expected = oracle_scores(case.oracle, dimensions)
+    assert_close(response["scores"], expected, np.abs(expected).max())
+    explained = await case.similarity(explain=True, **fields)
+    assert_close(explained["scores"], expected, np.abs(expected).max())
+    zipped = await case.similarity(queries=QUERIES[:2], documents=DOCUMENTS[:2], pairs="zip", **fields)
+    assert_close(zipped["scores"], np.diag(expected), np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dimensions", [None, 7])
+@pytest.mark.parametrize("unit", ["token", "word"])
+async def test_contributions_and_rest_sum_to_the_score(case: Case, unit: str, dimensions: int | None) -> None:
+    fields = {} if dimensions is None else {"dimensions": dimensions}
+    response = await case.similarity(explain=True, unit=unit, **fields)
+    reason = None
+    if not is_available(case.variant):
+        reason = "max_pooling" if case.variant.pooling == "max" else "nonlinear_dense_layers"
+    assert response["contributions_unavailable"] == reason
+    assert len(response["pairs"]) == 6
+    for pair in response["pairs"]:
+        score = response["scores"][pair["query"]][pair["document"]]
+        assert_close(pair["score"], score, abs(score))
+        if reason is not None:
+            assert (pair["contributions"], pair["rest"]) == (None, None)
+            continue
+        shape = tuple(len(response[side][pair[name]]["units"]) for side, name in SIDES)
+        assert np.shape(pair["contributions"]) == shape
+        assert_sum(np.sum(pair["contributions"]), pair["rest"], score)
+        assert pair["rest"]["dropped"] == 0
+        has_bias = any(bias for _, bias, _ in case.variant.dense)
+        assert (abs(pair["rest"]["bias"]) > 1e-4) == has_bias
+        has_prompt = bool(response["query_prompt"]) and case.variant.include_prompt
+        assert (abs(pair["rest"]["prompt"]) > 1e-6) == has_prompt
+
+
+def assert_sum(contributions: float, rest: dict[str, float], score: float) -> None:
+    assert abs(contributions + sum(rest.values()) - score) <= 1e-5 * max(1, abs(score))
+
+
+@variants(lambda variant: is_available(variant) and is_bare(variant))
+async def test_contributions_equal_the_double_sum_over_tokens(case: Case) -> None:
+    """Each contribution by its definition, from the token vectors of /v1/encode."""
+    response = await case.similarity(explain=True)
+    vectors = {side: await token_vectors(case, texts) for side, texts in (("query", QUERIES), ("document", DOCUMENTS))}
+    for pair in response["pairs"]:
+        query, document = (vectors[name][pair[name]] for name in ("query", "document"))
+        if case.variant.pooling == "cls":
+            assert_close(pair["contributions"], np.zeros_like(pair["contributions"]))
+            assert_close(pair["rest"]["special_tokens"], pair["score"])
+            continue
+        length = np.linalg.norm(query.mean(axis=0)) * np.linalg.norm(document.mean(axis=0))
+        whole = query @ document.T / (len(query) * len(document) * length)
+        assert_close(pair["contributions"], whole[1:-1, 1:-1])
+        assert_close(pair["rest"]["special_tokens"], whole.sum() - whole[1:-1, 1:-1].sum())
+
+
+async def token_vectors(case: Case, texts: list[str]) -> list[Floats]:
+    body = {"inputs": texts, "outputs": ["tokens"], "prompt": ""}
+    results = (await case.harness.post("/v1/encode", body)).json()["results"]
+    return [np.array(result["token_vectors"]) for result in results]
+
+
+@variants(is_available)
+@pytest.mark.parametrize("unit", ["token", "word"])
+async def test_top_k_keeps_the_largest_contributions(case: Case, unit: str) -> None:
+    whole = await case.similarity(explain=True, unit=unit)
+    for top_k in (1, 3, 1000):
+        response = await case.similarity(explain=True, unit=unit, top_k=top_k)
+        for pair, expected in zip(response["pairs"], whole["pairs"], strict=True):
+            matrix, top = np.array(expected["contributions"]), pair["contributions"]
+            kept = np.sort(np.abs(matrix.ravel()))[::-1][:top_k]
+            assert_close(np.abs(top["values"]), kept)
+            assert_close(top["values"], matrix[top["query_units"], top["document_units"]])
+            assert_sum(sum(top["values"]), pair["rest"], pair["score"])
+            assert_close(pair["rest"]["dropped"], matrix.sum() - sum(top["values"]), abs(pair["score"]))
+
+
+@variants(lambda variant: variant.pooling == "cls")
+async def test_leave_one_out_is_rejected_with_cls_pooling(case: Case) -> None:
+    body = {"queries": "a", "documents": "b", "explain": True, "effect": "leave_one_out"}
+    response = await case.harness.post("/v1/similarity", body)
+    assert (response.status_code, response.json()["error"]["field"]) == (501, "effect")
+
+
+@variants(lambda variant: variant.pooling != "cls")
+@pytest.mark.parametrize("unit", ["token", "word"])
+async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> None:
+    """Each effect by its definition: the token vectors of the whole text, pooled without those of the unit."""
+    fields = {"explain": True, "unit": unit, "effect": "leave_one_out", "query_prompt": "", "document_prompt": ""}
+    response = await case.similarity(**fields)
+    vectors = {side: await token_vectors(case, texts) for side, texts in (("query", QUERIES), ("document", DOCUMENTS))}
+    for pair in response["pairs"]:
+        whole = {name: embed(case, vectors[name][pair[name]]) for _, name in SIDES}
+        for side, name in SIDES:
+            other = whole["document" if name == "query" else "query"]
+            text = (QUERIES if name == "query" else DOCUMENTS)[pair[name]]
+            units = response[side][pair[name]]["units"]
+            owners = owners_of(case, text, unit)
+            expected = []
+            for index in range(len(units)):
+                rest = vectors[name][pair[name]][owners != index]
+                expected.append(pair["score"] - embed(case, rest) @ other)
+            assert_close(pair[f"{name}_effects"], expected, abs(pair["score"]))
+
+
+def embed(case: Case, hidden: Floats) -> Floats:
+    """Return the embedding of token vectors (T, D), as the modules after the encoder compute it."""
+    pooled = hidden.max(axis=0) if case.variant.pooling == "max" else hidden.mean(axis=0)
+    embedding: Floats = case.model.dense_layers(pooled[None])[0]
+    if case.variant.normalize or case.variant.options.get("similarity_fn_name") != "dot":
+        embedding = embedding / np.linalg.norm(embedding)
+    return embedding
+
+
+def owners_of(case: Case, text: str, unit: str) -> NDArray[np.intp]:
+    """Return the unit of each token of a text without a prompt, -1 for special tokens."""
+    (tokens,) = case.model.tokenizer.encode([TokenizerInput(text)])
+    if unit == "word":
+        words = [-1 if word is None else word for word in token_words(tokens, words_of(tokens))]
+        present = sorted(set(words) - {-1})
+        return np.array([-1 if word < 0 else present.index(word) for word in words])
+    content = ~np.array(tokens.special_tokens_mask)
+    return np.where(content, np.cumsum(content) - 1, -1)
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+async def test_occlusion_encodes_the_text_without_the_unit(case: Case, unit: str) -> None:
+    """Each effect by its definition: /v1/encode of the token ids that remain."""
+    fields = {"explain": True, "unit": unit, "effect": "occlusion", "query_prompt": "", "document_prompt": ""}
+    response = await case.similarity(**fields)
+    for pair in response["pairs"]:
+        for name, text, other in (
+            ("query", QUERIES[pair["query"]], DOCUMENTS[pair["document"]]),
+            ("document", DOCUMENTS[pair["document"]], QUERIES[pair["query"]]),
+        ):
+            (tokens,) = case.model.tokenizer.encode([TokenizerInput(text)])
+            ids = np.array(tokens.input_ids)
+            owners, special = owners_of(case, text, unit), np.array(tokens.special_tokens_mask)
+            effects = pair[f"{name}_effects"]
+            assert len(effects) == owners.max() + 1
+            for index, effect in enumerate(effects):
+                rest = ids[(owners != index) & ~special].tolist()
+                if not rest:
+                    continue
+                without = await pooled(case, {"token_ids": rest})
+                assert_close(effect, pair["score"] - without @ await pooled(case, {"text": other}), abs(pair["score"]))
+
+
+async def pooled(case: Case, item: dict[str, Any]) -> Floats:
+    body = {"inputs": [item]} | ({"prompt": ""} if "text" in item else {})
+    (result,) = (await case.harness.post("/v1/encode", body)).json()["results"]
+    vector = np.array(result["pooled"])
+    dot = case.variant.options.get("similarity_fn_name") == "dot"
+    scaled: Floats = vector if dot else vector / np.linalg.norm(vector)
+    return scaled
+
+
+@variants(lambda variant: variant.options.get("prompts") == PROMPTS)
+async def test_occlusion_keeps_the_prompt(case: Case) -> None:
+    fields = {"explain": True, "unit": "word", "effect": "occlusion"}
+    response = await case.similarity(**fields)
+    plain = await case.similarity(query_prompt="", document_prompt="", **fields)
+    assert response["queries"] != plain["queries"]
+    assert [text["units"] for text in response["queries"]] == [text["units"] for text in plain["queries"]]
+    assert (response["query_prompt"], plain["query_prompt"]) == ("find: ", None)
+    without = await case.similarity(queries=["the bank"])
+    scores = [response["scores"][0], without["scores"][0]]
+    effects = [pair["query_effects"][1] for pair in response["pairs"][: len(DOCUMENTS)]]
+    assert_close(effects, np.subtract(*scores))
+
+
+async def test_truncated_texts_are_explained_as_far_as_they_are_read(case: Case) -> None:
+    response = await case.similarity(
+        queries=["bank " * 60], documents=["money"], truncation="right", explain=True, unit="word", effect="occlusion"
+    )
+    (query,) = response["queries"]
+    assert (query["token_count"], query["truncated"]) == (MAX_TOKENS, True)
+    assert 1 < len(query["units"]) < MAX_TOKENS
+    (pair,) = response["pairs"]
+    assert len(pair["query_effects"]) == len(query["units"])
+    if is_available(case.variant):
+        assert_sum(np.sum(pair["contributions"]), pair["rest"], pair["score"])
+
+
+async def test_model_names_its_similarity_function(case: Case) -> None:
+    expected = case.variant.options.get("similarity_fn_name", "cosine")
+    assert (await case.harness.client.get("/v1/model")).json()["similarity"] == expected
+    assert (await case.similarity())["similarity"] == expected
+    other = {"dot": "cosine", "cosine": "dot"}[expected]
+    assert (await case.similarity(similarity=other))["similarity"] == other

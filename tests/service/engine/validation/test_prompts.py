@@ -1,0 +1,34 @@
+"""The prompt of a request: named, given, of the role, or the default of the model."""
+
+import pytest
+
+from model.artifact import Manifest
+from service.config import Settings
+from service.engine.model_info import limits_of
+from service.engine.validation.encode import Role, find_prompt
+
+LIMITS = limits_of(Settings(), 256)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "role", "expected"),
+    [
+        ({"query": "q: ", "any": "a: "}, "any", "query", "query"),
+        ({"query": "q: ", "any": "a: "}, "any", "document", "any"),
+        ({"passage": "p: ", "corpus": "c: "}, None, "document", "passage"),
+        ({"corpus": "c: "}, None, "document", "corpus"),
+        ({"document": "d: "}, None, "passage", "document"),
+        ({"query": "q: "}, None, "document", None),
+        ({"query": "", "any": "a: "}, "any", "query", None),
+        ({"any": "a: "}, "any", None, "any"),
+        ({"any": "a: "}, None, None, None),
+        ({}, None, "query", None),
+    ],
+)
+def test_prompt_of_the_role_prevails_over_the_default(
+    manifest: Manifest, prompts: dict[str, str], default: str | None, role: Role | None, expected: str | None
+) -> None:
+    changed = manifest.model_copy(update={"prompts": prompts, "default_prompt_name": default})
+    prompt = find_prompt(None, None, LIMITS, changed, role)
+    assert (prompt and (prompt.name, prompt.text)) == (expected and (expected, prompts[expected]))
+    assert find_prompt(None, "", LIMITS, changed, role) is None

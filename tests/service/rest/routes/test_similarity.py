@@ -1,0 +1,177 @@
+"""/v1/similarity: pairs, errors, limits, and the work that a request causes."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.engine.model_loader import LoadedModel
+from service.engine.validation.similarity import MAX_EXPLAINED_PAIRS, MAX_OCCLUDED_SEQUENCES
+from tests.service.conftest import ServiceHarness, open_harness
+
+QUERY = "how to open a bank account"
+DOCUMENTS = ["Opening an account takes ten minutes.", "The bank of the river is muddy."]
+FIELDS = {
+    "model", "precision", "similarity", "scores", "queries", "documents", "contributions_unavailable", "usage",
+    "query_prompt_name", "query_prompt", "document_prompt_name", "document_prompt",
+}  # fmt: skip
+PAIR_FIELDS = {
+    "query", "document", "score", "contributions", "rest", "query_effects", "document_effects",
+}  # fmt: skip
+
+
+async def post(harness: ServiceHarness, **fields: Any) -> httpx.Response:
+    return await harness.post("/v1/similarity", {"queries": QUERY, "documents": DOCUMENTS} | fields)
+
+
+async def similarity(harness: ServiceHarness, **fields: Any) -> Any:
+    response = await post(harness, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def error(harness: ServiceHarness, **fields: Any) -> dict[str, Any]:
+    response = await post(harness, **fields)
+    assert response.status_code in (413, 422, 501), response.text
+    problem: dict[str, Any] = response.json()["error"]
+    return problem
+
+
+async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
+    body = await similarity(harness)
+    assert set(body) == FIELDS
+    assert np.shape(body["scores"]) == (1, 2)
+    assert body["scores"][0][0] > body["scores"][0][1]
+    assert set(body["queries"][0]) == {"token_count", "truncated"}
+    explained = await similarity(harness, explain=True)
+    assert set(explained) == FIELDS | {"pairs"}
+    assert set(explained["pairs"][0]) == PAIR_FIELDS
+    assert explained["pairs"][0]["rest"].keys() == {"special_tokens", "prompt", "bias", "dropped"}
+    assert [unit["text"] for unit in explained["queries"][0]["units"]] == QUERY.split()
+
+
+async def test_scores_are_the_cosines_of_pooled_vectors(harness: ServiceHarness) -> None:
+    body = {"inputs": [QUERY, *DOCUMENTS], "dimensions": 64}
+    results = (await harness.post("/v1/encode", body)).json()["results"]
+    query, *documents = np.array([result["pooled"] for result in results])
+    scores = (await similarity(harness, dimensions=64))["scores"]
+    np.testing.assert_allclose(scores[0], np.array(documents) @ query, atol=1e-4)
+
+
+async def test_zipped_pairs_are_the_diagonal(harness: ServiceHarness) -> None:
+    everything = await similarity(harness, queries=DOCUMENTS, explain=True)
+    zipped = await similarity(harness, queries=DOCUMENTS, explain=True, pairs="zip")
+    np.testing.assert_allclose(zipped["scores"], np.diag(everything["scores"]), atol=1e-4)
+    assert [(pair["query"], pair["document"]) for pair in zipped["pairs"]] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "reason"),
+    [
+        ({"queries": []}, "queries", "EMPTY_INPUT"),
+        ({"documents": ["a", " "]}, "documents[1]", "EMPTY_INPUT"),
+        ({"documents": ["word " * 300]}, "documents[0]", "INPUT_TOO_LONG"),
+        ({"queries": ["x" * 20_000]}, "queries[0]", "INPUT_TOO_LARGE"),
+        ({"queries": ["a"] * 257}, "queries", "TOO_MANY_INPUTS"),
+        ({"queries": ["a"] * 128, "documents": ["a"] * 129}, "documents", "TOO_MANY_INPUTS"),
+        ({"pairs": "zip"}, "documents", "INVALID_ARGUMENT"),
+        ({"dimensions": 385}, "dimensions", "INVALID_ARGUMENT"),
+        ({"dimensions": 0}, "dimensions", "INVALID_ARGUMENT"),
+        ({"query_prompt_name": "query"}, "query_prompt_name", "PROMPT_NOT_FOUND"),
+        ({"document_prompt": "a", "document_prompt_name": "b"}, "document_prompt_name", "INVALID_ARGUMENT"),
+        ({"document_prompt": "x" * 20_000}, "document_prompt", "INPUT_TOO_LARGE"),
+        ({"unit": "word"}, "unit", "INVALID_ARGUMENT"),
+        ({"top_k": 3}, "top_k", "INVALID_ARGUMENT"),
+        ({"effect": "occlusion"}, "effect", "INVALID_ARGUMENT"),
+        ({"explain": True, "top_k": 0}, "top_k", "INVALID_ARGUMENT"),
+        ({"explain": True, "unit": "span"}, "unit", "INVALID_ARGUMENT"),
+        ({"queries": ["a"] * 17, "documents": ["a"] * 16, "explain": True}, "explain", "TOO_MANY_PAIRS"),
+        ({"queries": 3}, "queries", "INVALID_ARGUMENT"),
+        ({"queries": ["a", 3]}, "queries[1]", "INVALID_ARGUMENT"),
+        ({"query": "a"}, "query", "UNKNOWN_FIELD"),
+    ],
+)
+async def test_invalid_request_names_field_and_reason(
+    harness: ServiceHarness, fields: dict[str, Any], field: str, reason: str
+) -> None:
+    response = await post(harness, **fields)
+    assert response.status_code in (404, 413, 422), response.text
+    problem = response.json()["error"]
+    assert (problem["field"], problem["reason"]) == (field, reason)
+    assert problem["message"].startswith(f"{field}: ")
+    assert problem["message"].endswith((".", "?"))
+
+
+async def test_largest_number_of_pairs_is_explained(harness: ServiceHarness) -> None:
+    body = await similarity(harness, queries=["a"] * 16, documents=["b"] * 16, explain=True, effect="leave_one_out")
+    assert len(body["pairs"]) == MAX_EXPLAINED_PAIRS
+
+
+async def test_text_of_one_word_has_no_embedding_without_it(harness: ServiceHarness) -> None:
+    """The special tokens remain, and are pooled."""
+    for effect in ("leave_one_out", "occlusion"):
+        (pair,) = (await similarity(harness, queries="bank", documents="money", explain=True, effect=effect))["pairs"]
+        assert len(pair["query_effects"]) == 1
+        assert abs(pair["query_effects"][0]) < abs(pair["score"]) + 1
+
+
+async def test_scores_and_explanations_run_on_the_fast_lane(harness: ServiceHarness) -> None:
+    """One sequence per text, and with occlusion one more per unit."""
+    words = len(QUERY.split())
+    for fields, sequences in (
+        ({}, 3),
+        ({"explain": True, "effect": "leave_one_out"}, 3),
+        ({"documents": ["money"], "explain": True, "effect": "occlusion"}, 2 + words + 1),
+    ):
+        before = harness.sample("attendant_batch_size_sum", lane="fast")
+        await similarity(harness, **fields)
+        assert harness.sample("attendant_batch_size_sum", lane="fast") - before == sequences
+    assert harness.sample("attendant_batch_size_sum", lane="explain") == 0
+
+
+async def test_too_many_occluded_sequences_are_rejected(harness: ServiceHarness) -> None:
+    before = harness.sample("attendant_batch_size_sum", lane="fast")
+    fields = {
+        "queries": ["a b c d e f g h i j"] * 128,
+        "documents": [" ".join("abcdefghijklmnopqrstuvwx")] * 128,
+    }
+    problem = await error(harness, **fields, pairs="zip", explain=True, effect="occlusion")
+    assert (problem["field"], problem["reason"]) == ("effect", "REQUEST_TOO_LARGE")
+    assert problem["actual"] == 128 * 34 > problem["limit"] == MAX_OCCLUDED_SEQUENCES
+    long = "word " * 250
+    problem = await error(harness, queries=[long], documents=[long] * 4, explain=True, effect="occlusion")
+    assert (problem["field"], problem["limit"]) == ("effect", harness.settings.max_queue_tokens)
+    assert harness.sample("attendant_batch_size_sum", lane="fast") == before
+
+
+async def test_explanation_over_the_memory_limit_is_rejected(model: LoadedModel) -> None:
+    async with open_harness(model, max_response_bytes=200_000) as harness:
+        problem = await error(harness, queries="word " * 75, documents="word", explain=True, top_k=1)
+        assert (problem["field"], problem["reason"]) == ("explain", "REQUEST_TOO_LARGE")
+        assert problem["actual"] > problem["limit"] == 200_000
+        await similarity(harness, queries="word " * 50, documents="word", explain=True, top_k=1)
+
+
+async def test_response_over_the_limit_is_rejected_with_a_remedy(model: LoadedModel) -> None:
+    async with open_harness(model, max_response_bytes=3_200_000) as harness:
+        fields: dict[str, Any] = {"queries": ["word " * 60] * 8, "documents": ["word " * 60] * 8, "explain": True}
+        problem = await error(harness, **fields)
+        assert problem["reason"] == "RESPONSE_TOO_LARGE"
+        assert "top_k" in problem["message"]
+        await similarity(harness, **fields, top_k=10)
+
+
+async def test_all_texts_count_in_usage_and_metrics(harness: ServiceHarness) -> None:
+    body = await similarity(harness, documents=["word " * 300, "a"], truncation="right")
+    assert [text["truncated"] for text in body["documents"]] == [True, False]
+    assert body["usage"] == {"tokens": 8 + 256 + 3, "truncated_inputs": 1}
+    assert harness.sample("attendant_request_tokens_sum") == 8 + 256 + 3
+    assert harness.sample("attendant_truncated_inputs_total") == 1
+
+
+async def test_identical_texts_have_the_cosine_one(harness: ServiceHarness) -> None:
+    (pair,) = (await similarity(harness, documents=[QUERY], explain=True, unit="word"))["pairs"]
+    assert abs(pair["score"] - 1) < 1e-6
+    matrix = np.array(pair["contributions"])
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-4)
