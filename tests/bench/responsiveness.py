@@ -85,6 +85,19 @@ def worst_requests() -> dict[str, tuple[str, Any]]:
         "60 MB of JSON": ("encode", {"inputs": [passage] * 38, "outputs": ["tokens"]}),
         "50 MB of maps": ("attend", {"inputs": passage, "layers": [1, 2, 3, 4]}),
         "256 passages": ("encode", {"inputs": [passage] * 256}),
+        "similarity of 128 x 128 texts": ("similarity", {"queries": ["a b c"] * 128, "documents": ["d e f"] * 128}),
+        "256 explained pairs": (
+            "similarity",
+            {"queries": [passage] * 16, "documents": [passage] * 16, "explain": True, "top_k": 10,
+             "effect": "leave_one_out"},
+        ),
+        "50 MB of contributions": ("similarity", {"queries": [passage] * 8, "documents": [passage] * 7,
+                                                  "explain": True}),
+        "4,000 occluded sequences": (
+            "similarity",
+            {"queries": ["word " * 31] * 64, "documents": ["word " * 31] * 64, "pairs": "zip", "explain": True,
+             "effect": "occlusion"},
+        ),
     }  # fmt: skip
 
 
