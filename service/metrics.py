@@ -70,7 +70,10 @@ class Metrics:
         self.queue_size = Gauge("attendant_queue_size", "Queued inputs.", ["lane"], registry=registry)
         self.queue_tokens = Gauge("attendant_queue_tokens", "Queued tokens.", ["lane"], registry=registry)
         self.queue_utilization = Gauge(
-            "attendant_queue_utilization", "Estimated wait of a small request divided by the limit.", ["lane"], registry=registry
+            "attendant_queue_utilization",
+            "Estimated wait of a small request divided by the limit.",
+            ["lane"],
+            registry=registry,
         )
         self.batch_size = Histogram(
             "attendant_batch_size", "Inputs per batch.", ["lane"], buckets=POWERS_OF_TWO, registry=registry
