@@ -1,6 +1,7 @@
 """Command line of `attendant-model`: export a published model to an artifact, or verify an artifact."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
 
     def progress(step: str) -> None:
         print(f"[{time.monotonic() - started:5.1f} s] {step}", file=sys.stderr, flush=True)

@@ -197,7 +197,8 @@ class Artifact:
             raise ArtifactError(f"{root / MANIFEST}: SHA-256 mismatch with {MANIFEST_DIGEST}. Export again.")
         if expected_digest is not None and expected_digest.removeprefix("sha256:") != digest:
             raise ArtifactError(
-                f"{root / MANIFEST}: not the pinned digest (sha256:{digest}). Change the pin or the artifact."
+                f"{root / MANIFEST}: not the pinned digest (sha256:{digest}, pinned {expected_digest}). "
+                "Change the pin or the artifact."
             )
         artifact = cls(root, _parse(root, body), digest)
         artifact._reject_unlisted_files()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import ArtifactError
 from model.tokenizer import TokenizerInput
+from service import __version__
 from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.engine.model_loader import LoadedModel
@@ -33,6 +34,7 @@ USAGE = """usage: attendant COMMAND
                       texts over the token limit are truncated; options come from the environment
                       (ATTENDANT_MODEL_DIR, ...)
   options             print the table of options in Markdown
+  --version           print the version
 """
 EMBED_BATCH = 32
 
@@ -56,6 +58,9 @@ def _run(arguments: list[str] | None) -> int:
             return _serve(load_settings(rest))
         if command == "embed" and not _is_option(rest):
             return asyncio.run(_embed(load_settings(), rest or _read_lines()))
+        if command == "--version":
+            print(f"attendant {__version__}")
+            return EX_OK
         if command == "options":
             print(describe_options(), end="")
             return EX_OK

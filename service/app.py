@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -82,8 +83,8 @@ class App:
             await self._rest.start(rest_socket)
             try:
                 grpc_port = await self._rpc.start(format_address(settings.host, settings.grpc_port))
-            except OSError:
-                raise port_error("gRPC", settings.host, settings.grpc_port) from None
+            except OSError as error:
+                raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
             status = await self._finish_loading(loading)
             if status == EX_OK and not self._stop.is_set():
                 await self._rpc.set_serving(True)
@@ -179,10 +180,11 @@ class App:
         if self._keys is None and not is_loopback(host):
             log.warning("API keys disabled on a non-loopback address host=%s option=ATTENDANT_API_KEYS_FILE", host)
         rest = f"http://{format_address(host, rest_port)}"
+        key = "" if self._keys is None else " -H 'authorization: Bearer KEY'"
         print(
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
             f"admin http://{format_address(admin_host, admin_port)}. Try: "
-            f"curl -s {rest}/v1/encode -H 'content-type: application/json' "
+            f"curl -s {rest}/v1/encode -H 'content-type: application/json'{key} "
             """-d '{"inputs": "money bank grows"}'""",
             flush=True,
         )
@@ -224,20 +226,24 @@ def bind(host: str, port: int, name: str) -> socket.socket:
         bound.bind(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4])
     except socket.gaierror:
         bound.close()
-        option = "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
-        raise ConfigError(f'{option}: cannot resolve "{host}". Choose another address.') from None
-    except OSError:
+        raise ConfigError(f'{host_option(name)}: cannot resolve "{host}". Choose another address.') from None
+    except OSError as error:
         bound.close()
-        raise port_error(name, host, port) from None
+        raise bind_error(name, host, port, error) from None
     return bound
 
 
-def port_error(name: str, host: str, port: int) -> ConfigError:
-    """Return the error of an address that cannot be bound."""
-    address = format_address(host, port)
-    return ConfigError(
-        f"ATTENDANT_{name.upper()}_PORT: cannot bind {address} (in use or not a local address). Choose another port."
-    )
+def bind_error(name: str, host: str, port: int, error: OSError) -> ConfigError:
+    """Return the error of an address that cannot be bound, with the option that causes it."""
+    reason = f"cannot bind {format_address(host, port)} ({(error.strerror or 'address in use').lower()})"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"{host_option(name)}: {reason}. Choose an address of this machine.")
+    return ConfigError(f"ATTENDANT_{name.upper()}_PORT: {reason}. Choose another port.")
+
+
+def host_option(name: str) -> str:
+    """Return the option with the address of a server."""
+    return "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
 
 
 def raise_open_file_limit() -> None:

@@ -2,10 +2,14 @@
 
 import hashlib
 import hmac
+import re
 from pathlib import Path
 
 from service.config import ConfigError
 from service.errors import Unauthenticated
+
+OPTION = "ATTENDANT_API_KEYS_FILE"
+KEY = re.compile(r"[!-~]+")
 
 
 class ApiKeys:
@@ -16,16 +20,24 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path | None) -> "ApiKeys | None":
-        """Return the keys of a file, one per line; blank lines and lines starting with # are skipped."""
+        """Return the keys of a file, one per line; blank lines and lines starting with # are skipped.
+
+        Raises `ConfigError` for a key that clients cannot send in a header.
+        """
         if path is None:
             return None
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"ATTENDANT_API_KEYS_FILE: cannot read {path} as text. Check the file.") from None
+        except OSError as error:
+            raise ConfigError(f"{OPTION}: cannot read {path} ({error.strerror}). Check the path.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
         keys = [line for line in lines if line and not line.startswith("#")]
+        for number, line in enumerate(lines, start=1):
+            if line in keys and not KEY.fullmatch(line):
+                raise ConfigError(f"{OPTION}: line {number} of {path} is not ASCII without spaces. Use another key.")
         if not keys:
-            raise ConfigError(f"ATTENDANT_API_KEYS_FILE: no key in {path}. Add one per line.")
+            raise ConfigError(f"{OPTION}: no key in {path}. Add one per line.")
         return cls(keys)
 
     def check(self, authorization: str | bytes | None) -> None:

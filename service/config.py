@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "ATTENDANT_"
+ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
+HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
@@ -23,11 +26,9 @@ class ConfigError(Exception):
 
 
 class Settings(BaseSettings):
-    """The options of `attendant serve`. Names end in their unit.
+    """The options of `attendant serve`. Each is also an environment variable ATTENDANT_* and a line of .env."""
 
-    The constructor reads neither the environment nor a file; `load_settings` does.
-    """
-
+    # The constructor reads neither the environment nor a file; `load_settings` does. Names end in their unit.
     model_config = SettingsConfigDict(
         extra="forbid",
         frozen=True,
@@ -81,6 +82,7 @@ class Settings(BaseSettings):
     threads: int = Field(
         0,
         ge=0,
+        le=1024,
         description="Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity "
         "allow.",
     )
@@ -141,6 +143,16 @@ class Settings(BaseSettings):
         description="Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay.",
     )
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: str) -> str:
+        return _check_list(value, ORIGIN, "is not an origin such as https://example.org, or *")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: str) -> str:
+        return _check_list(value, HOST, "is not a host name or an address without a port")
+
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="Log format. auto selects text on a terminal and JSON elsewhere."
@@ -157,6 +169,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Leave out the sources that read the process environment; pydantic-settings adds the command line."""
         return (init_settings,)
+
+
+def _check_list(value: str, pattern: re.Pattern[str], problem: str) -> str:
+    for item in value.split(","):
+        if item.strip() and not pattern.fullmatch(item.strip()):
+            raise PydanticCustomError("list_item", "{problem}", {"problem": f'"{item.strip()}" {problem}'})
+    return value
 
 
 def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -220,6 +239,7 @@ def describe_options() -> str:
     for name, field in Settings.model_fields.items():
         default = field.get_default()
         shown = "" if default in (None, "") else f"`{json.dumps(default, default=str).strip(chr(34))}`"
-        flag = "--" + name.replace("_", "-")
-        lines.append(f"| `{PREFIX}{name.upper()}` | `{flag}` | {shown} | {field.description} |")
+        flag = name.replace("_", "-")
+        flags = f"`--{flag}`, `--no-{flag}`" if field.annotation is bool else f"`--{flag}`"
+        lines.append(f"| `{PREFIX}{name.upper()}` | {flags} | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

@@ -88,7 +88,9 @@ class Admission:
         if queued + tokens > self._max_tokens:
             raise QueueFull(
                 f"Queue full ({queued} tokens queued, {tokens} requested, limit {self._max_tokens})",
-                "Retry later.",
+                "Retry later."
+                if tokens < self._max_tokens
+                else "Split the request, or retry while the queue is empty.",
                 retry_after_s=(queued + tokens - self._max_tokens) / self.rate.tokens_per_second,
             )
         if wait > self._max_wait_s + own:
@@ -100,7 +102,7 @@ class Admission:
         if wait + own > deadline - time.monotonic():
             raise QueueFull(
                 f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms)",
-                "Increase the timeout.",
+                "Retry later, or increase the timeout.",
                 retry_after_s=wait,
             )
 

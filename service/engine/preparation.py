@@ -8,6 +8,7 @@ from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.response import PreparedInput, listed_bytes, prepare_input, response_bytes
+from service.engine.encode.response import suggest_smaller as suggest_smaller_encode
 from service.engine.explain.attend import AttendTask, suggest_smaller
 from service.engine.explain.compare import CompareTask, OccurrenceTokens, comparison_bytes, find_occurrence
 from service.engine.explain.contributions import Embedder
@@ -52,12 +53,9 @@ class Preparation:
             prepare_input(item, tokens, request, self._tokenizer, f"{request.spelling.inputs}[{index}]")
             for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))
         ]
-        smaller = f"dtype to {request.spelling.value('dtype', 'float16')}"
-        if request.wire == "json":
-            smaller = 'encoding_format to "base64"'
         size = response_bytes(prepared, request, self._manifest)
-        remedy = f"Send fewer inputs, request fewer outputs, or set {smaller}."
-        self._check_response_size(size, len(prepared), lambda: remedy)
+        remedy = partial(suggest_smaller_encode, prepared, request, self._manifest, self._limits.max_response_bytes)
+        self._check_response_size(size, len(prepared), remedy)
         return prepared
 
     def attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:

@@ -9,6 +9,8 @@ from service.engine.lane_metrics import LaneMetrics
 from service.engine.schema.encode import Timing
 from service.errors import DeadlineExceeded
 
+LONGER_TIMEOUT = "Increase the timeout, at most to max_timeout_ms of /v1/model, or send fewer inputs."
+
 
 class Timer:
     """Timer for the stages of one request."""
@@ -38,4 +40,4 @@ async def deadline_scope(deadline: float) -> AsyncIterator[None]:
         async with asyncio.timeout(deadline - time.monotonic()):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("Deadline exceeded before the response was ready", "Increase the timeout.") from None
+        raise DeadlineExceeded("Deadline exceeded before the response was ready", LONGER_TIMEOUT) from None

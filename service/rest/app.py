@@ -62,7 +62,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
 
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     """Return the application, with cross-origin requests of browsers allowed for a comma-separated list of origins."""
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    allowed = [origin.strip().lower() for origin in origins.split(",") if origin.strip()]
     if not allowed:
         return app
     return CORSMiddleware(

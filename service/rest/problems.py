@@ -35,6 +35,8 @@ _TYPE_REMEDIES = {
 _JSON_TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
+INT64_END = 2**63
+
 Step = int | str
 
 
@@ -46,7 +48,7 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
     path = _path(steps)
     match problem["type"]:
         case "extra_forbidden":
-            return _unknown_field(steps, model)
+            return _unknown_field(steps, document, model)
         case "missing":
             return InvalidArgument("missing", "Send it.", field=path)
         case "too_many":
@@ -58,15 +60,25 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
         case "literal_error":
             allowed = re.sub(r"'([^']*)'", r'"\1"', details["expected"])
             return InvalidArgument("unknown value", f"Use {allowed}.", field=path)
-    actual = _JSON_TYPES.get(type(_value(steps, document)), "null")
+    return _wrong_type(problem, steps, document)
+
+
+def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any) -> InvalidArgument:
+    path, value = _path(steps), _value(steps, document)
+    if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
+        return InvalidArgument("out of range", "Send a smaller integer.", field=path)  # the parser made it a float
+    actual = _JSON_TYPES.get(type(value), "null")
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
     return InvalidArgument("wrong type", remedy, field=path, actual=actual)
 
 
-def _unknown_field(steps: Sequence[Step], model: type[BaseModel]) -> InvalidArgument:
+def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:
     name = str(steps[-1])
-    known = _nested_fields(model) if len(steps) > 1 else model.model_fields
+    present = _value(steps[:-1], document)
+    known = [
+        field for field in (_nested_fields(model) if len(steps) > 1 else model.model_fields) if field not in present
+    ]
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
     remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
     path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])
@@ -92,9 +104,9 @@ def _nested_fields(model: type[BaseModel]) -> Sequence[str]:
 
 def _steps(problem: Mapping[str, Any]) -> list[Step]:
     """Return the path of a problem in the document; an unknown field may have the name of a branch."""
-    *parents, last = problem["loc"] or ("",)
+    *parents, last = problem["loc"] or (None,)
     steps = [step for step in parents if step not in _TAGS]
-    if last != "" and (last not in _TAGS or problem["type"] == "extra_forbidden"):
+    if last is not None and (last not in _TAGS or problem["type"] == "extra_forbidden"):
         steps.append(last)
     return steps
 

@@ -103,7 +103,7 @@ class RequestReader:
         limit = settings.max_request_bytes
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, int(declared[:MAX_TIMEOUT_DIGITS]))
         body, counted = bytearray(), 0
         try:
             async with asyncio.timeout(settings.body_timeout_ms / 1000):
@@ -125,8 +125,8 @@ class RequestReader:
         return body
 
 
-def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge("Request body too large", "Split the request.", limit=limit, unit="bytes")
+def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
+    return RequestTooLarge("Request body too large", "Split the request.", actual=actual, limit=limit, unit="bytes")
 
 
 def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
@@ -142,7 +142,7 @@ def _parse(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise MalformedRequest(f"Request body is not JSON ({_reason(error)})", "Correct it.") from None
+        raise _not_json(body, error) from None
     try:
         return model.model_validate(document, context=limits)
     except ValidationError as error:
@@ -171,7 +171,7 @@ def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
 
 def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Too many {noun} in the request body", "Split the request.",
+        f"Too many {noun} in the request body", "Send fewer.",
         actual=actual, limit=limit, reason="TOO_MANY_ITEMS",
     )  # fmt: skip
 
@@ -188,9 +188,14 @@ def _gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _reason(error: orjson.JSONDecodeError) -> str:
-    """Return the parser's message, with the position and without input text."""
-    return str(error).replace("surrogates not allowed", "unpaired surrogate")
+def _not_json(body: bytes | bytearray, error: orjson.JSONDecodeError) -> MalformedRequest:
+    """Return the error of a body that is not UTF-8, or has the parser's message: the position, without input text."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return MalformedRequest(f"Request body is not UTF-8 (byte {wrong.start})", "Encode it in UTF-8.")
+    reason = str(error).replace("surrogates not allowed", "unpaired surrogate")
+    return MalformedRequest(f"Request body is not JSON ({reason})", "Correct it.")
 
 
 async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:

@@ -44,7 +44,10 @@ def tolerant(deserializer: Callable[[bytes], M], depth: int) -> Callable[[bytes]
             return deserializer(data)
         except DecodeError:
             return Rejected(
-                MalformedRequest("Message is not valid protobuf of this type", "Check the client's proto file.")
+                MalformedRequest(
+                    "Message is not valid protobuf of this type",
+                    "Check the client's proto file, and send strings in UTF-8.",
+                )
             )
 
     return deserialize

@@ -205,7 +205,10 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
     return EncodeRequest(
         inputs=to_inputs(request.inputs, limits),
         model=request.model or None,
-        outputs=tuple(enum_value(OUTPUTS, number, "outputs") or "pooled" for number in request.outputs) or ("pooled",),
+        outputs=tuple(
+            enum_value(OUTPUTS, number, f"outputs[{index}]") or "pooled" for index, number in enumerate(request.outputs)
+        )
+        or ("pooled",),
         layers=_layers(request),
         layer_reduce=enum_value(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
         pooling=enum_value(POOLING_MODES, request.pooling, "pooling"),

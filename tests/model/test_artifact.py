@@ -257,7 +257,7 @@ def test_artifact_opens_with_pinned_digest(artifact: Path, prefix: str) -> None:
 @pytest.mark.parametrize("pinned", ["0" * 64, "sha256:" + "0" * 64, "", "sha256:"])
 def test_artifact_rejects_wrong_pinned_digest(artifact: Path, pinned: str) -> None:
     """An empty pin is wrong, too."""
-    with pytest.raises(ArtifactError, match=r"manifest\.json: not the pinned digest \(sha256:[0-9a-f]{64}\)"):
+    with pytest.raises(ArtifactError, match=r"manifest\.json: not the pinned digest \(sha256:[0-9a-f]{64}, pinned "):
         Artifact.open(artifact, pinned)
 
 

@@ -52,9 +52,17 @@ def test_port_in_use_is_a_one_line_error(default_artifact: Path, listener: str) 
         status, log = failed_start(model_dir=default_artifact, **{f"{listener}_port": port})
     assert status == 78
     assert log == (
-        f"attendant: ATTENDANT_{listener.upper()}_PORT: cannot bind 127.0.0.1:{port} (in use or not a local address). "
+        f"attendant: ATTENDANT_{listener.upper()}_PORT: cannot bind 127.0.0.1:{port} (address already in use). "
         "Choose another port.\n"
     )
+
+
+@pytest.mark.parametrize("name", ["host", "admin_host"])
+def test_address_of_another_machine_is_an_error_of_the_host(default_artifact: Path, name: str) -> None:
+    status, log = failed_start(model_dir=default_artifact, **{name: "192.0.2.1"})
+    assert status == 78
+    assert log.startswith(f"attendant: ATTENDANT_{name.upper()}: cannot bind 192.0.2.1:")
+    assert log.endswith("(cannot assign requested address). Choose an address of this machine.\n")
 
 
 def test_host_error_names_the_option(default_artifact: Path) -> None:

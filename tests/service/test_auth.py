@@ -12,12 +12,10 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from service.auth import ApiKeys
 from service.config import ConfigError
-from service.engine.model_loader import LoadedModel
 from service.errors import Unauthenticated
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
-from tests.service.conftest import open_harness
 
 KEY = "correct-horse"
 PUBLIC = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
@@ -131,10 +129,14 @@ def test_routes_accept_a_valid_key(secured: RunningServer) -> None:
     assert httpx.post(secured.rest + "/v1/encode", content=b"\xff").status_code == 401
 
 
-async def test_rest_accepts_a_non_ascii_key(model: LoadedModel) -> None:
-    async with open_harness(model, keys=ApiKeys(["schlüssel"])) as harness:
-        headers = [(b"authorization", "Bearer schlüssel".encode())]
-        assert (await harness.client.get("/v1/model", headers=headers)).status_code == 200
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "tab\tbed", "del\x7f"])
+def test_key_that_no_header_can_carry_is_rejected_at_startup(tmp_path: Path, key: str) -> None:
+    (tmp_path / "keys").write_text(f"# comment\ngood\n{key}\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"ATTENDANT_API_KEYS_FILE: line 3 of .* is not ASCII without spaces"
+    ) as raised:
+        ApiKeys.load(tmp_path / "keys")
+    assert key not in str(raised.value)
 
 
 @pytest.mark.parametrize("path", PUBLIC)

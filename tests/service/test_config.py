@@ -238,3 +238,32 @@ def test_unknown_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
 def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().rest_port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cors_origins", "https://a.example/"),
+        ("cors_origins", "https://a.example,b.example"),
+        ("cors_origins", "https://a.example/path"),
+        ("allowed_hosts", "http://a"),
+        ("allowed_hosts", "a:8080"),
+        ("threads", "10000"),
+    ],
+)
+def test_value_that_can_never_work_is_rejected(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^ATTENDANT_{name.upper()}: "):
+        load_settings([], environ={f"ATTENDANT_{name.upper()}": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cors_origins", "*"),
+        ("cors_origins", " https://A.example , http://[::1]:3000,chrome-extension://abc "),
+        ("allowed_hosts", "a.example, 10.0.0.1,::1,attendant"),
+    ],
+)
+def test_lists_of_origins_and_hosts_are_accepted(name: str, value: str) -> None:
+    settings = load_settings([], environ={f"ATTENDANT_{name.upper()}": value})
+    assert getattr(settings, name) == value

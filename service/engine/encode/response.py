@@ -1,7 +1,7 @@
 """Results of an encode request: tokens, words and sizes before inference, vectors after it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,6 +121,27 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
         total += RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
         total += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
     return total
+
+
+def suggest_smaller(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest, limit: int) -> str:
+    """Return the remedy for a response over the limit: changes that are each sufficient, if there are any."""
+    assert request.layers is not None
+    changes = {}
+    if request.wire == "json":
+        changes['encoding_format to "base64"'] = replace(request, wire="base64")
+    if request.dtype == "float32":
+        changes[f"dtype to {request.spelling.value('dtype', 'float16')}"] = replace(request, dtype="float16")
+    if len(request.layers) > 1:
+        changes["layers to one layer"] = replace(request, layers=request.layers[:1])
+    sufficient = [change for change, smaller in changes.items() if response_bytes(prepared, smaller, manifest) <= limit]
+    if sufficient:
+        return f"Set {' or '.join(sufficient)}."
+    fewer = [
+        name
+        for name, values in (("inputs", prepared), ("layers", request.layers), ("outputs", request.outputs))
+        if len(values) > 1
+    ]
+    return f"Request fewer {' or '.join(fewer)}." if fewer else "Send a shorter text."
 
 
 def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:

@@ -142,7 +142,12 @@ def suggest_smaller(tasks: Sequence[AttendTask], limit: int) -> str:
     changes = [change for change, smaller in _smaller_requests(request, spec) if _fits(tasks, smaller, limit)]
     if changes:
         return f"Set {' or '.join(changes)}."
-    return f"Request fewer layers or send {'fewer inputs' if len(tasks) > 1 else 'a shorter text'}."
+    if len(tasks) == 1:
+        return "Request fewer layers or send a shorter text."
+    largest = max(tasks, key=AttendTask.response_bytes)
+    if largest.response_bytes() <= limit:
+        return "Request fewer layers or send fewer inputs."
+    return f"Send fewer inputs; for the largest alone: {suggest_smaller([largest], limit)}"
 
 
 def _fits(tasks: Sequence[AttendTask], request: AttendRequest, limit: int) -> bool:

@@ -102,6 +102,24 @@ INVALID = {
         "inputs[0].y: unknown field. Remove it",
     ),
     "unusual field name": (body(**{SECRET + "!": 1}), "UNKNOWN_FIELD", "(another name): unknown field. Remove it."),
+    "empty field name": (body(**{"": 1}), "UNKNOWN_FIELD", "(another name): unknown field. Remove it."),
+    "empty nested field name": (
+        body(inputs=[{"text": "a", "": 1}]),
+        "UNKNOWN_FIELD",
+        "inputs[0].(another name): unknown field. Remove it.",
+    ),
+    "name like a field that is set": (body(input="a"), "UNKNOWN_FIELD", "input: unknown field. Remove it."),
+    "integer of 65 bits": (
+        body(dimensions=2**64),
+        "INVALID_ARGUMENT",
+        "dimensions: out of range. Send a smaller integer.",
+    ),
+    "integers of 65 bits": (
+        body(inputs=[{"token_ids": [2**64]}]),
+        "INVALID_ARGUMENT",
+        "inputs[0].token_ids[0]: out of range. Send a smaller integer.",
+    ),
+    "float of more than 64 bits": (body(dimensions=1e300), "INVALID_ARGUMENT", "dimensions: out of range."),
     "number as model": (body(model=5), "INVALID_ARGUMENT", "model: wrong type (number). Send a string."),
     "string as outputs": (body(outputs=SECRET), "INVALID_ARGUMENT", "outputs: wrong type (string). Send an array."),
     "unknown output": (

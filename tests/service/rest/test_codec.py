@@ -38,7 +38,8 @@ def test_malformed_body_is_rejected(client: httpx.Client, name: str) -> None:
     message = error_message(
         client.post("/v1/encode", content=MALFORMED[name], headers=JSON), 400, "INVALID_ARGUMENT", "MALFORMED_REQUEST"
     )
-    assert message.startswith("Request body is not JSON (")
+    encoding = name in ("not UTF-8", "UTF-16")
+    assert message.startswith("Request body is not UTF-8 (byte " if encoding else "Request body is not JSON (")
 
 
 @pytest.mark.parametrize("name", INVALID)
@@ -101,7 +102,10 @@ def test_body_is_rejected_when_over_the_limit(client: httpx.Client, declared: bo
     content = body(inputs="a" * (2 * 2**20))
     chunks = (content[start : start + 2**16] for start in range(0, len(content), 2**16))
     response = client.post("/v1/encode", content=content if declared else chunks, headers=JSON)
-    assert "2097152 bytes" in error_message(response, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE")
+    message = error_message(response, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE")
+    assert message.startswith("Request body too large (")
+    assert "limit 2097152" in message
+    assert (str(len(content)) in message) == declared
     assert response.headers["connection"] == "close"
 
 

@@ -15,6 +15,7 @@ ROUTES = {
     ("post", "/v1/tokenize"),
     ("post", "/v1/attend"),
     ("post", "/v1/compare"),
+    ("post", "/v1/similarity"),
     ("get", "/v1/model"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),

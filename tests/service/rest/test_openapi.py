@@ -19,6 +19,7 @@ OPERATIONS = {
     "tokenize": ("/v1/tokenize", "post"),
     "attend": ("/v1/attend", "post"),
     "compare": ("/v1/compare", "post"),
+    "similarity": ("/v1/similarity", "post"),
     "get_model": ("/v1/model", "get"),
     "create_embeddings": ("/v1/embeddings", "post"),
     "list_models": ("/v1/models", "get"),

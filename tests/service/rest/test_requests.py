@@ -206,3 +206,28 @@ async def test_tokenize_has_the_deadline_of_the_timeout_header(harness: ServiceH
         await harness.post("/v1/tokenize", {"inputs": GOLDEN}, **{"x-request-timeout-ms": value})
     await harness.post("/v1/tokenize", {"inputs": GOLDEN})
     assert [deadline is not None for deadline in deadlines] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"inputs": "café"}'.encode("latin-1"), "Request body is not UTF-8 (byte 15). Encode it in UTF-8."),
+        (
+            b'{"inputs": }',
+            "Request body is not JSON (unexpected character, expected a JSON value: line 1 column 12 (char 11)). "
+            "Correct it.",
+        ),
+    ],
+    ids=["Latin-1", "no value"],
+)
+def test_malformed_body_names_cause_and_position(content: bytes, message: str) -> None:
+    with pytest.raises(ServiceError) as raised:
+        parse_json(content, EncodeBody, LIMITS)
+    assert raised.value.message == message
+
+
+async def test_declared_size_over_the_limit_is_named(harness: ServiceHarness) -> None:
+    size = Settings().max_request_bytes + 100
+    headers = {"content-type": "application/json"}
+    error = (await harness.client.post("/v1/encode", content=b" " * size, headers=headers)).json()["error"]
+    assert (error["actual"], error["limit"]) == (size, Settings().max_request_bytes)

@@ -101,7 +101,8 @@ async def test_malformed_message_is_an_invalid_argument(channel: grpc.aio.Channe
     """grpc itself would return UNKNOWN."""
     code, reason, text, _ = parse_error(await rejection(channel, message))
     assert (code, reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
-    assert text == "Message is not valid protobuf of this type. Check the client's proto file."
+    remedy = "Check the client's proto file, and send strings in UTF-8."
+    assert text == f"Message is not valid protobuf of this type. {remedy}"
 
 
 async def test_message_is_rejected_when_over_the_limit(channel: grpc.aio.Channel, stub: EncoderServiceStub) -> None:
@@ -118,7 +119,8 @@ async def test_unknown_enum_value_is_rejected(stub: EncoderServiceStub, field: s
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")], **fields))
     code, reason, message, *_ = parse_error(raised.value)
     assert (code, reason) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
-    assert message.startswith(f"{field}: unknown value (99, limit ")
+    path = "outputs[0]" if field == "outputs" else field
+    assert message.startswith(f"{path}: unknown value (99, limit ")
 
 
 async def test_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:

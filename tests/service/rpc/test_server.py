@@ -71,7 +71,7 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
     assert "google/rpc/status.proto" in files
     methods = [method.name for method in file.service[0].method]
     assert file.package == "attendant.v1"
-    assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Tokenize", "GetModel"]
+    assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Similarity", "Tokenize", "GetModel"]
 
 
 async def test_health_follows_the_lifecycle_of_the_server() -> None:

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from model.tokenizer import TokenizerInput
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, prepare_input, response_bytes
+from service.engine.encode.response import (
+    JSON_VALUE_BYTES,
+    RESULT_BYTES,
+    prepare_input,
+    response_bytes,
+    suggest_smaller,
+)
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
 from service.errors import InvalidArgument, ResponseTooLarge
@@ -188,3 +195,29 @@ async def test_response_over_the_limit_is_rejected_before_inference(limited_harn
         with pytest.raises(ResponseTooLarge, match="limit 2048"):
             await encode(limited_harness.engine, GOLDEN, **fields)
     assert limited_harness.batches_run == runs == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit", "expected"),
+    [
+        ({"wire": "json"}, 3000, ['encoding_format to "base64"']),
+        ({"wire": "base64"}, 2000, ['dtype to "float16"']),
+        ({"wire": "base64", "layers": (0, 1, 2)}, 3000, ["layers to one layer"]),
+        ({"wire": "base64", "layers": (0, 1, 2)}, 100, []),
+        ({"wire": "base64", "dtype": "float16"}, 100, []),
+    ],
+)
+def test_suggested_changes_are_sufficient(model: LoadedModel, fields: Any, limit: int, expected: list[str]) -> None:
+    changes: dict[str, Any] = {
+        'encoding_format to "base64"': {"wire": "base64"},
+        'dtype to "float16"': {"dtype": "float16"},
+        "layers to one layer": {"layers": (0,)},
+    }
+    request = EncodeRequest((Input(TokenizerInput(GOLDEN)),), **{"layers": (-1,), **fields})
+    manifest = model.artifact.manifest
+    (tokens,) = model.tokenizer.encode([request.inputs[0].source])
+    prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, "inputs[0]")]
+    message = suggest_smaller(prepared, request, manifest, limit)
+    assert [change for change in changes if change in message] == expected
+    for change in expected:
+        assert response_bytes(prepared, replace(request, **changes[change]), manifest) <= limit
