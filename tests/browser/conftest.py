@@ -12,6 +12,7 @@ from tests.conftest import RunningServer
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking"]
+TWO_SENTENCES = ("He cashed a check at the bank.", "They sat on the bank of the river.")
 
 NewDriver = Callable[..., PageDriver]
 
@@ -51,6 +52,12 @@ def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
 
 
 @pytest.fixture
-def driver(window: PageDriver) -> PageDriver:
+def opened(window: PageDriver) -> PageDriver:
     """A driver of the newly opened page."""
     return window.reset().open()
+
+
+@pytest.fixture
+def driver(window: PageDriver) -> PageDriver:
+    """A driver of the page with two sentences from a link, and all parts unfolded."""
+    return window.reset().open_texts(*TWO_SENTENCES, explore=True)

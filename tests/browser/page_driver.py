@@ -3,19 +3,20 @@
 import json
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
+from urllib.parse import urlencode
 
 from playwright.sync_api import Page, Request
 
 TIMEOUT_MS = 20_000
-IDLE = """() => document.querySelector("#map .matrix td, #map .heatmap, #notices .card")
+IDLE = """() => document.querySelector("#map td, #map .heatmap, #notices .card, .strip:not([hidden])")
     && !document.querySelector("[aria-busy=true]")"""
 CELLS = """(selector) => [...document.querySelectorAll(selector)].map(
     (row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent))"""
 
 
-def format_number(value: float, digits: int = 3) -> str:
+def format_number(value: float) -> str:
     """Format a number as the page does."""
-    text = str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    text = str(Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP))
     return text.replace("-", "" if Decimal(text) == 0 else "\u2212")
 
 
@@ -43,9 +44,24 @@ class PageDriver:
         self.errors.clear()
         return self
 
-    def open(self) -> "PageDriver":
-        """Open the page and wait for its responses."""
-        self.page.goto(self.base)
+    def open(self, fragment: str = "") -> "PageDriver":
+        """Open the page, or a link to it, and wait for its responses."""
+        if fragment:
+            self.page.goto("about:blank")  # otherwise the page stays and receives a new fragment only
+        self.page.goto(f"{self.base}/#{fragment}" if fragment else self.base)
+        return self.settle()
+
+    def open_texts(self, *texts: str, explore: bool = False, **parts: str) -> "PageDriver":
+        """Open a link to sentences, with all parts unfolded if `explore`."""
+        named = {f"t{place}": text for place, text in enumerate(texts)}
+        self.open(urlencode({"v": "1", **named, **({"explore": "1"} if explore else {}), **parts}))
+        if explore:
+            self.page.locator("#pair-details > summary").click()
+        return self
+
+    def explore(self) -> "PageDriver":
+        """Unfold the part "Explore layers and heads"."""
+        self.page.locator("#explore > summary").click()
         return self.settle()
 
     def settle(self) -> "PageDriver":
@@ -59,15 +75,30 @@ class PageDriver:
             self.page.select_option(f"#{name}", value)
         return self.settle()
 
+    def slide(self, layer: int) -> "PageDriver":
+        """Move the layer slider."""
+        self.page.locator("#layer").fill(str(layer))
+        return self.settle()
+
     def type(self, number: int, text: str) -> "PageDriver":
         """Replace the text of sentence 1, 2, ..."""
-        self.page.get_by_label(f"Sentence {number}", exact=True).fill(text)
+        self.field(number).fill(text)
         return self.settle()
+
+    def field(self, number: int) -> Any:
+        """Return the input field of sentence 1, 2, ..."""
+        return self.page.get_by_label(f"Sentence {number}", exact=True)
 
     def add(self, text: str) -> "PageDriver":
         """Add a sentence, with the focus in it."""
         self.page.get_by_role("button", name="Add a sentence").click()
         self.page.keyboard.insert_text(text)
+        return self.settle()
+
+    def pick(self, number: int, word: str, index: int = 0) -> "PageDriver":
+        """Click a word of a sentence."""
+        strip = self.page.get_by_role("group", name=f"Words of sentence {number}", exact=True)
+        strip.get_by_role("button", name=word).nth(index).click()
         return self.settle()
 
     def sent_bodies(self, route: str = "/v1/attend") -> list[dict[str, Any]]:
@@ -80,9 +111,21 @@ class PageDriver:
         cells: list[list[str]] = self.page.evaluate(CELLS, selector)
         return cells
 
+    def selected_words(self) -> list[str]:
+        """Return the selected word per sentence that has one."""
+        return self.page.locator(".strip:not([hidden]) [aria-pressed=true] .text").all_inner_texts()
+
     def line(self, number: int = 1) -> str:
         """Return the text below a sentence, which lists the contributions to its selected word."""
         return self.page.locator(".sentence .line").nth(number - 1).inner_text()
+
+    def finding(self) -> str:
+        """Return the sentence below the sentences."""
+        return self.page.locator("#finding").inner_text()
+
+    def values(self, number: int = 1) -> list[str]:
+        """Return the numbers on the words of a sentence."""
+        return self.page.locator(".strip").nth(number - 1).locator(".value").all_inner_texts()
 
     def focused(self) -> str:
         """Return the accessible name or text of the focused element."""
@@ -93,7 +136,7 @@ class PageDriver:
 
     def tab_to(self, selector: str) -> None:
         """Press Tab until the focused element matches a selector."""
-        for _ in range(60):
+        for _ in range(80):
             self.page.keyboard.press("Tab")
             if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
                 return

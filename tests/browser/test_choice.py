@@ -7,33 +7,21 @@ import pytest
 from tests.browser.page_driver import PageDriver
 
 
-def selected_words(driver: PageDriver) -> list[str]:
-    """Return the selected word per sentence that has one."""
-    return driver.page.locator(".strip:not([hidden]) [aria-pressed=true] .text").all_inner_texts()
-
-
 def compared_spans(driver: PageDriver) -> list[list[int]]:
     """Return the spans of the last comparison."""
     return [occurrence["span"] for occurrence in driver.sent_bodies("/v1/compare")[-1]["occurrences"]]
 
 
-def choose(driver: PageDriver, number: int, word: str, index: int = 0) -> None:
-    """Click a word of a sentence."""
-    strip = driver.page.get_by_role("group", name=f"Words of sentence {number}", exact=True)
-    strip.get_by_role("button", name=word).nth(index).click()
-    driver.settle()
-
-
 def test_sentence_without_the_word_is_not_compared(driver: PageDriver) -> None:
     """The page reports this, and another word can be selected in the sentence."""
-    choose(driver, 1, "bank")
+    driver.pick(1, "bank")
     driver.add("The cat sat on the mat.")
-    assert selected_words(driver) == ["bank", "bank"]
+    assert driver.selected_words() == ["bank", "bank"]
     assert compared_spans(driver) == [[25, 29], [16, 20]]
     assert driver.line(3).startswith("This sentence does not contain bank.")
-    assert "Not compared (without bank): sentence 3." in driver.page.locator("#comparison").inner_text()
-    choose(driver, 3, "mat")
-    assert selected_words(driver) == ["bank", "bank", "mat"]
+    assert "Not compared (without bank): sentence 3." in driver.page.locator(".left-out").inner_text()
+    driver.pick(3, "mat")
+    assert driver.selected_words() == ["bank", "bank", "mat"]
     assert len(compared_spans(driver)) == 3
     assert not driver.page.locator(".left-out").is_visible()
 
@@ -50,10 +38,10 @@ def test_occurrences_keep_the_numbers_of_their_sentences(driver: PageDriver) -> 
 
 def test_comparison_names_sentences_without_the_word(driver: PageDriver) -> None:
     """The choice of the user has priority over a shared word."""
-    choose(driver, 1, "bank")
+    driver.pick(1, "bank")
     driver.type(2, "They sat by the river.")
-    assert selected_words(driver) == ["bank"]
-    message = driver.page.locator("#comparison").inner_text()
+    assert driver.selected_words() == ["bank"]
+    message = driver.finding()
     assert "Only sentence 1 contains bank. Add it to another sentence" in message
     assert "in sentence 2." in message
 
@@ -63,18 +51,18 @@ def test_choice_stays_while_another_sentence_is_typed(driver: PageDriver) -> Non
     driver.page.get_by_role("button", name="Add a sentence").click()
     for letter in "The river bank":
         driver.page.keyboard.type(letter)
-        assert selected_words(driver)[:2] == ["bank", "bank"]
+        assert driver.selected_words()[:2] == ["bank", "bank"]
     driver.settle()
-    assert selected_words(driver) == ["bank", "bank", "bank"]
+    assert driver.selected_words() == ["bank", "bank", "bank"]
 
 
 def test_selected_word_follows_edits(driver: PageDriver) -> None:
     """Edit the text before the word, after it, and with a second occurrence."""
-    choose(driver, 1, "bank")
+    driver.pick(1, "bank")
     driver.type(1, "He cashed a big check at the bank.")
-    assert (selected_words(driver), compared_spans(driver)[0]) == (["bank", "bank"], [29, 33])
+    assert (driver.selected_words(), compared_spans(driver)[0]) == (["bank", "bank"], [29, 33])
     driver.type(1, "A bank is by the bank.")
-    choose(driver, 1, "bank", 1)
+    driver.pick(1, "bank", 1)
     driver.type(1, "A very large and old bank is by the bank.")
     assert compared_spans(driver)[0] == [36, 40]
     driver.type(1, "A very large and old bank is by the bank of a river.")
@@ -83,37 +71,37 @@ def test_selected_word_follows_edits(driver: PageDriver) -> None:
 
 def test_selected_word_returns_after_a_typo(driver: PageDriver) -> None:
     """The word was selected by the user."""
-    choose(driver, 1, "cashed")
+    driver.pick(1, "cashed")
     driver.type(1, "He cased a check at the bank.")
-    assert selected_words(driver) == ["bank", "bank"]
+    assert driver.selected_words() == ["bank", "bank"]
     driver.type(1, "He cashed a check at the bank.")
-    assert selected_words(driver) == ["cashed", "bank"]
+    assert driver.selected_words() == ["cashed", "bank"]
 
 
 def test_selected_token_follows_edits(driver: PageDriver) -> None:
     """The token is a part of a word."""
     driver.page.get_by_label("Tokens", exact=True).check()
     driver.settle()
-    choose(driver, 1, "ed")
+    driver.pick(1, "ed")
     driver.type(1, "Today he cashed a check.")
-    assert selected_words(driver) == ["ed", "bank"]
+    assert driver.selected_words() == ["ed", "bank"]
 
 
 def test_choice_applies_to_other_sentences(driver: PageDriver) -> None:
     """It does not replace a choice of the user there."""
-    choose(driver, 1, "the")
-    assert selected_words(driver) == ["the", "the"]
-    choose(driver, 2, "bank")
-    assert selected_words(driver) == ["the", "bank"]
+    driver.pick(1, "the")
+    assert driver.selected_words() == ["the", "the"]
+    driver.pick(2, "bank")
+    assert driver.selected_words() == ["the", "bank"]
 
 
 def test_repeated_word_is_compared_within_one_sentence(driver: PageDriver) -> None:
     """No other sentence contains the word. Ordinals distinguish its occurrences."""
     driver.type(1, "The bank by the river owns the bank downtown.")
-    choose(driver, 1, "bank")
+    driver.pick(1, "bank")
     driver.type(2, "Nothing here.")
     assert compared_spans(driver) == [[4, 8], [31, 35]]
-    assert "(2 occurrences in sentence 1):" in driver.page.locator("#comparison .lead").inner_text()
+    assert "the 2 occurrences of bank in sentence 1 are identical: 1.000." in driver.finding()
     line = driver.line(1)
     assert line.startswith(("Contributions to bank (1st): ", "Contributions to bank (2nd): "))
     assert re.search(r"[:,] bank \((1st|2nd)\) \d", line)
@@ -126,22 +114,22 @@ def test_sentence_without_words_has_a_message(driver: PageDriver) -> None:
     """The sentence is a zero-width joiner."""
     driver.type(2, "\u200d")
     assert driver.line(2) == "This sentence contains no words."
-    assert selected_words(driver) == ["bank"]
+    assert driver.selected_words() == ["bank"]
 
 
 def test_page_selects_again_when_text_changes(driver: PageDriver) -> None:
     """A word that two sentences share replaces the longest word of a single sentence."""
     driver.type(2, "").type(1, "The bat flew out.")
-    assert selected_words(driver) == ["flew"]
+    assert driver.selected_words() == ["flew"]
     driver.type(2, "He swung the bat.")
-    assert selected_words(driver) == ["bat", "bat"]
+    assert driver.selected_words() == ["bat", "bat"]
     assert "does not contain" not in driver.page.locator("#sentences").inner_text()
 
 
 def test_page_selects_a_shared_word_again_after_a_typo(driver: PageDriver) -> None:
     driver.type(2, "They sat on the ban of the river.")
     driver.type(2, "They sat on the bank of the river.")
-    assert selected_words(driver) == ["bank", "bank"]
+    assert driver.selected_words() == ["bank", "bank"]
 
 
 @pytest.mark.parametrize(
@@ -158,5 +146,5 @@ def test_page_prefers_shared_content_words_over_function_words(
 ) -> None:
     """Words of equal length are ranked by frequency and position."""
     driver.type(1, first).type(2, second)
-    assert selected_words(driver) == [shared, shared]
+    assert driver.selected_words() == [shared, shared]
     assert [end - start for start, end in compared_spans(driver)] == [len(shared)] * 2

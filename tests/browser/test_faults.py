@@ -11,6 +11,8 @@ from tests.browser.page_driver import PageDriver
 from tests.conftest import RunningServer, start_server, stop_server
 
 KEY = "correct-horse"
+UNCOVERED = """() => document.querySelector("#notices .card").getBoundingClientRect().bottom
+    <= document.activeElement.getBoundingClientRect().top"""
 
 
 def alert(driver: PageDriver) -> str:
@@ -65,13 +67,13 @@ def test_error_has_the_message_of_the_server(driver: PageDriver, message: str, e
 def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, width: int) -> None:
     """The page is scrolled when the card appears."""
     driver = new_driver(viewport={"width": width, "height": 900}).open()
-    field = driver.page.get_by_label("Sentence 1", exact=True)
+    field = driver.field(1)
     field.focus()
     field.evaluate("(input) => scrollBy(0, input.getBoundingClientRect().top - 20)")
     driver.page.keyboard.press("ControlOrMeta+a")
     driver.page.keyboard.insert_text("bank " * 300)
     driver.page.get_by_role("alert").wait_for()
-    driver.page.wait_for_timeout(200)
+    driver.page.wait_for_function(UNCOVERED)
     card, box = driver.page.locator("#notices .card").bounding_box(), field.bounding_box()
     assert card is not None
     assert box is not None
@@ -112,7 +114,7 @@ def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
     """A retry shows the values of the new settings."""
     driver.page.route("**/v1/*", lambda route: route.abort())
     driver.choose(kind="norm")
-    for selector in (".strip .value", "#map td", "#map .curl", ".multiples button"):
+    for selector in (".strip .value", "#map td", "#map .request", ".multiples button"):
         assert visible(driver, selector) == 0, selector
     assert visible(driver, "#layers td") > 0  # the comparison does not depend on the kind of the map
     driver.type(1, "He sat at the bank.")
@@ -138,11 +140,11 @@ def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
 def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriver) -> None:
     """The other sentence keeps its words."""
     driver.type(1, "")
-    for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .curl", ".multiples button", "#comparison td"):
+    for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .request", ".multiples button", "#comparison td"):
         assert visible(driver, selector) == 0, selector
     assert visible(driver, ".sentence:nth-child(2) .strip") == 1
     driver.type(2, "")
-    assert visible(driver, ".strip, td, canvas, .curl") == 0
+    assert visible(driver, ".strip, td, canvas, .request") == 0
 
 
 def test_invalid_json_has_a_message(driver: PageDriver) -> None:
@@ -153,10 +155,8 @@ def test_invalid_json_has_a_message(driver: PageDriver) -> None:
 
 
 def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
-    """The page cancels the slow request and ignores its response."""
+    """The page cancels the slow request, so that its response is never read."""
     held: list[Route] = []
-    cancelled: list[str] = []
-    driver.page.on("requestfailed", lambda request: cancelled.append(request.post_data or ""))
 
     def hold(route: Route) -> None:
         body = route.request.post_data or ""
@@ -166,17 +166,14 @@ def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
             route.continue_()
 
     driver.page.route("**/v1/attend", hold)
-    driver.page.select_option("#kind", "norm")
-    driver.page.wait_for_timeout(300)
-    assert len(held) == 1
+    with driver.page.expect_request(lambda request: '"kind":"norm"' in (request.post_data or "")):
+        driver.page.select_option("#kind", "norm")
     assert driver.page.locator("#map[aria-busy=true]").count() == 1
-    driver.choose(kind="block_norm")
-    cells = driver.cells()
-    held[0].continue_()
-    driver.page.wait_for_timeout(300)
-    assert any('"kind":"norm"' in body for body in cancelled)
-    assert driver.cells() == cells
+    with driver.page.expect_event("requestfailed", lambda request: '"kind":"norm"' in (request.post_data or "")):
+        driver.page.select_option("#kind", "block_norm")
+    driver.settle()
     assert "block_norm" in driver.page.locator("#map caption").inner_text()
+    assert len(held) == 1
 
 
 def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
@@ -209,7 +206,7 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
     driver.page.get_by_text("Invalid API key.").wait_for()
     driver.page.keyboard.type(KEY)
     driver.page.keyboard.press("Enter")
-    driver.page.locator("#map .matrix").wait_for()
+    driver.page.locator(".strip").first.wait_for()
     driver.settle()
     assert driver.page.get_by_role("alert").count() == 0
     assert "check" in driver.line(1)
@@ -219,6 +216,9 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
         "",
     ]
     assert KEY not in driver.page.content()
-    assert "Bearer $ATTENDANT_KEY" in (driver.page.locator("#map pre").text_content() or "")
+    driver.page.locator("#comparison .request summary").click()
+    for form in ("curl", "Python", "gRPC"):
+        driver.page.locator("#comparison .request").get_by_label(form, exact=True).check()
+        assert "ATTENDANT_KEY" in driver.page.locator("#comparison pre").inner_text()
     driver.page.reload()
-    driver.page.locator("#map .matrix").wait_for()
+    driver.page.locator("#finding .value.same").wait_for()

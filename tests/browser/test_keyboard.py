@@ -44,29 +44,29 @@ def test_keyboard_reaches_the_comparison(driver: PageDriver) -> None:
     driver.settle()
     assert len(driver.sent_bodies("/v1/compare")[-1]["occurrences"]) == 3
 
-    driver.tab_to(".multiples button")
-    driver.page.keyboard.press("ArrowDown")
-    driver.page.keyboard.press("ArrowRight")
-    assert driver.focused() == "layer 2, head 1"
-    driver.page.keyboard.press("Space")
-    driver.settle()
-    assert driver.focused() == "layer 2, head 1"
-    assert driver.sent_bodies()[-1]["heads"] == [1]
-
     driver.tab_to("#measure")
     driver.page.keyboard.press("ArrowDown")
     driver.settle()
     assert driver.page.locator("#measure").input_value() == "centered"
     assert driver.page.evaluate("document.activeElement.id") == "measure"
-    driver.tab_to("#comparison summary")
+    driver.tab_to("#comparison .request summary")
     driver.page.keyboard.press("Enter")
     assert driver.page.locator("#comparison pre").is_visible()
+
+    driver.tab_to(".multiples button")
+    driver.page.keyboard.press("ArrowDown")
+    driver.page.keyboard.press("ArrowRight")
+    assert driver.focused().startswith("layer 2, head 1")
+    driver.page.keyboard.press("Space")
+    driver.settle()
+    assert driver.focused().startswith("layer 2, head 1")
+    assert driver.sent_bodies()[-1]["heads"] == [1]
 
 
 def test_focus_is_visible(driver: PageDriver) -> None:
     """Every Tab stop has an outline."""
     seen = set()
-    for _ in range(40):
+    for _ in range(80):
         driver.page.keyboard.press("Tab")
         name, width, style = driver.page.evaluate(
             """() => { const drawn = getComputedStyle(document.activeElement);
@@ -78,3 +78,23 @@ def test_focus_is_visible(driver: PageDriver) -> None:
         assert width >= 2, name
         assert style == "solid", name
     assert {"INPUT", "BUTTON", "SELECT", "TD", "SUMMARY", "DIV"} <= seen
+
+
+def test_tabs_follow_the_aria_pattern(opened: PageDriver) -> None:
+    """One Tab stop. The arrow keys select, and wrap around neither end. The panel follows in the order of focus."""
+    opened.tab_to("[role=tab]")
+    assert opened.focused() == "Word in context"
+    opened.page.keyboard.press("ArrowRight")
+    assert opened.focused() == "Similarity"
+    tabs = opened.page.get_by_role("tab")
+    states = [tabs.nth(place).get_attribute("aria-selected") for place in range(2)]
+    assert states == ["false", "true"]
+    assert opened.page.locator("#similarity").is_visible()
+    assert not opened.page.locator("#context").is_visible()
+    opened.page.keyboard.press("Tab")
+    opened.page.keyboard.press("Tab")
+    assert opened.page.evaluate("document.activeElement.id") == "query"
+    opened.tab_to("[role=tab]")
+    assert opened.focused() == "Similarity"
+    opened.page.keyboard.press("Home")
+    assert opened.page.locator("#context").is_visible()

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "test-results"
 WIDTHS = (400, 1280)
 SCHEMES = ("light", "dark")
+STILL = "document.getAnimations().every((animation) => animation.playState !== 'running')"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def overflow(driver: PageDriver) -> int:
 
 
 def assert_accessible(driver: PageDriver) -> None:
-    driver.page.wait_for_timeout(300)  # transitions must end before the contrast is measured
+    driver.page.wait_for_function(STILL)  # transitions must end before the contrast is measured
     result = Axe().run(driver.page)
     assert result.violations_count == 0, result.generate_report()
 
@@ -42,19 +43,23 @@ def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, 
     driver.page.screenshot(path=results / f"opening-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
     assert_accessible(driver)
+    driver.explore()
+    driver.page.get_by_role("button", name="layer 1, head 2").first.hover()
+    driver.page.screenshot(path=results / f"explore-{width}-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    """The page has four sentences, one long, with signed values, tokens, special tokens and both commands."""
+    """The page has six sentences, one long, with signed values, tokens, special tokens and both commands."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
-    driver.choose(layer="3", special="keep")
+    driver.explore().choose(combine="none", special="keep").slide(3)
     driver.page.get_by_label("Tokens", exact=True).check()
     driver.add(f"The bank lends money, says the {'long-' * 12}winded representative.")
     driver.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
-    driver.choose(open="3")
-    for summary in driver.page.locator("summary").all():
-        summary.click()
+    driver.choose(open="5")
+    for details in driver.page.locator("details:not([open]):not([hidden]) > summary").all():
+        details.click()
     driver.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
     if width == 400:  # axe-core needs several seconds for this number of elements

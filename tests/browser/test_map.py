@@ -7,24 +7,21 @@ import pytest
 
 from tests.browser.page_driver import PageDriver, format_number
 
-ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canvas) => {
-    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    return Array.from(pixels).filter((_, place) => place % 4 === 3);
-})"""
 Fields = dict[str, Any]
 
-# Values of the controls, and the expected fields of the request.
-VIEWS: dict[str, tuple[dict[str, str], Fields]] = {
-    "projection": ({"layer": "4"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
-    "rollout": ({"special": "renormalize"}, {"layer_reduce": "rollout", "special_tokens": "renormalize"}),
-    "probs of a head": ({"kind": "probs", "layer": "3", "head": "5"}, {"heads": [5], "head_reduce": "none"}),
-    "scores": ({"kind": "scores", "layer": "2", "head": "max"}, {"kind": "scores", "head_reduce": "max"}),
-    "norm": ({"kind": "norm", "layer": "mean", "head": "sum"}, {"layers": "all", "layer_reduce": "mean"}),
+# Layer, values of the controls, and the expected fields of the request.
+VIEWS: dict[str, tuple[int, dict[str, str], Fields]] = {
+    "projection": (4, {"combine": "none"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
+    "rollout": (6, {"special": "renormalize"}, {"layer_reduce": "rollout", "special_tokens": "renormalize"}),
+    "probs of a head": (3, {"kind": "probs", "combine": "none", "head": "5"}, {"heads": [5], "head_reduce": "none"}),
+    "scores": (2, {"kind": "scores", "combine": "none", "head": "max"}, {"kind": "scores", "head_reduce": "max"}),
+    "norm": (6, {"kind": "norm", "combine": "mean", "head": "sum"}, {"layers": "all", "layer_reduce": "mean"}),
     "norm of a head": (
-        {"kind": "norm", "layer": "1", "head": "0", "special": "keep"},
+        1,
+        {"kind": "norm", "combine": "none", "head": "0", "special": "keep"},
         {"special_tokens": "keep"},
     ),
-    "block norm": ({"kind": "block_norm", "layer": "6"}, {"kind": "block_norm", "layers": [6]}),
+    "block norm": (6, {"kind": "block_norm", "combine": "none"}, {"kind": "block_norm", "layers": [-1]}),
 }
 
 
@@ -37,8 +34,8 @@ def first_result(rest: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", VIEWS)
 def test_cells_equal_the_response(driver: PageDriver, rest: httpx.Client, name: str) -> None:
     """Check the request, all cells with excluded mass and bias, the headers, and the accessible name of a cell."""
-    choices, expected = VIEWS[name]
-    driver.choose(**choices)
+    layer, choices, expected = VIEWS[name]
+    driver.slide(layer).choose(**choices)
     body = driver.sent_bodies()[-1]
     assert {field: body[field] for field in expected} == expected
     result = first_result(rest, body)
@@ -62,7 +59,7 @@ def test_cells_equal_the_response(driver: PageDriver, rest: httpx.Client, name: 
 
 def test_renormalized_rows_sum_to_one(driver: PageDriver) -> None:
     """The tolerance is the rounding to two digits."""
-    driver.choose(kind="probs", layer="mean", head="mean", special="renormalize")
+    driver.choose(kind="probs", combine="mean", head="mean", special="renormalize")
     for row in driver.cells():
         values = [float(text) for text in row[:-1]]
         assert sum(values) == pytest.approx(1, abs=0.005 * len(values))
@@ -83,8 +80,8 @@ def test_unsupported_choices_are_disabled_with_a_reason(driver: PageDriver) -> N
     assert driver.page.locator("#head").is_disabled()
     assert "kind projection always covers all heads" in driver.page.locator("#head-reason").inner_text()
     driver.choose(kind="scores")
-    assert driver.page.locator("#layer").input_value() == "mean"
-    assert driver.page.locator("#layer option[value=rollout]").is_disabled()
+    assert driver.page.locator("#combine").input_value() == "mean"
+    assert driver.page.locator("#combine option[value=rollout]").is_disabled()
     assert driver.page.locator("#special option[value=renormalize]").is_disabled()
     driver.choose(kind="norm")
     assert driver.page.locator("#head").input_value() == "sum"
@@ -94,34 +91,38 @@ def test_unsupported_choices_are_disabled_with_a_reason(driver: PageDriver) -> N
 def test_choice_returns_when_the_kind_supports_it_again(driver: PageDriver) -> None:
     """Scores do not support rollout and renormalization."""
     driver.choose(special="renormalize").choose(kind="scores").choose(kind="norm").choose(kind="projection")
-    assert driver.page.locator("#layer").input_value() == "rollout"
+    assert driver.page.locator("#combine").input_value() == "rollout"
     assert driver.page.locator("#special").input_value() == "renormalize"
     assert (driver.sent_bodies()[-1]["layer_reduce"], driver.sent_bodies()[-1]["special_tokens"]) == (
         "rollout",
         "renormalize",
     )
-    driver.choose(kind="scores", layer="3").choose(kind="projection")
-    assert driver.page.locator("#layer").input_value() == "3"
+    driver.choose(kind="scores", combine="none").choose(kind="projection")
+    assert driver.page.locator("#combine").input_value() == "none"
 
 
-@pytest.mark.parametrize("layer", ["1", "4", "mean", "rollout"])
+@pytest.mark.parametrize(("combine", "layer"), [("none", 1), ("none", 4), ("mean", 6), ("rollout", 5)])
 @pytest.mark.parametrize("kind", ["projection", "norm", "block_norm", "probs"])
-def test_descriptions_match_the_view(driver: PageDriver, kind: str, layer: str) -> None:
+def test_descriptions_match_the_view(driver: PageDriver, kind: str, combine: str, layer: int) -> None:
     """Check the descriptions of signs, layers and scaling."""
-    driver.choose(kind=kind, layer=layer, special="renormalize")
+    driver.choose(kind=kind, combine=combine, special="renormalize").slide(layer)
     kind_text, layer_text, special_text = (
         driver.page.locator(f"#{name}-meaning").inner_text() for name in ("kind", "layer", "special")
     )
-    assert ("Negative shares" in kind_text) == (kind == "projection" and layer != "rollout")
-    starts = {"mean": "Mean: the average", "rollout": "Rollout: the product"}
-    assert layer_text.startswith(starts.get(layer, f"Layer {layer}: "))
-    assert driver.page.locator("#layer").get_attribute("aria-describedby") == "layer-meaning"
+    signed = kind == "projection" and combine != "rollout"
+    assert ("Negative shares" in kind_text) == signed
+    starts = {
+        "none": f"Layer {layer}: ",
+        "mean": f"Mean: the average of the maps of layers 1 to {layer}.",
+        "rollout": f"Rollout: the product of the maps of layers 1 to {layer}",
+    }
+    assert layer_text.startswith(starts[combine])
+    assert driver.page.locator("#combine").get_attribute("aria-describedby") == "layer-meaning"
     heads = driver.page.locator("#map thead th").all_inner_texts()
     assert ("and the bias keep" in special_text) == ("bias" in heads)
     assert "original scale" in special_text
     rows = [[float(text.replace("\u2212", "-")) for text in row] for row in driver.cells()]
     units = len(heads) - ("bias" in heads) - ("excluded" in heads)
-    signed = kind == "projection" and layer != "rollout"
     assert signed == ("absolute values" in special_text)
     for row in rows:
         assert sum(abs(value) for value in row[:units]) == pytest.approx(1, abs=0.005 * units)
@@ -159,37 +160,13 @@ def test_contribution_of_a_word_to_itself_can_be_included(driver: PageDriver, re
 
 @pytest.mark.parametrize("kind", ["projection", "norm", "scores"])
 def test_card_and_matrix_show_the_same_digits(driver: PageDriver, kind: str) -> None:
-    for layer in ("1", "3", "6"):
-        driver.choose(kind=kind, layer=layer)
+    driver.choose(kind=kind, combine="none")
+    for layer in (1, 3, 6):
+        driver.slide(layer)
         units = driver.page.locator("#map tbody th").all_inner_texts()
         row = driver.cells("#map tr.chosen")[0][: len(units)]
         row[units.index("bank")] = ""
         assert driver.page.locator(".strip").first.locator(".value").all_inner_texts() == row
-
-
-def test_thumbnail_sets_the_controls(driver: PageDriver) -> None:
-    """The selected kind changes to one with maps per head."""
-    assert driver.page.locator(".multiples button").count() == 6 * 12
-    driver.page.get_by_role("button", name="layer 3, head 5").click()
-    driver.settle()
-    values = {name: driver.page.locator(f"#{name}").input_value() for name in ("kind", "layer", "head")}
-    assert values == {"kind": "probs", "layer": "3", "head": "5"}
-    body = driver.sent_bodies()[-1]
-    assert (body["kind"], body["layers"], body["heads"]) == ("probs", [3], [5])
-    pressed = driver.page.locator(".multiples [aria-pressed=true]")
-    assert pressed.count() == 1
-    assert pressed.get_attribute("aria-label") == "layer 3, head 5"
-
-
-def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Client) -> None:
-    """The image has one pixel per cell. Opacity is the square root of the value relative to the largest value."""
-    body = driver.sent_bodies()[0] | {"kind": "probs", "layers": "all", "layer_reduce": "none", "decimals": None}
-    maps = first_result(rest, body | {"heads": "all", "head_reduce": "none"})["maps"]
-    largest = max(value for attention_map in maps for row in attention_map["matrix"] for value in row)
-    alphas = driver.page.evaluate(ALPHAS)
-    for attention_map, actual in zip(maps, alphas, strict=True):
-        expected = [255 * (value / largest) ** 0.5 for row in attention_map["matrix"] for value in row]
-        assert actual == pytest.approx(expected, abs=1.01)
 
 
 def test_long_sentence_is_an_image_with_a_table_of_one_row(driver: PageDriver, rest: httpx.Client) -> None:

@@ -19,32 +19,32 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def opened(window: PageDriver) -> PageDriver:
+def shared(window: PageDriver) -> PageDriver:
     """The opened page, shared by tests that do not change it."""
     return window.open()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_words_equal_those_of_the_server(opened: PageDriver, rest: httpx.Client, text: str) -> None:
-    words = opened.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
+def test_words_equal_those_of_the_server(shared: PageDriver, rest: httpx.Client, text: str) -> None:
+    words = shared.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
     expected = rest.post("/v1/tokenize", json={"inputs": text}).json()["results"][0]["words"]
     assert [(word["text"], word["start"], word["end"]) for word in words] == [
         (word["text"], word["start"], word["end"]) for word in expected
     ]
 
 
-def test_float16_tensor_is_decoded(opened: PageDriver) -> None:
+def test_float16_tensor_is_decoded(shared: PageDriver) -> None:
     """Decode all finite float16 values."""
     values = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = values[np.isfinite(values)].reshape(2, -1)
     tensor = {"shape": finite.shape, "dtype": "float16", "data": base64.b64encode(finite.tobytes()).decode()}
-    decoded = opened.page.evaluate("async (tensor) => (await import('/page/number.js')).decodeTensor(tensor)", tensor)
+    decoded = shared.page.evaluate("async (tensor) => (await import('/page/number.js')).decodeTensor(tensor)", tensor)
     assert np.array_equal(np.array(decoded), finite.astype(np.float64))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 0.125, -0.004, -0.005, 0.995, 2.675, -3.14159, 12345.678])
-def test_number_format_matches_the_driver(opened: PageDriver, value: float) -> None:
-    text = opened.page.evaluate("async (value) => (await import('/page/number.js')).formatNumber(value)", value)
+def test_number_format_matches_the_driver(shared: PageDriver, value: float) -> None:
+    text = shared.page.evaluate("async (value) => (await import('/page/number.js')).formatNumber(value)", value)
     assert text == format_number(value)
 
 
@@ -60,9 +60,9 @@ def test_number_format_matches_the_driver(opened: PageDriver, value: float) -> N
     ],
 )
 def test_page_selects_a_shared_word_or_the_longest(
-    opened: PageDriver, sentences: list[str], expected: list[str | None]
+    shared: PageDriver, sentences: list[str], expected: list[str | None]
 ) -> None:
-    words = opened.page.evaluate(
+    words = shared.page.evaluate(
         """async (texts) => {
             const { createSentence, selectWords } = await import('/page/choice.js');
             const sentences = texts.map((text, id) => createSentence(id, text));

@@ -1,81 +1,135 @@
-"""The newly opened page: the example, the default request, and the content security policy."""
+"""The newly opened page: its point, the default requests, and the content security policy."""
+
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 
-SENTENCES = ["He cashed a check at the bank.", "They sat on the bank of the river."]
+POLICY_VIOLATIONS = """async () => {
+    const violations = [];
+    const all = new Promise((resolve) => document.addEventListener("securitypolicyviolation", (event) => {
+        violations.push(event.effectiveDirective);
+        if (violations.length === 3) resolve();
+    }));
+    const script = document.createElement("script");
+    script.textContent = "window.ran = true";
+    document.body.append(script);
+    document.body.setAttribute("style", "color: red");
+    await fetch("https://example.org/").catch(() => {});
+    await all;
+    return [window.ran === undefined, violations.toSorted()];
+}"""
 
 
 @pytest.fixture(scope="module")
-def opened(window: PageDriver) -> PageDriver:
+def first_screen(window: PageDriver) -> PageDriver:
     """The opened page, shared by tests that do not change it."""
-    return window.open()
+    return window.reset().open()
 
 
-def test_page_opens_with_a_computed_example(opened: PageDriver) -> None:
-    pressed = opened.page.locator(".strip [aria-pressed=true] .text").all_inner_texts()
-    assert pressed == ["bank", "bank"]
-    assert "check" in opened.line(1)
-    assert "river" in opened.line(2)
-    assert "Shows how vectors are mixed, not why a model makes a decision." in opened.page.locator("#map").inner_text()
+def compared(driver: PageDriver, rest: httpx.Client) -> dict[str, Any]:
+    """Return the response to the comparison that the page requested last."""
+    response = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).raise_for_status()
+    body: dict[str, Any] = response.json()
+    return body
 
 
-def test_page_requests_the_default_view(opened: PageDriver) -> None:
-    (body,) = opened.sent_bodies()
-    assert body["inputs"] == SENTENCES
+def similarities_by_sense(senses: str, matrix: list[list[float]]) -> tuple[list[float], list[float]]:
+    """Return the similarities of all pairs with the same sense and with different senses."""
+    pairs = [(a, b) for a in range(len(senses)) for b in range(a + 1, len(senses))]
+    same = [matrix[a][b] for a, b in pairs if senses[a] == senses[b]]
+    return same, [matrix[a][b] for a, b in pairs if senses[a] != senses[b]]
+
+
+def test_page_opens_with_two_senses_of_one_word(first_screen: PageDriver) -> None:
+    assert first_screen.selected_words() == ["bank"] * 4
+    assert "check" in first_screen.line(1)
+    assert "river" in first_screen.line(2)
+    senses = first_screen.page.locator(".sentence select").evaluate_all("(all) => all.map(({ value }) => value)")
+    assert senses == ["A", "B", "A", "B"]
+
+
+def test_finding_states_the_similarities_of_the_response(first_screen: PageDriver, rest: httpx.Client) -> None:
+    """The dictionary entries are identical. In context, equal senses are more similar."""
+    response = compared(first_screen, rest)
+    same, other = similarities_by_sense("ABAB", response["layers"][-1]["cosine"])
+    expected = [format_number(value) for value in (1.0, sum(same) / len(same), sum(other) / len(other))]
+    assert first_screen.page.locator("#finding .value").all_inner_texts() == expected
+    assert first_screen.finding().startswith("As dictionary entries, the 4 occurrences of bank are identical: 1.000.")
+    assert "After 6 layers, their similarity is" in first_screen.finding()
+
+
+def test_finding_is_on_the_first_screen(first_screen: PageDriver) -> None:
+    """The window has 1280 x 900 pixels, and the page is not scrolled."""
+    box = first_screen.page.locator("#finding").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 900
+
+
+def test_every_pair_of_the_same_sense_is_more_similar(first_screen: PageDriver, rest: httpx.Client) -> None:
+    same, other = similarities_by_sense("ABAB", compared(first_screen, rest)["layers"][-1]["cosine"])
+    assert min(same) > max(other) + 0.02
+
+
+def test_expert_part_is_folded_and_sends_no_requests(first_screen: PageDriver) -> None:
+    assert first_screen.page.locator("#kind").is_visible() is False
+    attends = [request for request in first_screen.requests if request.url.endswith("/v1/attend")]
+    assert len(attends) == 1
+
+
+def test_page_requests_the_default_view(first_screen: PageDriver) -> None:
+    (body,) = first_screen.sent_bodies()
+    assert len(body["inputs"]) == 4
     assert (body["kind"], body["layer_reduce"], body["unit"], body["special_tokens"]) == (
         "projection",
         "rollout",
         "word",
         "drop",
     )
-    assert not {"heads", "head_reduce"} & set(body)
+    assert not {"heads", "head_reduce", "segments"} & set(body)
 
 
-def test_page_shows_the_model_info(opened: PageDriver, rest: httpx.Client) -> None:
+def test_page_shows_the_model_info(first_screen: PageDriver, rest: httpx.Client) -> None:
     info = rest.get("/v1/model").json()
-    text = opened.page.locator("#model").inner_text()
+    text = first_screen.page.locator("#model").inner_text()
     assert text == f"{info['name']}, {info['num_hidden_layers']} layers, {info['num_attention_heads']} heads"
 
 
-def test_line_lists_the_largest_contributions(opened: PageDriver, rest: httpx.Client) -> None:
+def test_line_lists_the_largest_contributions(first_screen: PageDriver, rest: httpx.Client) -> None:
     """The values are shares among the other words, as the contributors of /v1/compare."""
-    result = rest.post("/v1/attend", json=opened.sent_bodies()[0]).json()["results"][0]
+    result = rest.post("/v1/attend", json=first_screen.sent_bodies()[0]).json()["results"][0]
     units, row = [unit["text"] for unit in result["units"]], result["maps"][0]["matrix"]
     bank = units.index("bank")
     others = [(value, name) for name, value in zip(units, row[bank], strict=True) if name != "bank"]
     total = sum(value for value, _ in others)
-    ranked = [(value / total, name) for value, name in sorted(others, reverse=True)[:5]]
+    ranked = [(value / total, name) for value, name in sorted(others, reverse=True)[:4]]
     expected = ", ".join(f"{name if name != '.' else '“.”'} {format_number(share)}" for share, name in ranked)
-    assert opened.line(1) == f"Contributions to bank: {expected}."
+    assert first_screen.line(1) == f"Contributions to bank: {expected}."
+
+
+def test_page_links_to_the_api_reference(first_screen: PageDriver, rest: httpx.Client) -> None:
+    links = first_screen.page.get_by_role("link").evaluate_all("(all) => all.map(({ href }) => href)")
+    assert set(links) == {f"{first_screen.base}/docs"}
+    assert rest.get("/docs").status_code == 200
 
 
 def test_requests_stay_within_the_origin(driver: PageDriver) -> None:
     """The console has no errors, so the content security policy blocks no required request."""
-    driver.choose(kind="probs", layer="3", head="2").choose(measure="centered")
+    driver.choose(kind="probs", combine="none", head="2").slide(3).choose(measure="centered")
     driver.add("The bank lends money.")
     assert driver.requests
-    assert {request.url.partition("/v1")[0].partition("/page")[0].rstrip("/") for request in driver.requests} == {
-        driver.base
-    }
+    assert {
+        request.url.partition("#")[0].partition("/v1")[0].partition("/page")[0].rstrip("/")
+        for request in driver.requests
+        if request.url != "about:blank"
+    } == {driver.base}
     assert driver.errors == []
 
 
-def test_content_security_policy_is_enforced(driver: PageDriver) -> None:
+def test_content_security_policy_is_enforced(new_driver: NewDriver) -> None:
     """The browser blocks an inline script, an inline style and a request to another origin."""
-    result = driver.page.evaluate(
-        """async () => {
-            const violations = [];
-            document.addEventListener("securitypolicyviolation", (event) => violations.push(event.effectiveDirective));
-            const script = document.createElement("script");
-            script.textContent = "window.ran = true";
-            document.body.append(script);
-            document.body.setAttribute("style", "color: red");
-            await fetch("https://example.org/").catch(() => {});
-            await new Promise((resolve) => setTimeout(resolve, 50));
-            return [window.ran === undefined, violations.toSorted()];
-        }"""
-    )
-    assert result == [True, ["connect-src", "script-src-elem", "style-src-attr"]]
+    driver = new_driver().open()
+    assert driver.page.evaluate(POLICY_VIOLATIONS) == [True, ["connect-src", "script-src-elem", "style-src-attr"]]

@@ -14,7 +14,8 @@ IN_ORDER = """(line) => {
 OVERLAPS = """async ([context, fixed]) => {
     const { lineChart } = await import("/page/chart.js");
     const line = (className, value) => ({ className, values: [1, value], label: className, marked: false });
-    const chart = lineChart([line("static", fixed), line("context", context)], "", "cosine", 600);
+    const options = { description: "", measure: "cosine", width: 600, layer: 1 };
+    const chart = lineChart([line("static", fixed), line("context", context)], options);
     document.querySelector("main").append(chart);
     const [first, second] = [...chart.querySelectorAll(".name")].map((name) => name.getBoundingClientRect());
     const ticks = [...chart.querySelectorAll(".tick")].map((tick) => tick.getBoundingClientRect());
@@ -45,7 +46,7 @@ def test_right_to_left_words_are_isolated_in_messages(driver: PageDriver) -> Non
     driver.type(1, f"{HEBREW} {'ה ' * 70}").type(2, "עולם bank").add("Nothing of it.")
     driver.page.get_by_role("group", name="Words of sentence 2").get_by_role("button", name="עולם").click()
     driver.settle()
-    for selector in (".sentence:nth-child(3) .line", ".left-out", "#comparison .lead", ".occurrences .word"):
+    for selector in (".sentence:nth-child(3) .line", ".left-out", "#finding", ".occurrences .word"):
         assert driver.page.locator(f"{selector} bdi").first.inner_text().strip() in HEBREW, selector
     driver.choose(open="0")
     assert driver.page.locator("#map .row caption bdi").inner_text() == "עולם"
@@ -60,7 +61,7 @@ def test_line_labels_do_not_overlap(driver: PageDriver, fixed: float) -> None:
 
 def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:
     """The caption stays visible when the table scrolls."""
-    driver = new_driver(viewport={"width": 400, "height": 900}).open()
+    driver = new_driver(viewport={"width": 400, "height": 900}).open().explore()
     box = driver.page.locator("#map .scroller")
     assert box.evaluate("(node) => node.scrollWidth > node.clientWidth")
     for _ in range(2):
@@ -75,7 +76,7 @@ def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:
 
 def test_number_is_not_broken_across_lines(new_driver: NewDriver) -> None:
     """All rows have the same height, also with signed numbers."""
-    driver = new_driver(viewport={"width": 400, "height": 900}).open().choose(layer="3")
+    driver = new_driver(viewport={"width": 400, "height": 900}).open().explore().choose(combine="none").slide(3)
     assert any(text.startswith("\u2212") for row in driver.cells() for text in row)
     rows = driver.page.locator("#map tbody tr")
     heights = rows.evaluate_all("(rows) => rows.map((row) => Math.round(row.getBoundingClientRect().height))")

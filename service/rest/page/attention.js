@@ -10,17 +10,20 @@ import { same } from "./words.js";
  * @typedef {{index: number, unit: Unit, value: number}} Contribution  `index` is that of the unit
  */
 
-const LISTED_CONTRIBUTIONS = 5;
+const LISTED_CONTRIBUTIONS = 4;
 
 /** The attention map of one sentence, from a response of the server. */
 export class AttentionMap {
   /**
    * @param {{units: Unit[], rows: number[], columns: number[], maps: any[]}} result
    * @param {any} request the request with this sentence as its only input
-   * @param {boolean} self whether to include the contribution of a unit to itself
+   * @param {{self: boolean, isInput: boolean}} options `self`: whether to include the contribution of a unit to itself;
+   *   `isInput`: whether the view is at layer 0, where the map has units but no values
    */
-  constructor(result, request, self) {
-    const [{ matrix, excluded_mass: excluded, bias_share: bias, empty_rows: empty }] = result.maps;
+  constructor(result, request, { self, isInput }) {
+    const [{ layer, matrix, excluded_mass: excluded, bias_share: bias, empty_rows: empty }] = result.maps;
+    /** @type {number | null} */
+    this.layer = layer;
     /** @type {number[][]} */
     this.matrix = matrix;
     /** @type {number[] | null} */
@@ -30,6 +33,7 @@ export class AttentionMap {
     /** @type {number[]} rows without mass */
     this.empty = empty;
     this.self = self;
+    this.isInput = isInput;
     this.request = request;
     this.kind = request.kind;
     this.units = result.units;
@@ -54,10 +58,11 @@ export class AttentionMap {
   /**
    * Return the index of the unit that contains a word, also after an edit of the sentence, or -1.
    *
-   * @param {import("./words.js").Word} word
+   * @param {import("./choice.js").SegmentWord} word
    */
   unitOf(word) {
-    const index = this.units.findIndex((unit) => !unit.special && unit.start <= word.start && word.start < unit.end);
+    const index = this.units.findIndex((unit) =>
+      !unit.special && unit.segment === word.segment && unit.start <= word.start && word.start < unit.end);
     const text = this.units[index]?.text ?? "";
     if (text && (text.includes(word.text) || word.text.includes(text))) return index;
     const equal = nearest(this.units.filter((unit) => !unit.special && same(unit, word)), word);
@@ -75,7 +80,7 @@ export class AttentionMap {
    * @returns {Contribution[]}
    */
   contributionsOf(/** @type {number} */ index) {
-    const row = this.rows.indexOf(index);
+    const row = this.isInput ? -1 : this.rows.indexOf(index);
     if (row < 0) return [];
     const cells = this.columns
       .map((position, column) => ({ index: position, unit: this.units[position], value: this.matrix[row][column], column }))
@@ -86,11 +91,12 @@ export class AttentionMap {
 
   /** Return the largest values of a row as text: "Contributions to bank: check 0.271, cashed 0.243." */
   describe(/** @type {number} */ index) {
+    const subject = [element("strong", {}, bdi(this.units[index].text)), ordinal(this.units, index)];
+    if (this.isInput) return element("span", {}, "At layer 0, no other word contributes to ", ...subject, ".");
     const ranked = this.contributionsOf(index)
       .toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value))
       .slice(0, LISTED_CONTRIBUTIONS);
-    const line = element("span", {}, `${RELATIONS[KINDS[this.kind].relation].title} `,
-      element("strong", {}, bdi(this.units[index].text)), `${ordinal(this.units, index)}: `);
+    const line = element("span", {}, `${RELATIONS[KINDS[this.kind].relation].title} `, ...subject, ": ");
     if (!ranked.length) line.append("none, because there is no other word");
     ranked.forEach(({ index: position, unit, value }, rank) => {
       const name = position === index ? "itself" : bdi(/[\p{L}\p{N}]/u.test(unit.text) ? unit.text : `“${unit.text}”`);
@@ -103,6 +109,7 @@ export class AttentionMap {
 
   /** Explain the values of the words above the map. */
   get scale() {
+    if (this.isInput) return "Layer 0 is the input of the first layer: no words are mixed yet.";
     if (!this.isShare || this.self) return "The values are those of the map below.";
     const special = this.units.some((unit) => unit.special) ? "" : ", without special tokens";
     return `The values are shares among the other words${special}. The map below includes the word itself.`;
@@ -111,7 +118,8 @@ export class AttentionMap {
   /** Describe the view: "probs, layer 3, head 5". */
   get view() {
     const { kind, layers, layer_reduce: layerReduce, heads, head_reduce: headReduce } = this.request;
-    const layer = layerReduce === "none" ? `layer ${layers[0]}` : layerReduce === "mean" ? "mean of all layers" : layerReduce;
+    const covered = layers === "all" ? "all layers" : layers.length > 1 ? `layers 1 to ${layers.length}` : "layer 1";
+    const layer = layerReduce === "none" ? `layer ${this.layer}` : `${layerReduce} of ${covered}`;
     const head = heads === undefined ? "" : heads === "all" ? `, ${headReduce} of all heads` : `, head ${heads[0]}`;
     return `${kind}, ${layer}${head}`;
   }

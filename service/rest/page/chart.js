@@ -1,44 +1,70 @@
+import { svg } from "./element.js";
 import { formatNumber } from "./number.js";
 
-const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
 const LINE = 18;
 const BELOW = 22;
-const MARGIN = { top: 24, right: 20, bottom: 44, left: 48 };
+const TICKS = 6;
+const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+const MARGIN = { top: 30, right: 20, bottom: 44, left: 56 };
+
+/**
+ * @typedef {{className: string, values: number[], label?: string, marked?: boolean, title?: string}} Line  `marked`: with a
+ *   dot per layer; `title`: shown when the pointer is on the line
+ */
+
+/**
+ * Return the range of the vertical axis, with a distance of its ticks. The values use the whole axis.
+ *
+ * @param {number[]} values
+ */
+export function axis(values) {
+  const [lowest, highest] = [Math.min(...values), Math.max(...values)];
+  const step = STEPS.find((size) => (highest - lowest) / size <= TICKS) ?? 0.5;
+  const low = Math.floor((lowest + 1e-6) / step) * step;
+  const high = Math.ceil((highest - 1e-6) / step) * step;
+  return { low, high: Math.max(high, low + step), step };
+}
 
 /**
  * Return a line chart over layers 0..L as SVG.
  *
- * @param {{className: string, values: number[], label?: string, marked?: boolean}[]} lines
- * @param {string} description text alternative
- * @param {string} measure title of the vertical axis
- * @param {number} width in pixels
+ * @param {Line[]} lines
+ * @param {{description: string, measure: string, width: number, layer: number}} options `description`: text alternative;
+ *   `measure`: title of the vertical axis; `width`: in pixels; `layer`: the marked layer
  */
-export function lineChart(lines, description, measure, width) {
-  const lowest = Math.min(0.5, ...lines.flatMap(({ values }) => values));
-  const floor = Math.floor(lowest * 5) / 5;
+export function lineChart(lines, { description, measure, width, layer: markedLayer }) {
+  const { low, high, step } = axis(lines.flatMap(({ values }) => values));
   const count = lines[0].values.length;
   const x = (/** @type {number} */ layer) =>
     MARGIN.left + (layer / Math.max(1, count - 1)) * (width - MARGIN.left - MARGIN.right);
   const y = (/** @type {number} */ value) =>
-    MARGIN.top + ((1 - value) / (1 - floor)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+    MARGIN.top + ((high - value) / (high - low)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
 
   const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", class: "chart", "aria-label": description });
-  for (let value = floor; value < 1.001; value += 0.1 * Math.ceil((1 - floor) / 0.6)) {
-    chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    chart.append(text(formatNumber(value, 1), { x: MARGIN.left - 8, y: y(value) + 4, class: "tick end" }));
+  for (let tick = 0; low + tick * step < high + step / 2; tick++) {
+    const place = y(low + tick * step);
+    chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: place, y2: place }));
+    chart.append(text(formatNumber(low + tick * step), { x: MARGIN.left - 8, y: place + 4, class: "tick end" }));
   }
   for (let layer = 0; layer < count; layer += Math.ceil(count / 13)) {
-    chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: "tick middle" }));
+    const chosen = layer === markedLayer ? " chosen" : "";
+    chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: `tick middle${chosen}` }));
   }
   chart.append(text("layer", { x: width - MARGIN.right, y: HEIGHT - 6, class: "tick end" }));
   chart.append(text(measure, { x: 4, y: 12, class: "tick" }));
+  const place = x(markedLayer).toFixed(1);
+  chart.append(svg("line", { class: "mark", x1: place, x2: place, y1: MARGIN.top - 6, y2: HEIGHT - MARGIN.bottom + 6 }));
 
-  for (const { className, values, label, marked } of lines) {
+  for (const { className, values, marked, title } of lines) {
     const points = values.map((value, layer) => `${x(layer).toFixed(1)},${y(value).toFixed(1)}`);
-    chart.append(svg("polyline", { class: `curve ${className}`, points: points.join(" ") }));
+    const line = svg("polyline", { class: `curve ${className}`, points: points.join(" ") });
+    if (title) line.append(svg("title", {}, title));
+    chart.append(line);
     if (marked) values.forEach((value, layer) => {
-      chart.append(svg("circle", { class: `dot ${className}`, cx: x(layer), cy: y(value), r: 3.5 }));
+      const chosen = layer === markedLayer;
+      const dot = { class: `dot ${className}${chosen ? " chosen" : ""}`, cx: x(layer).toFixed(1), cy: y(value).toFixed(1) };
+      chart.append(svg("circle", { ...dot, r: chosen ? 5.5 : 3.5 }));
     });
   }
   const named = lines.filter(({ label }) => label).map((line) => ({ ...line, end: y(line.values[count - 1]) }));
@@ -65,14 +91,6 @@ function placeLabels(lines) {
   });
 }
 
-function svg(/** @type {string} */ tag, /** @type {Record<string, string | number>} */ attributes) {
-  const node = document.createElementNS(NAMESPACE, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
-  return node;
-}
-
 function text(/** @type {string} */ content, /** @type {Record<string, string | number>} */ attributes) {
-  const node = svg("text", attributes);
-  node.textContent = content;
-  return node;
+  return svg("text", attributes, content);
 }

@@ -1,30 +1,48 @@
 import { applyTint } from "./attention.js";
 import { lineChart } from "./chart.js";
-import { Curl } from "./curl.js";
+import { downloads } from "./download.js";
 import { element, scroller, select } from "./element.js";
-import { bdi, isolated, joinWords, ordinal } from "./naming.js";
+import { finding } from "./finding.js";
+import { bdi, isolated, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
+import { RequestPanel } from "./request.js";
+import { GROUPS, meanOf, pairsOf } from "./senses.js";
 import { wordsOf } from "./words.js";
 
-const MEASURES = {
+export const MEASURES = {
   cosine: "Cosine similarity of the vectors, as in a search index.",
   centered: "Cosine similarity after subtracting the mean over all tokens of these sentences.",
 };
 
 const CONTEXT_CHARACTERS = 80; // characters of a sentence before and after the word
+const NAMES = { same: "same sense", other: "other sense", unknown: "in context" };
 
-/** Similarity of the vectors of one word in several sentences, per layer, with that of the static vectors. */
+/** Similarity of the vectors of one word in several sentences, per layer, with that of the dictionary entries. */
 export class Comparison {
-  constructor(/** @type {HTMLElement} */ root) {
+  /**
+   * @param {HTMLElement} root
+   * @param {HTMLElement} findingRoot
+   * @param {() => void} onChange called when the user changes the measure
+   */
+  constructor(root, findingRoot, onChange) {
     this.root = root;
-    this.curl = new Curl();
+    this.finding = findingRoot;
+    this.onChange = onChange;
     this.measure = "cosine";
-    /** @type {number | null} */
+    /** @type {number | null} the layer of the slider, null for the last */
     this.layer = null;
     this.width = 0;
     /** @type {number[]} sentence number per occurrence */
     this.numbers = [];
+    /** @type {(string | null)[]} sense per occurrence */
+    this.senses = [];
+    this.request = new RequestPanel();
     this.note = element("p", { className: "quiet left-out" });
+    this.save = downloads("chart", () => this.#saved());
+    this.details = element("details", { className: "fold", id: "pair-details" },
+      element("summary", {}, "Pairs of sentences, and the words that contribute to each"));
+    this.pairs = element("div", {});
+    this.details.append(this.pairs);
     new ResizeObserver(([{ contentRect }]) => {
       if (Math.abs(contentRect.width - this.width) > 8 && this.response) this.#draw();
     }).observe(root);
@@ -33,66 +51,101 @@ export class Comparison {
   /** @param {any} response of POST /v1/compare */
   show(response, /** @type {any} */ request) {
     this.response = response;
-    this.request = request;
-    this.curl.show("v1/compare", request);
+    this.sent = request;
+    this.request.show("compare", request);
     this.#draw();
   }
 
   /** Show why there is no comparison. */
   showMessage(/** @type {(string | Node)[]} */ ...message) {
     this.response = null;
-    this.root.replaceChildren(element("p", { className: "quiet" }, ...message));
+    this.finding.replaceChildren(element("span", { className: "quiet" }, ...message));
+    this.root.replaceChildren();
   }
 
   /**
-   * Set the compared sentences, and a note about the others.
+   * Set the compared sentences, the senses of their words, and a note about the other sentences.
    *
    * @param {number[]} numbers
+   * @param {(string | null)[]} senses
    * @param {(string | Node)[]} note
    */
-  setSentences(numbers, note) {
-    const changed = String(numbers) !== String(this.numbers);
+  setSentences(numbers, senses, note) {
+    const changed = JSON.stringify([numbers, senses]) !== JSON.stringify([this.numbers, this.senses]);
     this.numbers = numbers;
+    this.senses = senses;
     this.note.hidden = !note.length;
     this.note.replaceChildren(...note);
-    if (changed && this.response?.occurrences.length === numbers.length) this.#draw();
+    if (changed) this.redraw();
+  }
+
+  /** Set the layer of the slider, or null for the last one. */
+  setLayer(/** @type {number | null} */ layer) {
+    if (layer === this.layer) return;
+    this.layer = layer;
+    this.redraw();
+  }
+
+  setMeasure(/** @type {string} */ measure) {
+    this.measure = measure;
+    this.redraw();
+  }
+
+  redraw() {
+    if (this.response?.occurrences.length === this.numbers.length) this.#draw();
   }
 
   #draw() {
     const { occurrences, layers, static: staticSimilarity } = this.response;
     const focused = this.root.contains(document.activeElement) ? document.activeElement?.id : "";
     this.width = this.root.clientWidth;
-    const pairs = occurrences.flatMap((_, a) => occurrences.slice(a + 1).map((_, b) => [a, a + 1 + b]));
-    const curves = pairs.map(([a, b]) => layers.map((layer) => layer[this.measure][a][b]));
-    const mean = layers.map((_, place) => average(curves.map((values) => values[place])));
-    const staticMean = average(pairs.map(([a, b]) => staticSimilarity[a][b]));
-    const last = layers.length - 1;
+    const place = Math.min(this.layer ?? layers.length - 1, layers.length - 1);
+    const pairs = pairsOf(this.senses);
+    const groups = GROUPS.map((group) => ({ group, pairs: pairs.filter((pair) => pair.group === group) }))
+      .filter(({ pairs: { length } }) => length);
+    const means = groups.map(({ group, pairs: members }) =>
+      ({ group, name: NAMES[group], count: members.length, values: layers.map((layer) => meanOf(members, layer[this.measure])) }));
+    const staticMean = meanOf(pairs, staticSimilarity);
+    this.finding.replaceChildren(...finding({ occurrences, numbers: this.numbers, means, staticMean, layer: layers[place].layer, place }));
+
+    const description = `Similarity of the vectors by layer. ${means.map(({ name, values }) =>
+      `${name}: ${formatNumber(values[0])} at layer 0, ${formatNumber(values.at(-1) ?? 0)} at the last layer`).join(". ")}. `
+      + `Dictionary entries: ${formatNumber(staticMean)}.`;
     const many = pairs.length > 1;
-    const description = `${many ? "Mean similarity" : "Similarity"} of the vectors by layer: ${formatNumber(mean[0])} at layer 0, `
-      + `${formatNumber(mean[last])} at layer ${last}. For the static vectors it is ${formatNumber(staticMean)}.`;
-    const chart = lineChart(
+    const curves = pairs.map(({ a, b, group }) => ({
+      className: `pair ${group}`, values: layers.map((layer) => layer[this.measure][a][b]),
+      title: `sentences ${this.#number(a)} and ${this.#number(b)}, ${NAMES[group]}`,
+    }));
+    this.chart = lineChart(
       [
-        ...(many ? curves.map((values) => ({ className: "pair", values })) : []),
-        { className: "static", values: layers.map(() => staticMean), label: "static vector", marked: false },
-        { className: "context", values: mean, label: many ? "in context, mean of all pairs" : "in context", marked: true },
+        { className: "static", values: layers.map(() => staticMean), label: "dictionary entries" },
+        ...(many ? curves : []),
+        ...means.map(({ group, name, count, values }) => ({
+          className: `context ${group}`, values, label: count > 1 ? `${name}, mean of ${count} pairs` : name, marked: true,
+        })),
       ],
-      description, this.measure, Math.max(280, Math.min(760, this.width)),
+      { description, measure: this.measure, width: Math.max(280, Math.min(720, this.width)), layer: place },
     );
+    this.rows = [["layer", "dictionary entries", ...curves.map(({ title }) => title)],
+      ...layers.map(({ layer }, index) => [layer, staticMean, ...curves.map(({ values }) => values[index])])];
     this.root.replaceChildren(
-      element("p", { className: "lead" }, ...headline(occurrences, this.numbers, mean[last], staticMean, last)),
       this.note,
+      element("div", { className: "beside" },
+        element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" },
+          "Layer 0 is the input of the first layer: the dictionary entry with its position. It is below the dictionary entries "
+          + "only because the positions differ. The vertical axis does not start at 0.")),
+        element("div", {}, numbers(layers, means, curves, staticMean, place))),
       element("div", { className: "pickers" }, select("Measure",
         Object.keys(MEASURES).map((value) => ({ value, text: value })), this.measure,
-        (measure) => { this.measure = measure; this.#draw(); }, { id: "measure", describedBy: "measure-meaning" })),
-      element("p", { id: "measure-meaning", className: "quiet" }, MEASURES[this.measure]),
-      element("div", { className: "beside" }, element("div", { className: "figure" }, chart),
-        numbers(layers, curves, mean, staticMean, many)),
-      ...(many ? this.#pairs(occurrences, layers) : []),
-      element("h3", {}, "Contributions to each occurrence"),
-      element("ol", { className: "occurrences" }, ...occurrences.map((item, place) =>
-        occurrence(item, this.request.occurrences[place].text, this.#number(place)))),
-      this.curl.root,
+        (measure) => { this.setMeasure(measure); this.onChange(); }, { id: "measure", describedBy: "measure-meaning" }),
+      element("p", { id: "measure-meaning", className: "quiet" }, MEASURES[this.measure])),
+      this.save, this.request.root, this.details,
     );
+    this.pairs.replaceChildren(
+      ...(many ? this.#table(pairs, layers[place]) : []),
+      element("h3", {}, "Contributions to each occurrence"),
+      element("ol", { className: "occurrences" }, ...occurrences.map((item, index) =>
+        occurrence(item, this.sent.occurrences[index].text, this.#number(index)))));
     if (focused) document.getElementById(focused)?.focus();
   }
 
@@ -100,53 +153,43 @@ export class Comparison {
     return this.numbers[place] ?? place + 1;
   }
 
+  #saved() {
+    return this.response && this.chart && this.rows ? { name: "attendant-similarity-by-layer", figure: this.chart, rows: this.rows } : null;
+  }
+
   /** Create the table of pairwise similarities at one layer. */
-  #pairs(occurrences, layers) {
-    const place = Math.min(this.layer ?? layers.length - 1, layers.length - 1);
-    const values = layers[place][this.measure];
-    const names = occurrences.map(({ text }, index) => `${this.#number(index)} ${isolated(text)}`);
+  #table(/** @type {import("./senses.js").Pair[]} */ pairs, layer) {
+    const values = layer[this.measure];
+    const names = this.response.occurrences.map(({ text }, index) => `${this.#number(index)} ${isolated(text)}`);
     const lowest = Math.min(...values.flat());
     const rows = values.map((row, index) => element("tr", {}, element("th", { scope: "row" }, names[index]),
-      ...row.map((value) => {
-        const cell = element("td", {}, formatNumber(value));
+      ...row.map((value, column) => {
+        const pair = pairs.find(({ a, b }) => a === Math.min(index, column) && b === Math.max(index, column));
+        const cell = element("td", { title: pair ? NAMES[pair.group] : "" }, formatNumber(value));
         applyTint(cell, value - lowest, 1 - lowest);
         return cell;
       })));
     const table = element("table", { className: "matrix", id: "pairs" },
-      element("caption", {}, `Pairwise similarity at layer ${layers[place].layer}, ${this.measure}`),
+      element("caption", {}, element("span", {}, `Similarity of each pair at layer ${layer.layer}, ${this.measure}`)),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
         ...names.map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
       element("tbody", {}, ...rows));
-    return [
-      element("div", { className: "pickers" }, select("Layer of the table",
-        layers.map(({ layer }, index) => ({ value: String(index), text: `layer ${layer}` })), String(place),
-        (layer) => { this.layer = Number(layer); this.#draw(); }, { id: "pair-layer" })),
-      scroller("Pairwise similarity", table),
-    ];
+    return [scroller("Pairwise similarity", table)];
   }
 }
 
-function headline(occurrences, numbers, last, staticMean, layer) {
-  const texts = [...new Set(occurrences.map(({ text }) => text.toLowerCase()))];
-  const inOne = new Set(numbers).size === 1;
-  const subject = texts.length === 1
-    ? [element("strong", {}, bdi(texts[0])), inOne ? ` (${occurrences.length} occurrences in sentence ${numbers[0]})` : ` in ${occurrences.length} sentences`]
-    : joinWords(texts.slice(0, 6));
-  const similarity = staticMean > 0.9995 ? "1" : formatNumber(staticMean);
-  return [...subject, `: the similarity of the static vectors is ${similarity}; in context, it is ${formatNumber(last)} at layer ${layer}.`];
-}
-
 /** Create the table of the values in the chart. */
-function numbers(layers, curves, mean, staticMean, many) {
-  const names = many ? ["layer", "mean", "lowest", "highest", "static"] : ["layer", "in context", "static"];
-  const rows = layers.map(({ layer }, place) => {
-    const all = curves.map((values) => values[place]);
-    const shown = many ? [mean[place], Math.min(...all), Math.max(...all), staticMean] : [mean[place], staticMean];
-    return element("tr", {}, element("th", { scope: "row" }, String(layer)),
+function numbers(layers, means, curves, staticMean, place) {
+  const many = curves.length > 1;
+  const names = ["layer", ...means.map(({ name }) => name), ...(many ? ["lowest", "highest"] : []), "dictionary"];
+  const rows = layers.map(({ layer }, index) => {
+    const all = curves.map(({ values }) => values[index]);
+    const shown = [...means.map(({ values }) => values[index]), ...(many ? [Math.min(...all), Math.max(...all)] : []), staticMean];
+    return element("tr", { className: index === place ? "chosen" : "" }, element("th", { scope: "row" }, String(layer)),
       ...shown.map((value) => element("td", {}, formatNumber(value))));
   });
   const table = element("table", { className: "numbers", id: "layers" },
-    element("caption", {}, "Values of the chart"),
+    element("caption", {}, element("span", {}, "Values of the chart")),
     element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
     element("tbody", {}, ...rows));
   return scroller("Similarity by layer", table);
@@ -168,8 +211,4 @@ function occurrence({ text, start, end, contributors }, /** @type {string} */ se
     element("p", { className: "quote", dir: "auto" }, start > CONTEXT_CHARACTERS ? "…" : "", part(Math.max(0, start - CONTEXT_CHARACTERS), start),
       element("strong", {}, text), part(end, end + CONTEXT_CHARACTERS), end + CONTEXT_CHARACTERS < characters.length ? "…" : ""),
     element("ul", { className: "bars" }, ...bars));
-}
-
-function average(/** @type {number[]} */ values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

@@ -1,3 +1,5 @@
+const SVG = "http://www.w3.org/2000/svg";
+
 /**
  * Create an element with properties. Names with a dash and `role` become attributes, `on` has event listeners, and
  * `data` has data attributes. Strings become text nodes, never markup.
@@ -22,6 +24,25 @@ export function element(tag, properties = {}, ...children) {
 }
 
 /**
+ * Create an SVG element with attributes.
+ *
+ * @param {string} tag
+ * @param {Record<string, string | number>} attributes
+ * @param {...(Node | string)} children
+ */
+export function svg(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  node.append(...children);
+  return node;
+}
+
+/** Create a button. */
+export function button(/** @type {string} */ label, /** @type {() => void} */ onClick, properties = {}) {
+  return element("button", { type: "button", on: { click: onClick }, ...properties }, label);
+}
+
+/**
  * Create a native select with a label.
  *
  * @param {string} label
@@ -40,11 +61,20 @@ export function select(label, options, value, onChange, { id, disabled = false, 
 }
 
 /**
- * Create a box that scrolls horizontally and is focusable, so that the keyboard can scroll it.
+ * Create a box that scrolls horizontally and is focusable, so that the keyboard can scroll it. Its edges fade where
+ * content is hidden.
  *
  * @param {string} label
  * @param {...Node} children
  */
 export function scroller(label, ...children) {
-  return element("div", { className: "scroller", role: "region", tabIndex: 0, "aria-label": label }, ...children);
+  const box = element("div", { className: "scroller", role: "region", tabIndex: 0, "aria-label": label }, ...children);
+  const update = () => {
+    box.dataset.before = String(box.scrollLeft > 1);
+    box.dataset.after = String(box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", update, { passive: true });
+  const observer = new ResizeObserver(update);
+  for (const node of [box, ...children]) if (node instanceof Element) observer.observe(node);
+  return box;
 }

@@ -1,23 +1,23 @@
 import { ApiError } from "./api.js";
 
-const FIELD = /^(inputs|occurrences)\[(\d+)\]/;
+const FIELD = /^(inputs|occurrences|queries|documents)\[(\d+)\]/;
 const UNIT = / (tokens|characters)/;
 
 /**
- * Return an error of an input or occurrence with the number of its sentence in place of the field.
+ * Return an error of an input with the name that the page has for it in place of the field.
  *
  * @param {ApiError} error
  * @param {any} request
- * @param {string[]} texts of all sentences
+ * @param {(item: any, list: string) => string} nameOf returns the name of an item of a list of the request, or ""
  */
-export function nameSentence(error, request, texts) {
+export function nameInput(error, request, nameOf) {
   const [, list, index] = FIELD.exec(error.field) ?? [];
   const item = request?.[list]?.[Number(index)];
-  const number = texts.indexOf(item?.text ?? item) + 1;
-  if (!number) return error;
+  const name = item === undefined ? "" : nameOf(item, list);
+  if (!name) return error;
   const [, unit] = UNIT.exec(error.message) ?? [];
   const message = unit && error.limit !== null
-    ? `Sentence ${number}: too long (${error.actual} ${unit}, limit ${error.limit}). Shorten it.`
-    : error.message.replace(error.field, `Sentence ${number}`);
+    ? `${name}: too long (${error.actual} ${unit}, limit ${error.limit}). Shorten it.`
+    : error.message.replace(error.field, name);
   return new ApiError(error.status, message);
 }

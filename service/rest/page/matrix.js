@@ -27,8 +27,9 @@ export class Matrix {
     if (this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
     const focusedCell = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
     this.shown = { map, chosen, title };
-    this.readout.textContent = "Point at a cell or move to it with the arrow keys to read its value.";
-    if (map.units.length > TABLE_UNITS) this.root.replaceChildren(...this.#picture(map, Math.max(0, chosen), title));
+    this.readout.textContent = "Point at a cell, tap it, or move to it with the arrow keys to read its value.";
+    if (map.isInput) this.root.replaceChildren(element("p", { className: "quiet" }, "Layer 0 has no map: no words are mixed yet."));
+    else if (map.units.length > TABLE_UNITS) this.root.replaceChildren(...this.#picture(map, Math.max(0, chosen), title));
     else this.root.replaceChildren(this.#table(map, chosen, title), this.readout);
     if (focusedCell) /** @type {HTMLElement | null} */ (this.root.querySelector(`[data-place="${focusedCell}"]`))?.focus();
   }
@@ -86,9 +87,22 @@ export class Matrix {
     canvas.addEventListener("click", (event) => inspect((row = rowOf(event))));
     inspect(row);
     const hint = element("p", { className: "readout" }, `${title}. The map is too large for a table (${map.units.length} units). `
-      + "The table shows the row of the selected word. Click a row of the image to show that row.");
+      + "The table shows the row of the selected word. Select a row of the image to show that row.");
     return [hint, element("div", { className: "beside" }, canvas, table)];
   }
+}
+
+/**
+ * Return a map as rows of text for a CSV file, with its extra columns.
+ *
+ * @param {import("./attention.js").AttentionMap} map
+ * @returns {(string | number)[][]}
+ */
+export function mapRows(map) {
+  const extras = extraColumns(map);
+  const names = [...map.columns.map((place) => map.units[place].text), ...extras.map(({ name }) => name)];
+  return [["", ...names], ...map.rows.map((place, row) =>
+    [map.units[place].text, ...map.matrix[row], ...extras.map(({ values }) => values[row])])];
 }
 
 /** Return the caption of a map. */

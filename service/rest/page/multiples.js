@@ -1,9 +1,18 @@
 import { paint } from "./canvas.js";
-import { element, scroller } from "./element.js";
-import { decodeTensor } from "./number.js";
+import { button, element, scroller, select } from "./element.js";
+import { heatmapFigure } from "./figure.js";
+import { ROLES, THRESHOLD } from "./heads.js";
+import { decodeTensor, formatNumber } from "./number.js";
 import { rove } from "./roving.js";
 
-/** Small multiples: one thumbnail per layer and head of a sentence. Selecting a thumbnail shows its map. */
+const ENLARGED_CELL = 20; // pixels
+const ENLARGED_SIDE = 340; // pixels
+const SCALES = { shared: "shared by all heads", head: "per head" };
+
+/**
+ * Small multiples: one thumbnail per layer and head of a sentence. Selecting a thumbnail shows its map. The thumbnail
+ * under the pointer or with the focus is enlarged.
+ */
 export class Multiples {
   /**
    * @param {HTMLElement} root
@@ -12,45 +21,111 @@ export class Multiples {
   constructor(root, onChoose) {
     this.root = root;
     this.onChoose = onChoose;
-    /** @type {{button: HTMLButtonElement, layer: number, head: number}[]} */
+    this.scale = "shared";
+    this.kind = "";
+    /** @type {Map<string, import("./heads.js").Role>} */
+    this.roles = new Map();
+    /** @type {{button: HTMLButtonElement, canvas: HTMLCanvasElement, symbol: HTMLElement, layer: number, head: number, matrix: number[][]}[]} */
     this.entries = [];
+    this.legend = element("p", { className: "quiet legend" });
+    this.enlarged = element("div", { className: "enlarged", "aria-hidden": "true", hidden: true });
   }
 
   /** @param {any} response of POST /v1/attend, with tensors in base64 */
   show(response, /** @type {string} */ kind) {
-    const maps = response.results[0].maps.map((map) => ({ ...map, matrix: decodeTensor(map.matrix) }));
-    const largest = maps.reduce((outer, { matrix }) =>
-      matrix.flat().reduce((inner, value) => Math.max(inner, Math.abs(value)), outer), 0);
-    const focused = this.entries.findIndex(({ button }) => button === document.activeElement);
-    this.entries = maps.map(({ layer, head, matrix }) => {
-      const canvas = element("canvas", {});
-      paint(canvas, matrix, largest);
-      const name = `layer ${layer}, head ${head}`;
-      const choose = () => this.onChoose(layer, head);
-      const button = element("button", { type: "button", title: name, "aria-label": name, on: { click: choose } }, canvas);
-      return { button, layer, head };
-    });
+    const [{ units, rows, columns, maps }] = response.results;
+    this.names = { rows: rows.map((place) => units[place].text), columns: columns.map((place) => units[place].text) };
+    this.kind = kind;
+    const focused = this.entries.findIndex((entry) => entry.button === document.activeElement);
+    this.entries = maps.map(({ layer, head, matrix }) => this.#entry(layer, head, decodeTensor(matrix)));
+    this.largest = largestOf(this.entries.flatMap(({ matrix }) => matrix));
     const heads = Math.max(...maps.map(({ head }) => head)) + 1;
-    const rows = Array.from({ length: maps.length / heads }, (_, row) =>
-      this.entries.slice(row * heads, (row + 1) * heads).map(({ button }) => button));
+    const lines = Array.from({ length: maps.length / heads }, (_, row) =>
+      this.entries.slice(row * heads, (row + 1) * heads).map((entry) => entry.button));
     const grid = element("div", { className: "multiples", role: "group", "aria-label": "Maps by layer and head" });
     grid.style.setProperty("--heads", String(heads));
     grid.append(label("head"), ...Array.from({ length: heads }, (_, head) => label(String(head))));
-    rows.forEach((buttons, row) => grid.append(label(`layer ${this.entries[row * heads].layer}`), ...buttons));
-    rove(grid, rows);
+    lines.forEach((buttons, row) => grid.append(label(`layer ${this.entries[row * heads].layer}`), ...buttons));
+    rove(grid, lines);
+    grid.addEventListener("pointerleave", () => this.#enlarge(null));
+    grid.addEventListener("focusout", () => this.#enlarge(null));
     this.root.replaceChildren(
-      element("p", { className: "quiet" }, `One row per layer and one column per head, for kind ${kind}, on a common scale.`
-        + " Select a map to show it above."),
-      scroller("Maps by layer and head", grid),
+      element("div", { className: "pickers" }, select("Color scale",
+        Object.entries(SCALES).map(([value, text]) => ({ value, text })), this.scale,
+        (scale) => { this.scale = scale; this.#paint(); }, { id: "scale-of-heads" })),
+      element("p", { className: "quiet" }, `One map per layer and head, for kind ${kind}. Select a map to show it with its values.`),
+      scroller("Maps by layer and head", grid), this.legend, this.enlarged,
     );
+    this.#paint();
+    this.nameHeads(this.roles);
     this.entries[focused]?.button.focus();
   }
 
-  /** Mark the thumbnail of the selected layer and head. */
-  mark(/** @type {import("./settings.js").Settings} */ { layer, head }, /** @type {boolean} */ byHead) {
+  #entry(/** @type {number} */ layer, /** @type {number} */ head, /** @type {number[][]} */ matrix) {
+    const canvas = element("canvas", {});
+    const symbol = element("span", { className: "symbol", "aria-hidden": "true" });
+    const chip = button("", () => this.onChoose(layer, head));
+    chip.append(canvas, symbol);
+    const entry = { button: chip, canvas, symbol, layer, head, matrix };
+    chip.addEventListener("pointerenter", () => this.#enlarge(entry));
+    chip.addEventListener("focus", () => this.#enlarge(entry));
+    return entry;
+  }
+
+  #paint() {
+    for (const { canvas, matrix } of this.entries) paint(canvas, matrix, this.#scaleOf(matrix));
+  }
+
+  #scaleOf(/** @type {number[][]} */ matrix) {
+    return this.scale === "head" ? largestOf(matrix) : this.largest ?? 0;
+  }
+
+  /** Show a thumbnail with labels beside the grid. */
+  #enlarge(/** @type {typeof this.entries[number] | null} */ entry) {
+    this.enlarged.hidden = entry === null;
+    if (!entry || !this.names) return;
+    const { rows, columns } = this.names;
+    const cell = Math.max(2, Math.min(ENLARGED_CELL, ENLARGED_SIDE / Math.max(rows.length, columns.length)));
+    const title = this.#nameOf(entry);
+    this.enlarged.replaceChildren(
+      heatmapFigure({ title, rows, columns, values: entry.matrix, largest: this.#scaleOf(entry.matrix), cell }));
+    const place = this.root.getBoundingClientRect();
+    const at = entry.button.getBoundingClientRect();
+    const size = this.enlarged.getBoundingClientRect();
+    const left = Math.max(0, Math.min(at.right - place.left + 8, document.documentElement.clientWidth - place.left - size.width - 8));
+    const above = at.bottom + size.height + 8 > innerHeight && at.top > size.height;
+    this.enlarged.style.setProperty("--left", `${left}px`);
+    this.enlarged.style.setProperty("--top", `${above ? at.top - place.top - size.height - 8 : at.bottom - place.top + 8}px`);
+  }
+
+  #nameOf(/** @type {{layer: number, head: number}} */ { layer, head }) {
+    const role = this.roles.get(`${layer}.${head}`);
+    return `layer ${layer}, head ${head}${role ? `: ${ROLES[role.role].name} ${formatNumber(role.value)}` : ""}`;
+  }
+
+  /** Name the heads by what they do. */
+  nameHeads(/** @type {Map<string, import("./heads.js").Role>} */ roles) {
+    this.roles = roles;
+    const counts = new Map();
     for (const entry of this.entries) {
-      const chosen = byHead && String(entry.layer) === layer && String(entry.head) === head;
-      entry.button.setAttribute("aria-pressed", String(chosen));
+      const role = roles.get(`${entry.layer}.${entry.head}`)?.role;
+      if (role) counts.set(role, (counts.get(role) ?? 0) + 1);
+      entry.symbol.textContent = role ? ROLES[role].symbol : "";
+      entry.button.setAttribute("aria-label", this.#nameOf(entry));
+    }
+    const named = Object.entries(ROLES).filter(([role]) => counts.has(role));
+    const meaning = named.length
+      ? "Names of heads, measured on the attention weights between the tokens of these sentences: "
+      : `No head has a name: none of the rules of docs/maps.md reaches a mean weight of ${formatNumber(THRESHOLD)} in these sentences.`;
+    this.legend.replaceChildren(meaning, ...named.flatMap(([role, { symbol, name, rule }], place) => [
+      place ? "; " : "", element("span", { className: "symbol" }, symbol), ` ${name} (${counts.get(role)}): ${rule}`]),
+      named.length ? `, if its mean is at least ${formatNumber(THRESHOLD)}.` : "");
+  }
+
+  /** Mark the thumbnail of the selected layer and head. */
+  mark(/** @type {number | null} */ layer, /** @type {number | null} */ head) {
+    for (const entry of this.entries) {
+      entry.button.setAttribute("aria-pressed", String(entry.layer === layer && entry.head === head));
     }
   }
 
@@ -65,9 +140,13 @@ export class Multiples {
     this.entries = [];
     this.root.replaceChildren(
       element("p", { className: "quiet" }, "This sentence is long and has large maps."),
-      element("button", { type: "button", on: { click: onDraw } }, "Draw anyway"),
+      button("Draw anyway", onDraw),
     );
   }
+}
+
+function largestOf(/** @type {number[][]} */ matrix) {
+  return matrix.reduce((outer, row) => row.reduce((inner, value) => Math.max(inner, Math.abs(value)), outer), 0);
 }
 
 function label(/** @type {string} */ text) {

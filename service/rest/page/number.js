@@ -1,8 +1,8 @@
 const DIGITS = 3;
 
-/** Format a number with a minus sign (U+2212) and without negative zero. */
-export function formatNumber(/** @type {number} */ value, digits = DIGITS) {
-  const text = value.toFixed(digits);
+/** Format a number: always the same digits, a minus sign (U+2212), and no negative zero. */
+export function formatNumber(/** @type {number} */ value) {
+  const text = value.toFixed(DIGITS);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "\u2212");
 }
 

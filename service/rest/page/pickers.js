@@ -1,6 +1,14 @@
 import { element, select } from "./element.js";
 import { headNames, headReason, kindMeaning, KINDS, layerMeaning, specialMeaning } from "./settings.js";
 
+const SEGMENTS = [
+  { value: "all", text: "both texts" },
+  { value: "a_to_a", text: "rows first, columns first" },
+  { value: "a_to_b", text: "rows first, columns second" },
+  { value: "b_to_a", text: "rows second, columns first" },
+  { value: "b_to_b", text: "rows second, columns second" },
+];
+
 /** The controls for the view. They are rebuilt on every change, and the focus is restored. */
 export class Pickers {
   /**
@@ -15,8 +23,9 @@ export class Pickers {
   /**
    * @param {import("./settings.js").Settings} settings
    * @param {import("./settings.js").Model} model
+   * @param {boolean} pairs whether all inputs are pairs
    */
-  show(settings, model) {
+  show(settings, model, pairs) {
     const focused = this.root.contains(document.activeElement) ? document.activeElement?.id : undefined;
     const reason = headReason(settings);
     this.root.replaceChildren(
@@ -27,8 +36,8 @@ export class Pickers {
         select("Kind", kinds(model), settings.kind, (kind) => this.onChange({ kind }), {
           id: "kind", describedBy: "kind-meaning",
         }),
-        select("Layer", layers(settings, model), settings.layer, (layer) => this.onChange({ layer }), {
-          id: "layer", describedBy: "layer-meaning",
+        select("Layers", layers(settings, model), settings.combine, (combine) => this.onChange({ combine }), {
+          id: "combine", describedBy: "layer-meaning",
         }),
         select("Head", heads(settings, model, reason), settings.head, (head) => this.onChange({ head }), {
           id: "head", disabled: reason !== "", describedBy: "head-reason",
@@ -36,13 +45,14 @@ export class Pickers {
         select("Special tokens", specials(settings), settings.special, (special) => this.onChange({ special }), {
           id: "special", describedBy: "special-meaning",
         }),
+        pairs && select("Segments", SEGMENTS, settings.segments, (segments) => this.onChange({ segments }), { id: "segments" }),
         this.#self(settings),
       ),
       element(
         "ul",
         { className: "meanings" },
         element("li", { id: "kind-meaning" }, kindMeaning(settings)),
-        element("li", { id: "layer-meaning" }, layerMeaning(settings)),
+        element("li", { id: "layer-meaning" }, layerMeaning(settings, model)),
         element("li", { id: "head-reason", hidden: !reason }, reason),
         element("li", { id: "special-meaning" }, specialMeaning(settings)),
       ),
@@ -81,12 +91,13 @@ function kinds(/** @type {import("./settings.js").Model} */ model) {
     .map(([value, { name }]) => ({ value, text: name }));
 }
 
-function layers(/** @type {import("./settings.js").Settings} */ { kind }, { num_hidden_layers: count }) {
+function layers(/** @type {import("./settings.js").Settings} */ { kind, layer }, { num_hidden_layers: count }) {
   const scores = kind === "scores";
+  const last = Math.max(1, layer ?? count);
   return [
-    { value: "rollout", text: scores ? "rollout (not for scores)" : "rollout over all layers", disabled: scores },
-    { value: "mean", text: "mean of all layers" },
-    ...Array.from({ length: count }, (_, index) => ({ value: String(index + 1), text: `layer ${index + 1}` })),
+    { value: "rollout", text: scores ? "rollout (not for scores)" : `rollout of layers 1 to ${last}`, disabled: scores },
+    { value: "mean", text: `mean of layers 1 to ${last}` },
+    { value: "none", text: `layer ${last} alone` },
   ];
 }
 

@@ -1,7 +1,11 @@
 import { call } from "./api.js";
+import { nameInput } from "./faults.js";
+
+const KEPT_RESPONSES = 24;
 
 /**
- * A debounced request to the server. A new request aborts the previous one, whose response is ignored.
+ * A debounced request to the server. A new request aborts the previous one, whose response is ignored. The last responses
+ * are kept, so that the layer slider does not send the same requests again.
  */
 export class Query {
   /**
@@ -15,6 +19,8 @@ export class Query {
     this.current = "";
     this.timer = 0;
     this.controller = new AbortController();
+    /** @type {Map<string, any>} responses by request, the oldest first */
+    this.responses = new Map();
   }
 
   /** Send a body after `delay` milliseconds, unless it is the current one. Null cancels the current request. */
@@ -25,6 +31,8 @@ export class Query {
     this.controller.abort();
     this.controller = new AbortController();
     clearTimeout(this.timer);
+    const kept = this.responses.get(serialized);
+    if (kept) return this.#receive(kept, body);
     this.listeners.onBusy(body !== null);
     if (body) this.timer = setTimeout(() => this.#send(body, this.controller.signal), delay);
     else this.listeners.onError(null);
@@ -47,8 +55,40 @@ export class Query {
       return;
     }
     if (signal.aborted) return;
+    this.responses.set(JSON.stringify(body), response);
+    if (this.responses.size > KEPT_RESPONSES) this.responses.delete(/** @type {string} */ (this.responses.keys().next().value));
+    this.#receive(response, body);
+  }
+
+  #receive(/** @type {any} */ response, /** @type {any} */ body) {
     this.listeners.onBusy(false);
     this.listeners.onError(null);
     this.listeners.onResponse(response, body);
   }
+}
+
+/**
+ * @typedef {(route: string, places: string[], listeners: {onResponse: (response: any, request: any) => void,
+ *   onFailure?: (failed: boolean) => void, onBusy?: (busy: boolean) => void}) => Query} MakeQuery
+ */
+
+/**
+ * Return a function that creates queries. They mark places of the page as busy, and report their errors in the notices.
+ *
+ * @param {import("./notices.js").Notices} notices
+ * @param {(item: any, list: string) => string} nameOf see nameInput
+ * @returns {MakeQuery}
+ */
+export function queryMaker(notices, nameOf) {
+  return (route, places, { onResponse, onFailure = () => {}, onBusy = () => {} }) => new Query(route, {
+    onBusy: (busy) => {
+      for (const place of places) document.querySelector(place)?.setAttribute("aria-busy", String(busy));
+      onBusy(busy);
+    },
+    onResponse,
+    onError: (error, request) => {
+      notices.set(places[0], error && nameInput(error, request, nameOf));
+      onFailure(error !== null);
+    },
+  });
 }

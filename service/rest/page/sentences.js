@@ -1,15 +1,17 @@
-import { element } from "./element.js";
+import { button, element } from "./element.js";
+import { SENSES } from "./senses.js";
 import { Strip } from "./strip.js";
 
 /**
- * @typedef {{id: number, text: string}} Sentence
+ * @typedef {import("./choice.js").Sentence} Sentence
  * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean,
- *            note: (string | Node)[]}} View  `note` explains why no word is selected
- * @typedef {{onText: (id: number, text: string) => void, onRemove: (id: number) => void,
+ *            note: (string | Node)[], sense: string | null}} View  `note` explains why no word is selected
+ * @typedef {{onText: (id: number, text: string) => void, onPair: (id: number, pair: string | null) => void,
+ *            onSense: (id: number, sense: string) => void, onRemove: (id: number) => void,
  *            onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
  */
 
-/** The list of sentences: an input field, the words, and the largest contributions to the selected word. */
+/** The list of sentences: input fields, the words, and the largest contributions to the selected word. */
 export class SentenceList {
   constructor(/** @type {HTMLElement} */ root, /** @type {Listeners} */ listeners) {
     this.root = root;
@@ -30,10 +32,10 @@ export class SentenceList {
       this.cards.delete(id);
     }
     sentences.forEach((sentence, place) => {
-      const card = this.cards.get(sentence.id) ?? new Card(sentence, this.listeners);
+      const card = this.cards.get(sentence.id) ?? new Card(sentence.id, this.listeners);
       if (!this.cards.has(sentence.id)) this.root.append(card.root);
       this.cards.set(sentence.id, card);
-      card.show(place + 1, sentences.length > 1, viewOf(sentence.id), sentence.id === open);
+      card.show(place + 1, sentences.length > 1, sentence, viewOf(sentence.id), sentence.id === open);
     });
   }
 
@@ -43,14 +45,20 @@ export class SentenceList {
 }
 
 class Card {
-  constructor(/** @type {Sentence} */ { id, text }, /** @type {Listeners} */ { onText, onRemove, onChoose }) {
-    this.input = element("input", {
-      id: `sentence-${id}`, type: "text", value: text, autocomplete: "off", spellcheck: false, dir: "auto",
-      placeholder: "Type a sentence", on: { input: () => onText(id, this.input.value) },
-    });
-    this.label = element("label", { htmlFor: this.input.id });
-    this.remove = element("button", { type: "button", className: "remove", on: { click: () => onRemove(id) } });
-    this.remove.append("Remove");
+  constructor(/** @type {number} */ id, /** @type {Listeners} */ { onText, onPair, onSense, onRemove, onChoose }) {
+    this.input = field(`sentence-${id}`, "Type a sentence", (text) => onText(id, text));
+    this.pair = field(`pair-${id}`, "Type a second text", (text) => onPair(id, text));
+    this.number = element("span", {});
+    this.label = element("label", { htmlFor: this.input.id }, "Sentence ", this.number);
+    this.pairLabel = element("label", { htmlFor: this.pair.id, className: "unseen" });
+    this.remove = button("Remove", () => onRemove(id), { className: "plain" });
+    this.togglePair = button("", () => {
+      onPair(id, this.pair.hidden ? "" : null);
+      if (!this.pair.hidden) this.pair.focus();
+    }, { className: "plain" });
+    this.sense = element("select", { className: "plain", on: { change: () => onSense(id, this.sense.value) } },
+      element("option", { value: "" }, "no sense"),
+      ...SENSES.map((name) => element("option", { value: name }, `sense ${name}`)));
     this.line = element("p", { className: "line" });
     /** @type {(string | Node)[]} */
     this.note = [];
@@ -58,20 +66,31 @@ class Card {
       (index) => this.map && onChoose(id, this.map.units[index]),
       (index) => this.map && this.line.replaceChildren(...(index < 0 ? this.note : [this.map.describe(index)])),
     );
-    const head = element("div", { className: "head" }, this.label, this.remove);
-    this.root = element("li", { className: "sentence" }, head, this.input, this.strip.root, this.line);
+    const head = element("div", { className: "head" }, this.label, this.sense, this.togglePair, this.remove);
+    this.root = element("li", { className: "sentence" }, head, this.input, this.pairLabel, this.pair, this.strip.root, this.line);
   }
 
   /**
    * @param {number} number
    * @param {boolean} removable
+   * @param {Sentence} sentence
    * @param {View} view
    * @param {boolean} open
    */
-  show(number, removable, { map, chosen, stale, note }, open) {
+  show(number, removable, { text, pair }, { map, chosen, stale, note, sense }, open) {
     this.map = map;
     this.note = note;
-    this.label.textContent = `Sentence ${number}`;
+    // Assigning an equal value would move the caret.
+    if (this.input.value !== text) this.input.value = text;
+    if (this.pair.value !== (pair ?? "")) this.pair.value = pair ?? "";
+    this.number.textContent = String(number);
+    this.pairLabel.textContent = `Second text of sentence ${number}`;
+    this.pair.hidden = this.pairLabel.hidden = pair === null;
+    this.togglePair.textContent = pair === null ? "Add pair" : "Remove pair";
+    this.togglePair.setAttribute("aria-label", `${pair === null ? "Add pair to" : "Remove pair from"} sentence ${number}`);
+    this.sense.setAttribute("aria-label", `Sense of the word in sentence ${number}`);
+    this.sense.value = sense ?? "";
+    this.root.dataset.sense = sense ?? "";
     this.remove.hidden = !removable;
     this.remove.setAttribute("aria-label", `Remove sentence ${number}`);
     this.root.classList.toggle("stale", stale);
@@ -83,4 +102,11 @@ class Card {
     if (map) this.strip.show(map, chosen, `Words of sentence ${number}`);
     else this.line.replaceChildren(...note);
   }
+}
+
+function field(/** @type {string} */ id, /** @type {string} */ placeholder, /** @type {(text: string) => void} */ onText) {
+  const input = element("input", {
+    id, type: "text", autocomplete: "off", spellcheck: false, dir: "auto", placeholder, on: { input: () => onText(input.value) },
+  });
+  return input;
 }

@@ -1,13 +1,29 @@
 /**
- * The settings of the view, their descriptions, and the requests for them.
+ * The settings of the view, their descriptions, and the requests for them. `layer` is the position of the slider: 0 to
+ * L, or null for the last layer. `combine` states which layers a map covers.
  *
- * @typedef {{unit: string, kind: string, layer: string, head: string, special: string, self: boolean}} Settings
- * @typedef {{num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[]}} Model
+ * @typedef {{unit: string, kind: string, combine: string, layer: number | null, head: string, special: string,
+ *            segments: string, self: boolean}} Settings
+ * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[]}} Model
  */
 
-/** The default view: of all views, its values agree best with the measured effect of masking a word. */
+/**
+ * The default view: of all views, its values agree best with the measured effect of masking a word.
+ *
+ * @type {Settings}
+ */
 export const DEFAULTS = {
-  unit: "word", kind: "projection", layer: "rollout", head: "mean", special: "drop", self: false,
+  unit: "word", kind: "projection", combine: "rollout", layer: null, head: "mean", special: "drop", segments: "all",
+  self: false,
+};
+
+/** The supported values of each setting with fixed values. */
+export const VALUES = {
+  unit: ["word", "token"],
+  kind: ["projection", "probs", "scores", "norm", "block_norm"],
+  combine: ["rollout", "mean", "none"],
+  special: ["drop", "renormalize", "keep"],
+  segments: ["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"],
 };
 
 /**
@@ -71,29 +87,34 @@ const SPECIALS = {
   keep: "Special tokens such as [CLS] are included. They often receive much attention.",
 };
 
+const EVERY_HEAD = {
+  layers: "all", layer_reduce: "none", heads: "all", head_reduce: "none", encoding_format: "base64", dtype: "float16",
+};
+
 const SUMMED = { projection: true, block_norm: true };
 
 /** Describe the values of a kind. */
-export function kindMeaning(/** @type {Settings} */ { kind, layer }) {
-  return layer === "rollout" ? KINDS[kind].rolled : KINDS[kind].meaning;
+export function kindMeaning(/** @type {Settings} */ { kind, combine }) {
+  return combine === "rollout" ? KINDS[kind].rolled : KINDS[kind].meaning;
 }
 
-/** Describe the selected layer. */
-export function layerMeaning(/** @type {Settings} */ { layer }) {
-  if (layer === "rollout") return "Rollout: the product of the maps of all layers, from the embeddings to the last layer.";
-  if (layer === "mean") return "Mean: the average of the maps of all layers.";
-  if (layer === "1") return "Layer 1: its inputs are the embeddings of the words.";
-  return `Layer ${layer}: the layers before it have already mixed its input vectors.`;
+/** Describe the covered layers. */
+export function layerMeaning(/** @type {Settings} */ { combine, layer }, /** @type {Model} */ { num_hidden_layers: count }) {
+  const last = Math.max(1, layer ?? count);
+  if (combine === "rollout") return `Rollout: the product of the maps of layers 1 to ${last}, from the embeddings on.`;
+  if (combine === "mean") return `Mean: the average of the maps of layers 1 to ${last}.`;
+  if (last === 1) return "Layer 1: its inputs are the embeddings of the words.";
+  return `Layer ${last}: the layers before it have already mixed its input vectors.`;
 }
 
 /** Describe the handling of special tokens. */
-export function specialMeaning(/** @type {Settings} */ { kind, layer, special }) {
-  if (special === "renormalize") return `Special tokens are excluded. ${scaling(kind, layer)}`;
+export function specialMeaning(/** @type {Settings} */ { kind, combine, special }) {
+  if (special === "renormalize") return `Special tokens are excluded. ${scaling(kind, combine)}`;
   return kind === "scores" && special === "drop" ? "Special tokens such as [CLS] are excluded." : SPECIALS[special];
 }
 
-function scaling(/** @type {string} */ kind, /** @type {string} */ layer) {
-  if (kind === "projection" && layer !== "rollout") {
+function scaling(/** @type {string} */ kind, /** @type {string} */ combine) {
+  if (kind === "projection" && combine !== "rollout") {
     return "The absolute values of each row are scaled to sum to 1. The excluded mass and the bias keep their original scale.";
   }
   return "Each row is scaled to sum to 1. The excluded mass keeps its original scale.";
@@ -108,56 +129,76 @@ export function hasHeads(/** @type {string} */ kind) {
  * Return the settings with incompatible values replaced.
  *
  * @param {Settings} requested
- * @returns {Settings}
+ * @param {{model?: Model | null, pairs: boolean}} context `pairs`: whether all inputs are pairs
  */
-export function compatible(requested) {
+export function compatible(requested, { model = null, pairs }) {
   const settings = { ...requested };
-  if (settings.kind === "scores" && settings.layer === "rollout") settings.layer = "mean";
+  if (model && !model.attention_kinds.includes(settings.kind)) settings.kind = "probs";
+  if (model && (settings.layer ?? 0) >= model.num_hidden_layers) settings.layer = null;
+  if (settings.kind === "scores" && settings.combine === "rollout") settings.combine = "mean";
   if (settings.kind === "scores" && settings.special === "renormalize") settings.special = "drop";
+  if (!pairs) settings.segments = "all";
   const heads = headNames(settings);
-  if (!heads.includes(settings.head) && !/^\d+$/.test(settings.head)) settings.head = heads[0];
+  const isHead = isNumber(settings.head) && (!model || Number(settings.head) < model.num_attention_heads);
+  if (!heads.includes(settings.head) && !isHead) settings.head = heads[0];
   return settings;
 }
 
 /** Return the supported ways to reduce heads. */
-export function headNames(/** @type {Settings} */ { kind }) {
+export function headNames(/** @type {{kind: string}} */ { kind }) {
   return kind === "norm" ? ["sum"] : ["mean", "max"];
 }
 
 /** Return why no head can be selected, or "" if one can. */
-export function headReason(/** @type {Settings} */ { kind, layer }) {
+export function headReason(/** @type {Settings} */ { kind, combine }) {
   if (!hasHeads(kind)) return `Head: kind ${kind} always covers all heads.`;
-  if (layer === "rollout") return "Head: rollout combines the heads of each layer first.";
+  if (combine === "rollout") return "Head: rollout combines the heads of each layer first.";
   return "";
+}
+
+function isNumber(/** @type {string} */ head) {
+  return /^\d+$/.test(head);
+}
+
+/** Return the layers of a request. Layer 0 has no map: its request is that of layer 1, for the units. */
+function layersOf(/** @type {Settings} */ { combine, layer }) {
+  const last = layer === null ? null : Math.max(1, layer);
+  if (combine === "none") return { layers: [last ?? -1], layer_reduce: "none" };
+  if (last === null) return { layers: "all", layer_reduce: combine };
+  return { layers: Array.from({ length: last }, (_, index) => index + 1), layer_reduce: combine };
 }
 
 /**
  * Return the body of POST /v1/attend for the current view.
  *
  * @param {Settings} settings
- * @param {string[]} texts
+ * @param {(string | object)[]} inputs
  */
-export function mapRequest(settings, texts) {
-  const { kind, layer, head, unit, special } = settings;
+export function mapRequest(settings, inputs) {
+  const { kind, head, unit, special, segments } = settings;
   const heads = headReason(settings)
     ? {}
-    : /^\d+$/.test(head) ? { heads: [Number(head)], head_reduce: "none" } : { heads: "all", head_reduce: head };
-  const layers = layer === "mean" || layer === "rollout"
-    ? { layers: "all", layer_reduce: layer }
-    : { layers: [Number(layer)], layer_reduce: "none" };
-  return { inputs: texts, kind, ...layers, ...heads, unit, special_tokens: special, decimals: 6 };
+    : isNumber(head) ? { heads: [Number(head)], head_reduce: "none" } : { heads: "all", head_reduce: head };
+  const part = segments === "all" ? {} : { segments };
+  return { inputs, kind, ...layersOf(settings), ...heads, unit, special_tokens: special, ...part, decimals: 6 };
 }
 
 /**
  * Return the body of POST /v1/attend for all layers and heads of one sentence, in float16.
  *
  * @param {Settings} settings
- * @param {string} text
+ * @param {string | object} input
  */
-export function allHeadsRequest({ kind, unit, special }, text) {
-  return {
-    inputs: [text], kind: hasHeads(kind) ? kind : "probs", layers: "all", layer_reduce: "none",
-    heads: "all", head_reduce: "none", unit, special_tokens: special,
-    encoding_format: "base64", dtype: "float16",
-  };
+export function allHeadsRequest({ kind, unit, special, segments }, input) {
+  const part = segments === "all" ? {} : { segments };
+  return { inputs: [input], kind: hasHeads(kind) ? kind : "probs", ...EVERY_HEAD, unit, special_tokens: special, ...part };
+}
+
+/**
+ * Return the body of POST /v1/attend for the names of the heads: attention weights between tokens.
+ *
+ * @param {(string | object)[]} inputs
+ */
+export function headNamesRequest(inputs) {
+  return { inputs, kind: "probs", ...EVERY_HEAD, unit: "token", special_tokens: "keep" };
 }

@@ -1,0 +1,290 @@
+import { AttentionMap } from "./attention.js";
+import {
+  chosenTexts, createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
+} from "./choice.js";
+import { Comparison } from "./comparison.js";
+import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
+import { Explore } from "./explore.js";
+import { joinWords } from "./naming.js";
+import { LayerPlayer } from "./player.js";
+import { queryMaker } from "./query.js";
+import { senseOf } from "./senses.js";
+import { SentenceList } from "./sentences.js";
+import { compatible, DEFAULTS, mapRequest } from "./settings.js";
+import { same } from "./words.js";
+
+const MOST_SENTENCES = 64;
+const TOP_CONTRIBUTORS = 5;
+const TYPING_MS = 350;
+const CHOOSING_MS = 80;
+const NOT_COMPUTED = "Not computed. See the message at the top of the page.";
+
+/** The tab "Word in context": sentences, their comparison, and the exploration of layers and heads. */
+export class ContextView {
+  /**
+   * @param {import("./notices.js").Notices} notices
+   * @param {() => void} onChange called when the state changes
+   */
+  constructor(notices, onChange) {
+    this.onChange = onChange;
+    this.sentences = createExample(EXAMPLES[0], 0);
+    this.nextId = this.sentences.length;
+    this.open = 0;
+    this.requested = DEFAULTS; // may be incompatible with the current kind
+    this.settings = DEFAULTS;
+    /** @type {import("./settings.js").Model | null} */
+    this.model = null;
+    /** @type {{response: any, request: any} | null} */
+    this.latest = null;
+    /** @type {Map<number, AttentionMap>} latest map per sentence */
+    this.maps = new Map();
+    this.failed = false;
+    this.busy = false;
+
+    this.chips = new ExampleChips(find("#examples"), (example) => this.#load(example));
+    this.list = new SentenceList(find("#sentences"), {
+      onText: (id, text) => this.#edit(id, (sentence) => withText(sentence, text)),
+      onPair: (id, pair) => this.#edit(id, (sentence) => withPair(sentence, pair)),
+      onSense: (id, name) => this.#edit(id, (sentence) =>
+        ({ ...sentence, sense: name && sentence.word ? { name, word: sentence.word.text } : null })),
+      onRemove: (id) => this.#remove(id),
+      onChoose: (id, unit) => this.#choose(id, unit),
+    });
+    this.player = new LayerPlayer(find("#player"), (layer) => this.#set({ layer }, 0));
+    this.comparison = new Comparison(find("#comparison .body"), find("#finding"), () => this.onChange());
+    const query = queryMaker(notices, (item) => {
+      const key = JSON.stringify(item.span ? item.text : item);
+      const place = this.sentences.findIndex((sentence) => JSON.stringify(inputOf(sentence)) === key);
+      return place < 0 ? "" : `Sentence ${place + 1}`;
+    });
+    this.explore = new Explore(/** @type {HTMLDetailsElement} */ (find("#explore")), {
+      onSettings: (change) => this.#set(change),
+      onOpen: (id) => { this.open = id; this.#update(0); },
+      onToggle: () => this.#update(0),
+      query,
+    });
+    this.mapQuery = query("v1/attend", ["#map", "#sentences"], {
+      onBusy: (busy) => { this.busy = busy; if (busy) this.#render(); },
+      onResponse: (response, request) => this.#receive(response, request),
+      onFailure: (failed) => { this.failed = failed; if (failed) this.#render(); },
+    });
+    this.compareQuery = query("v1/compare", ["#comparison"], {
+      onResponse: (response, request) => this.comparison.show(response, request),
+      onFailure: (failed) => failed && this.comparison.showMessage(NOT_COMPUTED),
+    });
+    find("#add").addEventListener("click", () => this.#add());
+    find("#clear").addEventListener("click", () => this.#clear());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#repaint());
+  }
+
+  /** Send the requests of the view, also those that failed. */
+  start() {
+    this.#refresh(0);
+  }
+
+  setModel(/** @type {import("./settings.js").Model} */ model) {
+    this.model = model;
+    this.#refresh(0);
+  }
+
+  /** The state of the view, for a link. */
+  get state() {
+    const { sentences, open, settings, comparison: { measure }, explore: { isOpen } } = this;
+    return { sentences, open: sentences.findIndex(({ id }) => id === open), settings, measure, explore: isOpen };
+  }
+
+  /** Show the state of a link. */
+  restore(/** @type {typeof this.state} */ { sentences, open, settings, measure, explore }) {
+    this.sentences = selectWords(sentences.map((sentence, place) => ({ ...sentence, id: this.nextId + place })));
+    this.open = this.nextId + open;
+    this.nextId += sentences.length;
+    this.maps.clear();
+    this.requested = settings;
+    this.comparison.setMeasure(measure);
+    this.explore.root.open = explore;
+    this.#refresh(0);
+    this.#reread();
+  }
+
+  #request(/** @type {number} */ delay) {
+    const filled = this.sentences.filter(hasWords);
+    const inputs = filled.map(inputOf);
+    this.mapQuery.request(inputs.length ? mapRequest(this.settings, inputs) : null, delay);
+    this.explore.requestHeads(filled, this.open, this.settings, delay);
+    this.#compare(filled, delay);
+  }
+
+  /** Compare the selected words, or all occurrences of the word of a single sentence. */
+  #compare(/** @type {import("./choice.js").Sentence[]} */ filled, /** @type {number} */ delay) {
+    const single = filled.filter((sentence) => !hasPair(sentence));
+    const selected = single.flatMap(({ word, ...sentence }) => (word ? [{ ...sentence, word }] : []));
+    const places = selected.length === 1
+      ? selected.flatMap((item) => item.words.filter((word) => same(word, item.word)).map((word) => ({ ...item, word })))
+      : selected;
+    const shown = places.slice(0, MOST_SENTENCES);
+    const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
+    const enough = occurrences.length > 1;
+    this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
+    const words = joinWords(chosenTexts(single), " or ");
+    const list = (/** @type {import("./choice.js").Sentence[]} */ sentences) =>
+      sentences.map(({ id }) => `sentence ${this.#number(id)}`).join(", ");
+    const lacking = list(single.filter(({ word }) => !word));
+    const paired = list(filled.filter(hasPair));
+    const notes = [...(lacking ? ["Not compared (without ", ...words, `): ${lacking}. `] : []),
+      ...(paired ? [`Not compared (pairs): ${paired}.`] : [])];
+    if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
+    else if (!filled.length) this.comparison.showMessage("Type two sentences with the same word, or select an example.");
+    else if (!selected.length) this.comparison.showMessage("Add two sentences without a pair to compare a word in them.");
+    else if (!lacking) this.comparison.showMessage("Add a second sentence with the same word to compare its vectors.");
+    else this.comparison.showMessage(`Only sentence ${this.#number(selected[0].id)} contains `, ...words, ". Add it to another sentence, "
+      + `or select a word in ${lacking}.`);
+  }
+
+  #number(/** @type {number} */ id) {
+    return this.sentences.findIndex((sentence) => sentence.id === id) + 1;
+  }
+
+  /** Explain why a sentence has no selected word. */
+  #note(/** @type {import("./choice.js").Sentence} */ sentence) {
+    if (sentence.word || !sentence.text.trim()) return [];
+    if (!hasWords(sentence)) return ["This sentence contains no words."];
+    return ["This sentence does not contain ", ...joinWords(chosenTexts(this.sentences), " or "), ". Select another word to compare it."];
+  }
+
+  #receive(response, request) {
+    this.latest = { response, request };
+    this.explore.request.show("attend", request);
+    this.#read();
+    this.#render();
+  }
+
+  /** Create the maps of the latest response. A sentence that has changed since then keeps its previous map. */
+  #read() {
+    if (!this.latest) return;
+    const { response, request } = this.latest;
+    const inputs = request.inputs.map((input) => JSON.stringify(input));
+    const options = { self: this.settings.self, isInput: this.settings.layer === 0 };
+    for (const sentence of this.sentences) {
+      const input = inputOf(sentence);
+      const place = inputs.indexOf(JSON.stringify(input));
+      if (place >= 0) this.maps.set(sentence.id, new AttentionMap(response.results[place], { ...request, inputs: [input] }, options));
+      else if (!sentence.text.trim()) this.maps.delete(sentence.id);
+    }
+  }
+
+  /** Create the maps again, after a change that needs no request. */
+  #reread() {
+    this.#read();
+    this.#render();
+  }
+
+  #viewOf(/** @type {import("./choice.js").Sentence} */ sentence) {
+    const newest = hasWords(sentence) ? this.maps.get(sentence.id) ?? null : null;
+    const stale = newest !== null && !newest.isResultOf(mapRequest(this.settings, [inputOf(sentence)]));
+    // Show outdated values, dimmed, only while a request is pending.
+    const map = stale && this.failed ? null : newest;
+    const chosen = map && sentence.word ? map.unitOf(sentence.word) : -1;
+    const note = !map && this.failed && hasWords(sentence) ? [NOT_COMPUTED] : this.#note(sentence);
+    return { map, chosen, stale, note, sense: senseOf(sentence) };
+  }
+
+  #render() {
+    const views = new Map(this.sentences.map((sentence) => [sentence.id, this.#viewOf(sentence)]));
+    const viewOf = (/** @type {number} */ id) => /** @type {import("./sentences.js").View} */ (views.get(id));
+    this.list.show(this.sentences, viewOf, this.open);
+    this.chips.show(this.sentences);
+    find("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
+    const count = this.model?.num_hidden_layers ?? 0;
+    find("#player").hidden = !this.model || !this.sentences.some(hasWords);
+    this.player.show(this.settings.layer ?? count, count, this.busy);
+    this.comparison.setLayer(this.settings.layer);
+    const { sentences, open, settings, model } = this;
+    this.explore.show({ sentences, open, settings, model, pairs: this.#allPairs(), ...viewOf(open) });
+  }
+
+  #allPairs() {
+    const filled = this.sentences.filter(hasWords);
+    return filled.length > 0 && filled.every(hasPair);
+  }
+
+  /** Send the requests that the state needs, and render. */
+  #refresh(/** @type {number} */ delay) {
+    this.settings = compatible(this.requested, { model: this.model, pairs: this.#allPairs() });
+    this.#request(delay);
+    this.#render();
+  }
+
+  /** Refresh the view after a change by the user, and report it. */
+  #update(/** @type {number} */ delay) {
+    this.#refresh(delay);
+    this.onChange();
+  }
+
+  #set(/** @type {Partial<import("./settings.js").Settings>} */ change, delay = CHOOSING_MS) {
+    if ("combine" in change || "kind" in change) this.player.stop();
+    this.requested = { ...this.requested, ...change };
+    this.#update(delay);
+    if ("self" in change || "layer" in change) this.#reread();
+  }
+
+  #edit(/** @type {number} */ id, /** @type {(sentence: import("./choice.js").Sentence) => import("./choice.js").Sentence} */ change) {
+    this.#settle(this.sentences.map((sentence) => (sentence.id === id ? change(sentence) : sentence)), TYPING_MS);
+  }
+
+  #settle(/** @type {import("./choice.js").Sentence[]} */ sentences, /** @type {number} */ delay) {
+    this.sentences = selectWords(sentences);
+    this.#update(delay);
+  }
+
+  #choose(/** @type {number} */ id, /** @type {import("./attention.js").Unit} */ unit) {
+    if (unit.special) return;
+    this.open = id;
+    this.#settle(withChoice(this.sentences, id, unit), 0);
+  }
+
+  #replace(/** @type {import("./choice.js").Sentence[]} */ sentences) {
+    this.open = sentences[0].id;
+    this.nextId += sentences.length;
+    this.maps.clear();
+    this.#settle(sentences, 0);
+    this.#reread();
+  }
+
+  #load(/** @type {import("./examples.js").Example} */ example) {
+    if (example.explore) this.explore.root.open = true;
+    this.#replace(createExample(example, this.nextId));
+  }
+
+  #clear() {
+    const first = this.nextId;
+    this.#replace([createSentence(first, ""), createSentence(first + 1, "")]);
+    this.list.focus(first);
+  }
+
+  #add() {
+    const id = this.nextId++;
+    this.sentences = [...this.sentences, createSentence(id, "")];
+    this.#render();
+    this.list.focus(id);
+  }
+
+  #remove(/** @type {number} */ id) {
+    const sentences = this.sentences.filter((sentence) => sentence.id !== id);
+    this.maps.delete(id);
+    if (this.open === id) this.open = sentences[0].id;
+    this.#settle(sentences, 0);
+    find("#add").focus();
+  }
+
+  /** Paint the canvases again after a change of the color scheme. */
+  #repaint() {
+    this.explore.reset();
+    this.comparison.redraw();
+    this.#update(0);
+    this.#reread();
+  }
+}
+
+function find(/** @type {string} */ selector) {
+  return /** @type {HTMLElement} */ (document.querySelector(selector));
+}

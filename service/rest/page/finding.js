@@ -1,0 +1,34 @@
+import { element } from "./element.js";
+import { bdi, joinWords } from "./naming.js";
+import { formatNumber } from "./number.js";
+
+const IDENTICAL = 0.9995;
+const LISTED_WORDS = 6;
+
+/**
+ * State in one sentence how similar the occurrences of a word are: as dictionary entries, and at a layer.
+ *
+ * @param {{occurrences: {text: string}[], numbers: number[], means: {group: string, name: string, values: number[]}[],
+ *          staticMean: number, layer: number, place: number}} comparison `numbers`: sentence number per occurrence;
+ *   `layer`: the shown layer; `place`: its index in the values
+ */
+export function finding({ occurrences, numbers, means, staticMean, layer, place }) {
+  const texts = [...new Set(occurrences.map(({ text }) => text.toLowerCase()))];
+  const inOne = new Set(numbers).size === 1;
+  const subject = texts.length > 1
+    ? ["the entries of ", ...joinWords(texts.slice(0, LISTED_WORDS))]
+    : [`the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])), inOne ? ` in sentence ${numbers[0]}` : ""];
+  const entries = staticMean > IDENTICAL ? "are identical" : "have the similarity";
+  const when = layer === 0 ? "Before the first layer" : layer === 1 ? "After 1 layer" : `After ${layer} layers`;
+  const figures = means.flatMap(({ group, values }, index) => [
+    index ? (index === means.length - 1 ? " and " : ", ") : "", figure(values[place], group), PHRASES[group],
+  ]);
+  return ["As dictionary entries, ", ...subject, ` ${entries}: `, figure(staticMean, "static"), ". ",
+    `${when}, their similarity is `, ...figures, "."];
+}
+
+const PHRASES = { same: " in the same sense", other: " in another sense", unknown: " in context" };
+
+function figure(/** @type {number} */ value, /** @type {string} */ group) {
+  return element("strong", { className: `value ${group}` }, formatNumber(value));
+}

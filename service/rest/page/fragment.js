@@ -1,0 +1,150 @@
+import { createSentence } from "./choice.js";
+import { MEASURES } from "./comparison.js";
+import { createExample, exampleOf, EXAMPLES } from "./examples.js";
+import { SENSES } from "./senses.js";
+import { DEFAULTS, VALUES } from "./settings.js";
+
+/**
+ * The state of the page in the fragment of its URL, which browsers do not send to the server. Only differences from the
+ * opening state are written, as form data: `v=1&x=bat&layer=3`. Every part is checked when it is read.
+ *
+ * @typedef {{sentences: import("./choice.js").Sentence[], open: number, settings: import("./settings.js").Settings,
+ *            measure: string, explore: boolean}} ContextState
+ * @typedef {{query: string, documents: string[], shown: number, tint: string}} SimilarityState
+ * @typedef {{tab: string, context: ContextState, similarity: SimilarityState | null}} State
+ */
+
+const VERSION = "1";
+export const TABS = ["context", "similarity"];
+export const TINTS = ["sum", "effect"];
+export const MOST_DOCUMENTS = 8;
+const MOST_SENTENCES = 64;
+const MOST_CHARACTERS = 16_384;
+const MOST_LAYERS = 512;
+const LONGEST = 30_000; // characters of a fragment
+const KEYS = /^(v|tab|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint)$/;
+const NUMBER = /^\d{1,6}$/;
+
+/** An error in a link. */
+export class LinkError extends Error {}
+
+/** Return the fragment of a state without "#", "" for the opening state, or null if it is too long. */
+export function encode(/** @type {State} */ { tab, context, similarity }) {
+  const form = new URLSearchParams();
+  if (tab !== TABS[0]) form.set("tab", tab);
+  const { sentences, open, settings, measure, explore } = context;
+  const example = exampleOf(sentences);
+  if (example && example !== EXAMPLES[0]) form.set("x", example.name);
+  sentences.forEach((sentence, place) => writeSentence(form, sentence, place, example === undefined));
+  if (open > 0) form.set("open", String(open));
+  if (measure !== "cosine") form.set("measure", measure);
+  if (explore !== (example?.explore ?? false)) form.set("explore", explore ? "1" : "0");
+  for (const [name, value] of Object.entries(settings)) {
+    if (value !== DEFAULTS[name]) form.set(name, value === true ? "1" : String(value));
+  }
+  if (similarity) {
+    form.set("q", similarity.query);
+    for (const document of similarity.documents) form.append("d", document);
+    if (similarity.shown) form.set("shown", String(similarity.shown));
+    if (similarity.tint !== TINTS[0]) form.set("tint", similarity.tint);
+  }
+  const text = form.toString();
+  return text.length > LONGEST ? null : text && `v=${VERSION}&${text}`;
+}
+
+/** Write the texts of a sentence that is not part of an example, and the word that the user selected. */
+function writeSentence(form, { text, pair, picked, word, sense }, place, withText) {
+  if (withText) {
+    form.set(`t${place}`, text);
+    if (pair !== null) form.set(`p${place}`, pair);
+    if (sense) form.set(`s${place}`, `${sense.name} ${sense.word}`);
+  }
+  if (picked && picked === word) form.set(`w${place}`, [picked.start, picked.end, picked.segment, Number(picked.piece ?? false)].join("-"));
+}
+
+/**
+ * Return the state of a fragment without "#". Throws a LinkError if it is not valid.
+ *
+ * @returns {State}
+ */
+export function decode(/** @type {string} */ fragment) {
+  const form = new URLSearchParams(fragment);
+  if (form.get("v") !== VERSION) throw new LinkError("unknown version");
+  for (const key of form.keys()) {
+    if (!KEYS.test(key) || (key !== "d" && form.getAll(key).length > 1)) throw new LinkError(`unexpected part ${key.slice(0, 20)}`);
+  }
+  const example = form.has("x") ? EXAMPLES.find(({ name }) => name === form.get("x")) : EXAMPLES[0];
+  if (!example) throw new LinkError("unknown example");
+  const own = form.has("t0");
+  const created = own ? readSentences(form) : createExample(example, 0);
+  const sentences = created.map((sentence, place) => ({ ...sentence, picked: readPicked(form, sentence, place) ?? (own ? null : sentence.picked) }));
+  return {
+    tab: choice(form, "tab", TABS, TABS[0]),
+    context: {
+      sentences, open: number(form, "open", sentences.length - 1) ?? 0,
+      settings: readSettings(form), measure: choice(form, "measure", Object.keys(MEASURES), "cosine"),
+      explore: choice(form, "explore", ["0", "1"], !own && example.explore ? "1" : "0") === "1",
+    },
+    similarity: form.has("q") ? readSimilarity(form) : null,
+  };
+}
+
+function readSentences(/** @type {URLSearchParams} */ form) {
+  const sentences = [];
+  for (let place = 0; form.has(`t${place}`); place++) {
+    const sentence = createSentence(place, text(form.get(`t${place}`)), form.has(`p${place}`) ? text(form.get(`p${place}`)) : null);
+    const sense = form.get(`s${place}`);
+    const [, name, word] = /^(\S+) (\S{1,100})$/u.exec(sense ?? "") ?? [];
+    if (sense !== null && !SENSES.includes(name)) throw new LinkError(`s${place} is not a sense`);
+    sentences.push({ ...sentence, sense: sense === null ? null : { name, word } });
+  }
+  if (sentences.length > MOST_SENTENCES) throw new LinkError("too many sentences");
+  return sentences;
+}
+
+/** Return the word that the user selected, if it is a part of the sentence. */
+function readPicked(/** @type {URLSearchParams} */ form, /** @type {import("./choice.js").Sentence} */ sentence, /** @type {number} */ place) {
+  const parts = form.get(`w${place}`);
+  if (parts === null) return null;
+  const [start, end, segment, piece] = /^\d+-\d+-[01]-[01]$/.test(parts) ? parts.split("-").map(Number) : [0, 0, 0, 0];
+  const word = Array.from(segment ? sentence.pair ?? "" : sentence.text).slice(start, end).join("");
+  if (!word || Array.from(word).length !== end - start) throw new LinkError(`w${place} is not a word of its sentence`);
+  return { text: word, start, end, segment, piece: piece === 1 };
+}
+
+function readSettings(/** @type {URLSearchParams} */ form) {
+  const settings = { ...DEFAULTS };
+  for (const [name, values] of Object.entries(VALUES)) settings[name] = choice(form, name, values, DEFAULTS[name]);
+  settings.layer = number(form, "layer", MOST_LAYERS);
+  settings.self = choice(form, "self", ["1"], "") === "1";
+  const head = form.get("head") ?? DEFAULTS.head;
+  if (!["mean", "max", "sum"].includes(head) && !NUMBER.test(head)) throw new LinkError("head is not valid");
+  return { ...settings, head };
+}
+
+/** @returns {SimilarityState} */
+function readSimilarity(/** @type {URLSearchParams} */ form) {
+  const documents = form.getAll("d").map(text);
+  if (!documents.length || documents.length > MOST_DOCUMENTS) throw new LinkError("the number of texts is not valid");
+  return {
+    query: text(form.get("q")), documents, shown: number(form, "shown", documents.length - 1) ?? 0,
+    tint: choice(form, "tint", TINTS, TINTS[0]),
+  };
+}
+
+function text(/** @type {string | null} */ value) {
+  if (value === null || value.length > MOST_CHARACTERS) throw new LinkError("a text is too long");
+  return value;
+}
+
+function choice(/** @type {URLSearchParams} */ form, /** @type {string} */ key, /** @type {string[]} */ allowed, /** @type {string} */ fallback) {
+  const value = form.get(key);
+  if (value !== null && !allowed.includes(value)) throw new LinkError(`${key} is not valid`);
+  return value ?? fallback;
+}
+
+function number(/** @type {URLSearchParams} */ form, /** @type {string} */ key, /** @type {number} */ largest) {
+  const value = form.get(key);
+  if (value !== null && (!NUMBER.test(value) || Number(value) > largest)) throw new LinkError(`${key} is not valid`);
+  return value === null ? null : Number(value);
+}

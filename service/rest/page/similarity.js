@@ -1,0 +1,221 @@
+import { applyTint } from "./attention.js";
+import { downloads } from "./download.js";
+import { button, element, select } from "./element.js";
+import { heatmapFigure } from "./figure.js";
+import { MOST_DOCUMENTS } from "./fragment.js";
+import { columnSums, Heatmap, largestOf, pairRows, rowSums, sum } from "./heatmap.js";
+import { formatNumber } from "./number.js";
+import { queryMaker } from "./query.js";
+import { RequestPanel } from "./request.js";
+
+const OPENING = {
+  query: "How do I open a bank account?",
+  documents: ["You need a passport to open an account at the bank.", "We walked along the river bank until dark."],
+};
+const TYPING_MS = 400;
+const CELL = 30; // pixels of a cell in saved figures
+const TINTS = { sum: "contributions", effect: "effect of leaving a word out" };
+const UNAVAILABLE = {
+  max_pooling: "Contributions are not available: max pooling takes each component from another word, so the score is not a sum over pairs of words.",
+  nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",
+};
+const REST = { special_tokens: "special tokens", prompt: "prompt", bias: "bias", dropped: "dropped pairs" };
+
+/** The tab "Similarity": the scores of texts for a query, and the word pairs that a score is the sum of. */
+export class SimilarityView {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./notices.js").Notices} notices
+   * @param {() => void} onChange called when the state changes
+   */
+  constructor(root, notices, onChange) {
+    this.onChange = onChange;
+    this.query = OPENING.query;
+    this.documents = OPENING.documents;
+    this.shown = 0;
+    this.tint = "sum";
+    this.active = false;
+    /** @type {{response: any, request: any} | null} */
+    this.latest = null;
+    this.fields = element("div", { className: "texts" });
+    this.result = element("div", {});
+    this.words = element("div", { className: "in-place" });
+    this.sum = element("div", {});
+    this.message = element("p", { className: "quiet" });
+    this.map = element("div", {});
+    this.heatmap = new Heatmap(this.map);
+    this.request = new RequestPanel();
+    this.save = downloads("heat map", () => this.#saved());
+    this.add = button("Add a text", () => this.#setDocuments([...this.documents, ""], this.documents.length), { className: "small", id: "add-text" });
+    this.tintPicker = select("Tint words by", Object.entries(TINTS).map(([value, text]) => ({ value, text })), this.tint,
+      (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint" });
+    this.result.append(element("div", { className: "pickers" }, this.tintPicker), this.words, this.message, this.sum, this.map,
+      this.save, this.request.root);
+    root.append(element("p", { className: "lead" }, "The similarity of two texts is a sum over all pairs of their words. "
+      + "The heat map shows which pairs it comes from."),
+    this.fields, element("p", { className: "actions" }, this.add), this.result);
+    const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
+    this.similarityQuery = make("v1/similarity", ["#similarity"], {
+      onResponse: (response, request) => {
+        this.latest = { response, request };
+        this.request.show("similarity", request);
+        this.#draw();
+      },
+      onFailure: (failed) => { if (failed) { this.latest = null; this.#draw(); } },
+    });
+    this.#build();
+  }
+
+  /** Send the request of the view if its tab is selected. */
+  start() {
+    this.#request(0);
+  }
+
+  setActive(/** @type {boolean} */ active) {
+    this.active = active;
+    this.#request(0);
+  }
+
+  /** The state for a link, or null if it is the opening state. */
+  get state() {
+    const { query, documents, shown, tint } = this;
+    const opening = JSON.stringify([query, documents]) === JSON.stringify([OPENING.query, OPENING.documents]);
+    return opening && !shown && tint === "sum" ? null : { query, documents, shown, tint };
+  }
+
+  /** Show the state of a link. */
+  restore(/** @type {import("./fragment.js").SimilarityState} */ { query, documents, shown, tint }) {
+    Object.assign(this, { query, documents, shown, tint });
+    /** @type {HTMLSelectElement} */ (this.tintPicker.querySelector("select")).value = tint;
+    this.#build();
+    this.#request(0);
+    this.#draw();
+  }
+
+  #request(/** @type {number} */ delay) {
+    const documents = this.#filled().map((place) => this.documents[place]);
+    const ready = this.active && this.query.trim() && documents.length;
+    this.similarityQuery.request(ready ? {
+      queries: [this.query], documents, explain: true, unit: "word", effect: "leave_one_out",
+    } : null, delay);
+    if (this.active && !ready) { this.latest = null; this.#draw(); }
+  }
+
+  /** Return the places of the texts that are not blank. */
+  #filled() {
+    return this.documents.flatMap((text, place) => (text.trim() ? place : []));
+  }
+
+  #setDocuments(/** @type {string[]} */ documents, /** @type {number} */ focused) {
+    this.documents = documents;
+    this.shown = Math.min(this.shown, documents.length - 1);
+    this.#build();
+    this.#change(0);
+    this.fields.querySelectorAll("textarea")[focused + 1]?.focus();
+  }
+
+  #change(/** @type {number} */ delay) {
+    this.#request(delay);
+    this.#draw();
+    this.onChange();
+  }
+
+  /** Create the fields of the query and the texts. */
+  #build() {
+    this.add.disabled = this.documents.length >= MOST_DOCUMENTS;
+    this.scores = this.documents.map(() => element("output", { className: "score" }));
+    const cards = this.documents.map((text, place) => {
+      const name = `Text ${place + 1}`;
+      const radio = element("input", {
+        type: "radio", name: "shown", checked: place === this.shown, "aria-label": `Show the word pairs of text ${place + 1}`,
+        on: { change: () => { this.shown = place; this.#draw(); this.onChange(); } },
+      });
+      const several = this.documents.length > 1;
+      return element("div", { className: "sentence" }, element("div", { className: "head" },
+        several && radio, element("label", { htmlFor: `text-${place}` }, name), this.scores[place],
+        several && button("Remove", () => this.#setDocuments(this.documents.toSpliced(place, 1), -1),
+          { className: "plain", "aria-label": `Remove text ${place + 1}` })),
+      this.#area(`text-${place}`, text, (value) => { this.documents = this.documents.with(place, value); }));
+    });
+    this.fields.replaceChildren(
+      element("div", { className: "sentence" }, element("div", { className: "head" }, element("label", { htmlFor: "query" }, "Query")),
+        this.#area("query", this.query, (value) => { this.query = value; })),
+      ...cards);
+  }
+
+  #area(/** @type {string} */ id, /** @type {string} */ text, /** @type {(value: string) => void} */ onText) {
+    const area = element("textarea", {
+      id, value: text, rows: 2, dir: "auto", spellcheck: false, placeholder: "Type a text",
+      on: { input: () => { onText(area.value); this.#change(TYPING_MS); } },
+    });
+    return area;
+  }
+
+  /** Return the word pairs of the shown text in the latest response, or null. */
+  #pair() {
+    if (!this.latest) return null;
+    const { response, request } = this.latest;
+    const place = request.documents.indexOf(this.documents[this.shown]);
+    const pair = place < 0 || request.queries[0] !== this.query ? null : response.pairs[place];
+    return pair && { ...pair, rows: response.queries[0].units, columns: response.documents[place].units };
+  }
+
+  #draw() {
+    const response = this.latest?.response;
+    const scoreOf = new Map(this.latest?.request.documents.map((text, place) => [text, response.scores[0][place]]));
+    const current = this.latest?.request.queries[0] === this.query;
+    this.scores?.forEach((output, place) => {
+      const score = current ? scoreOf.get(this.documents[place]) : undefined;
+      output.textContent = score === undefined ? "" : `${response.similarity} ${formatNumber(score)}`;
+    });
+    const pair = this.#pair();
+    this.result.hidden = pair === null;
+    if (!pair) return;
+    const available = pair.contributions !== null;
+    this.message.textContent = available ? "" : UNAVAILABLE[response.contributions_unavailable] ?? "Contributions are not available.";
+    this.message.hidden = available;
+    this.map.hidden = this.sum.hidden = this.save.hidden = !available;
+    this.#drawWords(pair, available && this.tint === "sum"
+      ? [rowSums(pair.contributions), columnSums(pair.contributions)]
+      : [pair.query_effects ?? [], pair.document_effects ?? []]);
+    if (!available) return;
+    this.sum.replaceChildren(sumTable(pair));
+    this.heatmap.show({ rows: pair.rows, columns: pair.columns, values: pair.contributions });
+  }
+
+  #drawWords(pair, /** @type {number[][]} */ [rowValues, columnValues]) {
+    const largest = largestOf([rowValues, columnValues]);
+    const strip = (name, units, values) => element("div", { className: "strip", role: "group", "aria-label": name },
+      element("p", { className: "quiet" }, name), element("div", { className: "units", dir: "auto" }, ...units.map((unit, place) => {
+        const word = element("span", { className: "unit" }, element("span", { className: "text" }, unit.text), " ",
+          element("span", { className: "value" }, values[place] === undefined ? "" : formatNumber(values[place])));
+        applyTint(word, values[place] ?? 0, largest);
+        return word;
+      })));
+    this.words.replaceChildren(strip("Words of the query", pair.rows, rowValues),
+      strip(`Words of text ${this.shown + 1}`, pair.columns, columnValues));
+  }
+
+  #saved() {
+    const pair = this.#pair();
+    if (!pair?.contributions) return null;
+    const names = (units) => units.map(({ text }) => text);
+    const { rows, columns, contributions: values } = pair;
+    const figure = heatmapFigure({
+      title: `Query and text ${this.shown + 1}: ${formatNumber(pair.score)}`, rows: names(rows), columns: names(columns), values,
+      largest: largestOf(values), cell: CELL,
+    });
+    return { name: `attendant-similarity-${this.shown + 1}`, figure, rows: pairRows({ rows, columns, values }) };
+  }
+}
+
+/** Create the table of the terms that a score is the sum of. */
+function sumTable({ contributions, rest, score }) {
+  const terms = [["pairs of words", sum(contributions.map(sum))],
+    ...Object.entries(REST).map(([name, label]) => [label, rest[name] ?? 0])];
+  const row = (label, value, className = "") => element("tr", { className }, element("th", { scope: "row" }, label),
+    element("td", {}, formatNumber(value)));
+  return element("table", { className: "numbers", id: "terms" },
+    element("caption", {}, element("span", {}, "The score as a sum")),
+    element("tbody", {}, ...terms.map(([label, value]) => row(label, value)), row("score", score, "total")));
+}

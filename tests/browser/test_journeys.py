@@ -1,0 +1,91 @@
+"""What people do with the page: type, paste, repeat words, use a phone, and return."""
+
+import httpx
+import pytest
+
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver, format_number
+from tests.browser.test_opening import compared
+
+OWN = ("She plays the bass in a band.", "He caught a bass in the lake.")
+
+
+def test_two_own_sentences(opened: PageDriver, rest: httpx.Client) -> None:
+    """Clear the page, type two sentences key by key, and read the finding."""
+    opened.page.get_by_role("button", name="Clear").click()
+    for number, text in enumerate(OWN, 1):
+        opened.field(number).click()
+        opened.page.keyboard.type(text)
+    opened.settle()
+    assert opened.selected_words() == ["bass", "bass"]
+    response = compared(opened, rest)
+    assert [item["text"] for item in response["occurrences"]] == ["bass", "bass"]
+    value = format_number(response["layers"][-1]["cosine"][0][1])
+    assert opened.finding().endswith(f"After 6 layers, their similarity is {value} in context.")
+    assert opened.page.locator("polyline.context.unknown").count() == 1
+
+
+def test_pasted_text_replaces_a_sentence(new_driver: NewDriver) -> None:
+    """The text has a line break, as copied text often has."""
+    driver = new_driver(permissions=["clipboard-read", "clipboard-write"]).open()
+    driver.page.evaluate("navigator.clipboard.writeText('The bank of the\\nMeuse was flooded.')")
+    driver.field(1).focus()
+    driver.page.keyboard.press("ControlOrMeta+a")
+    driver.page.keyboard.press("ControlOrMeta+v")
+    driver.page.wait_for_function("document.querySelector('#sentences input').value.includes('Meuse')")
+    driver.settle()
+    text = driver.field(1).input_value()
+    assert "\n" not in text
+    assert driver.sent_bodies()[-1]["inputs"][0] == text
+    assert driver.selected_words() == ["bank"] * 4
+
+
+def test_repeated_word_has_a_curve_per_pair(opened: PageDriver) -> None:
+    """One sentence contains the word three times. Its occurrences are compared with each other."""
+    opened.open_texts("The bank by the bank is not a bank.")
+    assert len(opened.sent_bodies("/v1/compare")[-1]["occurrences"]) == 3
+    assert opened.page.locator("polyline.pair").count() == 3
+    assert "the 3 occurrences of bank in sentence 1 are identical: 1.000" in opened.finding()
+
+
+def test_text_that_is_too_long_is_named_and_the_rest_stays(opened: PageDriver) -> None:
+    opened.type(1, "bank " * 300)
+    assert opened.page.get_by_role("alert").inner_text().startswith("Sentence 1: too long (302 tokens, limit 256)")
+    assert opened.values(2)
+    opened.type(1, "The bank is closed.")
+    assert opened.page.get_by_role("alert").count() == 0
+    assert opened.values(1)
+
+
+def test_page_works_with_touch(new_driver: NewDriver) -> None:
+    """A tap selects a word and shows its contributions. The text of the page mentions it."""
+    driver = new_driver(viewport={"width": 400, "height": 850}, has_touch=True, is_mobile=True).open()
+    assert "or tap it" in driver.page.locator(".lead").first.inner_text()
+    driver.page.get_by_role("group", name="Words of sentence 1").get_by_role("button", name="cashed").tap()
+    driver.settle()
+    assert driver.line(1).startswith("Contributions to cashed:")
+    assert driver.selected_words()[0] == "cashed"
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_hidden_columns_fade_until_they_are_scrolled_into_view(new_driver: NewDriver, width: int) -> None:
+    driver = new_driver(viewport={"width": width, "height": 900}).open().explore()
+    box = driver.page.locator("#map .scroller")
+    mask = "(node) => getComputedStyle(node).maskImage !== 'none'"
+    hidden = box.evaluate("(node) => node.scrollWidth > node.clientWidth + 1")
+    assert hidden is (width == 400)
+    assert box.evaluate(mask) is hidden
+    box.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
+    driver.page.wait_for_function("document.querySelector('#map .scroller').dataset.after === 'false'")
+    assert box.evaluate(mask) is False
+
+
+def test_all_numbers_have_three_decimal_places(driver: PageDriver) -> None:
+    """Look at every number with a decimal point: words, finding, chart, tables."""
+    driver.choose(kind="probs", combine="none")
+    text = driver.page.evaluate(
+        "[...document.querySelectorAll('.value, .number, td, .chart .tick, #finding strong')].map((n) => n.textContent)"
+    )
+    numbers = [value for value in text if "." in value and any(character.isdigit() for character in value)]
+    assert len(numbers) > 50
+    assert {len(value.partition(".")[2]) for value in numbers} == {3}

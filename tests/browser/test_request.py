@@ -1,0 +1,125 @@
+"""The requests that the page shows as programs: curl, Python and gRPC."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from google.protobuf import json_format
+
+from service.pb import encoder_pb2 as pb
+from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver
+from tests.conftest import ROOT, RunningServer
+
+SHELL_CHARACTERS = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it?"""
+VIEWS = [("#map", "/v1/attend"), ("#comparison", "/v1/compare")]
+
+
+def run(command: list[str]) -> str:
+    """Run a command, and return its output."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"}
+    return subprocess.run(
+        command, capture_output=True, check=True, timeout=60, env=environment, encoding="utf-8"
+    ).stdout
+
+
+def program(driver: PageDriver, section: str, form: str) -> str:
+    """Return the request of a section in one of its forms."""
+    panel = driver.page.locator(f"{section} .request")
+    if panel.get_attribute("open") is None:
+        panel.locator("summary").click()
+    panel.get_by_label(form, exact=True).check()
+    return panel.locator("pre").inner_text()
+
+
+@pytest.fixture
+def special(driver: PageDriver) -> PageDriver:
+    """The page with a sentence that contains characters that are special in a shell."""
+    return driver.type(1, SHELL_CHARACTERS).choose(kind="probs", combine="none", head="5").slide(3)
+
+
+@pytest.mark.parametrize(("section", "route"), VIEWS)
+def test_curl_command_returns_the_response_behind_the_view(
+    special: PageDriver, rest: httpx.Client, section: str, route: str
+) -> None:
+    command = program(special, section, "curl")
+    assert special.base + route in command
+    body = special.sent_bodies(route)[-1]
+    assert SHELL_CHARACTERS in json.dumps(body, ensure_ascii=False).replace('\\"', '"').replace("\\\\", "\\")
+    assert json.loads(run(["bash", "-c", command])) == rest.post(route, json=body).raise_for_status().json()
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a printed array."""
+    return [float(value) for value in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", text)]
+
+
+@pytest.mark.parametrize("text", [SHELL_CHARACTERS, "A bank\u2028of \u0627\u0644\u0646\u0647\u0631 🏦."])
+def test_python_programs_print_the_values_of_the_view(driver: PageDriver, rest: httpx.Client, text: str) -> None:
+    driver.type(1, text)
+    maps = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]["maps"]
+    printed = numbers(run([sys.executable, "-c", program(driver, "#map", "Python")]))
+    assert printed == pytest.approx(np.ravel(maps[0]["matrix"]).tolist(), abs=6e-4)
+    layers = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).json()["layers"]
+    printed = numbers(run([sys.executable, "-c", program(driver, "#comparison", "Python")]))
+    assert printed == pytest.approx(np.ravel(layers[-1]["cosine"]).tolist(), abs=6e-4)
+
+
+def test_python_program_sends_a_pair(driver: PageDriver) -> None:
+    driver.open("v=1&t0=The+bank+is+closed.&p0=He+left.&explore=1&segments=a_to_b")
+    source = program(driver, "#map", "Python")
+    assert 'Input("The bank is closed.", pair="He left.")' in source
+    assert len(numbers(run([sys.executable, "-c", source]))) == 5 * 3
+
+
+def message_of(command: str) -> tuple[dict[str, Any], str]:
+    """Return the message and the method of a grpcurl command."""
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "grpcurl"
+    return json.loads(words[words.index("-d") + 1]), words[-1]
+
+
+@pytest.mark.parametrize("view", [{"kind": "probs", "combine": "none", "head": "5"}, {"kind": "norm"}, {"special": "keep"}])
+def test_grpc_message_returns_the_values_of_the_view(
+    driver: PageDriver, server: RunningServer, rest: httpx.Client, view: dict[str, str]
+) -> None:
+    """grpcurl parses the same JSON. It is not a dependency of the tests."""
+    driver.choose(**view)
+    body, method = message_of(program(driver, "#map", "gRPC"))
+    assert method == "attendant.v1.EncoderService/Attend"
+    with grpc.insecure_channel(server.grpc) as channel:
+        _, first, *_ = EncoderServiceStub(channel).Attend(json_format.ParseDict(body, pb.AttendRequest()))
+    maps = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]["maps"]
+    assert np.frombuffer(first.map.matrix.data, np.float32) == pytest.approx(np.ravel(maps[0]["matrix"]), abs=1e-5)
+
+
+def test_grpc_message_of_the_comparison(driver: PageDriver, server: RunningServer, rest: httpx.Client) -> None:
+    body, method = message_of(program(driver, "#comparison", "gRPC"))
+    assert method == "attendant.v1.EncoderService/Compare"
+    with grpc.insecure_channel(server.grpc) as channel:
+        response = EncoderServiceStub(channel).Compare(json_format.ParseDict(body, pb.CompareRequest()))
+    layers = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).json()["layers"]
+    assert np.frombuffer(response.layers[-1].cosine.data, np.float32) == pytest.approx(
+        np.ravel(layers[-1]["cosine"]), abs=1e-5
+    )
+
+
+def test_request_can_be_copied_and_has_a_reference(new_driver: NewDriver) -> None:
+    driver = new_driver(permissions=["clipboard-read", "clipboard-write"]).open()
+    text = program(driver, "#comparison", "Python")
+    driver.page.locator("#comparison .request").get_by_role("button", name="Copy").click()
+    driver.page.get_by_text("Copied.").wait_for()
+    assert driver.page.evaluate("navigator.clipboard.readText()") == text
+    link = driver.page.locator("#comparison .request a")
+    assert link.get_attribute("href") == "docs#/native/compare"
+    driver.page.goto(f"{driver.base}/docs#/native/compare")
+    driver.page.locator("#operations-native-compare").wait_for()

@@ -1,0 +1,132 @@
+"""Links to the state of the page: round trip, validation, and the tab in the link."""
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.browser.conftest import NewDriver
+from tests.browser.page_driver import PageDriver
+
+SNAPSHOT = """() => ({
+    texts: [...document.querySelectorAll("#sentences input")].filter((n) => !n.hidden).map((n) => n.value),
+    senses: [...document.querySelectorAll("#sentences select")].map((n) => n.value),
+    words: [...document.querySelectorAll("#sentences [aria-pressed=true]")].map((n) => n.textContent),
+    controls: [...document.querySelectorAll("#pickers select, #measure, #open, #layer")].map((n) => n.value),
+    checked: [...document.querySelectorAll("#pickers input")].map((n) => n.checked),
+    unfolded: document.querySelector("#explore").open,
+    caption: document.querySelector("#map caption")?.textContent,
+    finding: document.querySelector("#finding").textContent,
+    tab: document.querySelector("[aria-selected=true]").textContent,
+})"""
+TEXTS = ["50% & more: a bank? #1", "Ein Fluss — bank 銀行 🏦", "שלום bank"]
+
+
+def link(driver: PageDriver) -> str:
+    """Press the button, and return the link that the page shows."""
+    driver.page.get_by_role("button", name="Share link").click()
+    url: str = driver.page.get_by_label("Link to this view").input_value()
+    assert url == driver.page.url
+    return url
+
+
+def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> None:
+    """Texts with special characters, a pair, senses, a selected word, all controls, and the unfolded part."""
+    driver.type(1, TEXTS[0]).type(2, TEXTS[1]).add(TEXTS[2])
+    driver.page.get_by_role("button", name="Add pair to sentence 3").click()
+    driver.page.keyboard.insert_text("A second text.")
+    driver.page.get_by_label("Sense of the word in sentence 1").select_option("B")
+    driver.pick(2, "Fluss").choose(open="1").choose(kind="norm", combine="none", head="7", special="keep", measure="centered")
+    driver.page.get_by_label("Tokens", exact=True).check()
+    driver.page.get_by_label("Include the contribution of a word to itself").check()
+    driver.slide(4)
+    expected = driver.page.evaluate(SNAPSHOT)
+    other = new_driver()
+    other.page.goto(link(driver))
+    other.settle()
+    assert other.page.evaluate(SNAPSHOT) == expected
+    assert other.errors == []
+
+
+def test_link_follows_the_state_and_stays_short_for_examples(opened: PageDriver) -> None:
+    assert opened.page.url == f"{opened.base}/"
+    opened.page.get_by_role("button", name="crane").click()
+    opened.slide(2)
+    opened.page.wait_for_url("**/#v=1&x=crane&layer=2")
+    opened.page.reload()
+    opened.settle()
+    assert opened.selected_words() == ["crane"] * 4
+    assert opened.page.locator("#layer").input_value() == "2"
+
+
+def test_link_in_the_same_window_changes_the_view(opened: PageDriver) -> None:
+    opened.page.evaluate("location.hash = '#v=1&x=spring'")
+    opened.page.wait_for_function("document.querySelector('#finding').textContent.includes('spring')")
+    assert opened.settle().selected_words() == ["spring"] * 4
+
+
+def test_link_has_no_texts_in_its_request(driver: PageDriver) -> None:
+    """The fragment is not sent to the server."""
+    for request in driver.requests:
+        assert "cashed" not in urlsplit(request.url).path + urlsplit(request.url).query
+
+
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("v=2&t0=bank", "unknown version"),
+        ("bank", "unknown version"),
+        ("v=1&x=nothing", "unknown example"),
+        ("v=1&x=bat&x=bank", "unexpected part x"),
+        ("v=1&color=red", "unexpected part color"),
+        ("v=1&kind=magic", "kind is not valid"),
+        ("v=1&layer=-1", "layer is not valid"),
+        ("v=1&layer=99999999", "layer is not valid"),
+        ("v=1&head=%3Cscript%3E", "head is not valid"),
+        ("v=1&tab=admin", "tab is not valid"),
+        ("v=1&open=7", "open is not valid"),
+        ("v=1&t0=bank&w0=2-9-0-0", "w0 is not a word of its sentence"),
+        ("v=1&t0=bank&w0=a-b", "w0 is not a word of its sentence"),
+        ("v=1&t0=bank&s0=C+bank", "s0 is not a sense"),
+        ("v=1&q=a", "the number of texts is not valid"),
+        ("v=1&t0=" + "a" * 17_000, "a text is too long"),
+        ("v=1&" + "&".join(f"t{number}=a" for number in range(65)), "too many sentences"),
+    ],
+)
+def test_invalid_link_has_a_notice_and_opens_the_example(opened: PageDriver, fragment: str, problem: str) -> None:
+    """The notice disappears after the next change."""
+    opened.open(fragment)
+    assert opened.page.get_by_role("alert").inner_text() == f"The link is not valid: {problem}. The page ignores it."
+    assert opened.selected_words() == ["bank"] * 4
+    assert opened.errors == []
+    opened.type(1, "The bank is closed.")
+    assert opened.page.get_by_role("alert").count() == 0
+
+
+def test_link_beyond_the_model_shows_what_the_model_has(opened: PageDriver) -> None:
+    """Layer 40 and head 300 do not exist. The page shows the last layer, and all heads."""
+    opened.open("v=1&kind=probs&combine=none&layer=40&head=300&explore=1")
+    assert opened.page.locator("#layer").input_value() == "6"
+    assert opened.page.locator("#head").input_value() == "mean"
+    assert opened.page.get_by_role("alert").count() == 0
+
+
+def test_state_that_is_too_long_has_no_link(opened: PageDriver) -> None:
+    opened.open_texts("short")
+    for _ in range(3):
+        opened.page.get_by_role("button", name="Add a sentence").click()
+        opened.page.keyboard.insert_text("bank " * 3000)
+    opened.page.get_by_role("button", name="Share link").click()
+    opened.page.get_by_text("The texts are too long for a link.").wait_for()
+    assert "bank" not in opened.page.url
+
+
+def test_parts_of_a_link_are_readable(opened: PageDriver) -> None:
+    opened.open_texts("A bank.", "The bank.")
+    opened.pick(2, "The").page.wait_for_url("**w1=**")
+    assert parse_qs(urlsplit(opened.page.url).fragment) == {
+        "v": ["1"],
+        "t0": ["A bank."],
+        "t1": ["The bank."],
+        "open": ["1"],
+        "w1": ["0-3-0-0"],
+    }
