@@ -117,7 +117,7 @@ def test_names_of_heads_follow_the_rule(driver: PageDriver, rest: httpx.Client) 
     """Every name is in the accessible name of its head, and no other head has one."""
     body = {"inputs": list(TWO_SENTENCES), "kind": "probs", "unit": "token", "special_tokens": "keep"}
     expected = roles(rest.post("/v1/attend", json=body).json()["results"])
-    assert {role for role, _ in expected.values()} >= {"previous", "separator"}
+    assert {role for role, _ in expected.values()} >= {"previous", "next", "first"}
     for layer in range(1, 7):
         for head in range(12):
             name = f"layer {layer}, head {head}"

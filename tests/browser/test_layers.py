@@ -15,7 +15,7 @@ def test_slider_moves_words_map_and_chart(driver: PageDriver, rest: httpx.Client
     """The map is the rollout of the layers up to the slider."""
     driver.slide(2).slide(layer)
     body = {"inputs": [TWO_SENTENCES[0]], "kind": "projection", "unit": "word", "special_tokens": "drop"}
-    layers = {"layers": list(range(1, layer + 1)), "layer_reduce": "rollout"}
+    layers = {"layers": list(range(1, layer + 1)), "layer_reduce": "rollout", "decimals": 6}
     result = rest.post("/v1/attend", json=body | layers).raise_for_status().json()["results"][0]
     matrix = result["maps"][0]["matrix"]
     assert [row[:-1] for row in driver.cells()] == [[format_number(value) for value in row] for row in matrix]

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "test-results"
 WIDTHS = (400, 1280)
 SCHEMES = ("light", "dark")
-STILL = "document.getAnimations().every((animation) => animation.playState !== 'running')"
+STILL = "() => document.getAnimations().every((animation) => animation.playState !== 'running')"
 
 
 @pytest.fixture(scope="module")

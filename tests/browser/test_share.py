@@ -60,7 +60,7 @@ def test_link_follows_the_state_and_stays_short_for_examples(opened: PageDriver)
 
 def test_link_in_the_same_window_changes_the_view(opened: PageDriver) -> None:
     opened.page.evaluate("location.hash = '#v=1&x=spring'")
-    opened.page.wait_for_function("document.querySelector('#finding').textContent.includes('spring')")
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('spring')")
     assert opened.settle().selected_words() == ["spring"] * 4
 
 
@@ -84,7 +84,7 @@ def test_link_has_no_texts_in_its_request(driver: PageDriver) -> None:
         ("v=1&head=%3Cscript%3E", "head is not valid"),
         ("v=1&tab=admin", "tab is not valid"),
         ("v=1&open=7", "open is not valid"),
-        ("v=1&t0=bank&w0=2-9-0-0", "w0 is not a word of its sentence"),
+        ("v=1&t0=bank&w0=2-9-0-0-0", "w0 is not a word of its sentence"),
         ("v=1&t0=bank&w0=a-b", "w0 is not a word of its sentence"),
         ("v=1&t0=bank&s0=C+bank", "s0 is not a sense"),
         ("v=1&q=a", "the number of texts is not valid"),
@@ -128,5 +128,5 @@ def test_parts_of_a_link_are_readable(opened: PageDriver) -> None:
         "t0": ["A bank."],
         "t1": ["The bank."],
         "open": ["1"],
-        "w1": ["0-3-0-0"],
+        "w1": ["0-3-0-0-1"],
     }

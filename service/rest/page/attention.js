@@ -10,7 +10,7 @@ import { same } from "./words.js";
  * @typedef {{index: number, unit: Unit, value: number}} Contribution  `index` is that of the unit
  */
 
-const LISTED_CONTRIBUTIONS = 4;
+const LISTED_CONTRIBUTIONS = 3;
 
 /** The attention map of one sentence, from a response of the server. */
 export class AttentionMap {

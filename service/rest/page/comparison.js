@@ -121,7 +121,7 @@ export class Comparison {
         { className: "static", values: layers.map(() => staticMean), label: "dictionary entries" },
         ...(many ? curves : []),
         ...means.map(({ group, name, count, values }) => ({
-          className: `context ${group}`, values, label: count > 1 ? `${name}, mean of ${count} pairs` : name, marked: true,
+          className: `context ${group}`, values, label: count > 1 ? `${name}, mean` : name, marked: true,
         })),
       ],
       { description, measure: this.measure, width: Math.max(280, Math.min(720, this.width)), layer: place },
@@ -134,12 +134,8 @@ export class Comparison {
         element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" },
           "Layer 0 is the input of the first layer: the dictionary entry with its position. It is below the dictionary entries "
           + "only because the positions differ. The vertical axis does not start at 0.")),
-        element("div", {}, numbers(layers, means, curves, staticMean, place))),
-      element("div", { className: "pickers" }, select("Measure",
-        Object.keys(MEASURES).map((value) => ({ value, text: value })), this.measure,
-        (measure) => { this.setMeasure(measure); this.onChange(); }, { id: "measure", describedBy: "measure-meaning" }),
-      element("p", { id: "measure-meaning", className: "quiet" }, MEASURES[this.measure])),
-      this.save, this.request.root, this.details,
+        element("div", {}, numbers(layers, means, curves, staticMean, place), this.#measures(), this.save)),
+      this.request.root, this.details,
     );
     this.pairs.replaceChildren(
       ...(many ? this.#table(pairs, layers[place]) : []),
@@ -147,6 +143,13 @@ export class Comparison {
       element("ol", { className: "occurrences" }, ...occurrences.map((item, index) =>
         occurrence(item, this.sent.occurrences[index].text, this.#number(index)))));
     if (focused) document.getElementById(focused)?.focus();
+  }
+
+  #measures() {
+    const options = Object.keys(MEASURES).map((value) => ({ value, text: value }));
+    return element("div", { className: "measure" }, select("Measure", options, this.measure,
+      (measure) => { this.setMeasure(measure); this.onChange(); }, { id: "measure", describedBy: "measure-meaning" }),
+    element("p", { id: "measure-meaning", className: "quiet" }, MEASURES[this.measure]));
   }
 
   #number(/** @type {number} */ place) {

@@ -15,23 +15,23 @@ export const EXAMPLES = [
     name: "bank", label: "bank", word: "bank", sentences: [
       { text: "He cashed a check at the bank.", sense: "A" },
       { text: "They sat on the bank of the river.", sense: "B" },
-      { text: "The bank refused to lend them money.", sense: "A" },
-      { text: "Willows grow along the bank of the stream.", sense: "B" },
+      { text: "She opened an account at the bank.", sense: "A" },
+      { text: "Willows grow on the bank of a lake.", sense: "B" },
     ],
   },
   {
     name: "bat", label: "bat", word: "bat", sentences: [
       { text: "A bat flew out of the cave at dusk.", sense: "A" },
       { text: "He swung the bat and missed the ball.", sense: "B" },
-      { text: "The bat sleeps upside down in the barn.", sense: "A" },
-      { text: "Her new bat is made of ash wood.", sense: "B" },
+      { text: "A bat hunts moths at night.", sense: "A" },
+      { text: "He broke his bat in the last game.", sense: "B" },
     ],
   },
   {
     name: "crane", label: "crane", word: "crane", sentences: [
       { text: "A crane stood on one leg in the marsh.", sense: "A" },
       { text: "A crane lifted the steel beams.", sense: "B" },
-      { text: "The crane spread its gray wings.", sense: "A" },
+      { text: "A crane waded through the reeds.", sense: "A" },
       { text: "They hired a crane to unload the ship.", sense: "B" },
     ],
   },
@@ -45,7 +45,7 @@ export const EXAMPLES = [
   },
   {
     name: "it", label: "a pronoun: it", word: "it", sentences: [
-      { text: "The dog barked because it was hungry.", sense: "A" },
+      { text: "The dog ran away because it was afraid.", sense: "A" },
       { text: "The door creaked because it was rusty.", sense: "B" },
       { text: "The horse stopped because it was tired.", sense: "A" },
       { text: "The gate squeaked because it was old.", sense: "B" },

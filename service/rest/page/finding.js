@@ -27,7 +27,7 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
     `${when}, their similarity is `, ...figures, "."];
 }
 
-const PHRASES = { same: " in the same sense", other: " in another sense", unknown: " in context" };
+const PHRASES = { same: " for the same sense", other: " for different senses", unknown: " in context" };
 
 function figure(/** @type {number} */ value, /** @type {string} */ group) {
   return element("strong", { className: `value ${group}` }, formatNumber(value));

@@ -1,4 +1,4 @@
-import { createSentence } from "./choice.js";
+import { createSentence, selectWords } from "./choice.js";
 import { MEASURES } from "./comparison.js";
 import { createExample, exampleOf, EXAMPLES } from "./examples.js";
 import { SENSES } from "./senses.js";
@@ -35,7 +35,11 @@ export function encode(/** @type {State} */ { tab, context, similarity }) {
   const { sentences, open, settings, measure, explore } = context;
   const example = exampleOf(sentences);
   if (example && example !== EXAMPLES[0]) form.set("x", example.name);
-  sentences.forEach((sentence, place) => writeSentence(form, sentence, place, example === undefined));
+  if (!example) sentences.forEach((sentence, place) => writeTexts(form, sentence, place));
+  const fresh = freshWords(sentences, example).map(choiceKey);
+  sentences.forEach((sentence, place) => {
+    if (choiceKey(sentence) !== fresh[place]) form.set(`w${place}`, choiceKey(sentence));
+  });
   if (open > 0) form.set("open", String(open));
   if (measure !== "cosine") form.set("measure", measure);
   if (explore !== (example?.explore ?? false)) form.set("explore", explore ? "1" : "0");
@@ -52,14 +56,21 @@ export function encode(/** @type {State} */ { tab, context, similarity }) {
   return text.length > LONGEST ? null : text && `v=${VERSION}&${text}`;
 }
 
-/** Write the texts of a sentence that is not part of an example, and the word that the user selected. */
-function writeSentence(form, { text, pair, picked, word, sense }, place, withText) {
-  if (withText) {
-    form.set(`t${place}`, text);
-    if (pair !== null) form.set(`p${place}`, pair);
-    if (sense) form.set(`s${place}`, `${sense.name} ${sense.word}`);
-  }
-  if (picked && picked === word) form.set(`w${place}`, [picked.start, picked.end, picked.segment, Number(picked.piece ?? false)].join("-"));
+/** Write a sentence that is not part of an example. */
+function writeTexts(form, { text, pair, sense }, place) {
+  form.set(`t${place}`, text);
+  if (pair !== null) form.set(`p${place}`, pair);
+  if (sense) form.set(`s${place}`, `${sense.name} ${sense.word}`);
+}
+
+/** Return the sentences with the words that the page selects when it opens. */
+function freshWords(/** @type {import("./choice.js").Sentence[]} */ sentences, /** @type {import("./examples.js").Example | undefined} */ example) {
+  return example ? createExample(example, 0) : selectWords(sentences.map(({ id, text, pair }) => createSentence(id, text, pair)));
+}
+
+/** Return the selected word of a sentence as text: start, end, segment, whether it is a part of a word, and whether the user selected it. */
+function choiceKey(/** @type {import("./choice.js").Sentence} */ { word, picked }) {
+  return word ? [word.start, word.end, word.segment, Number(word.piece ?? false), Number(picked === word)].join("-") : "none";
 }
 
 /**
@@ -76,8 +87,8 @@ export function decode(/** @type {string} */ fragment) {
   const example = form.has("x") ? EXAMPLES.find(({ name }) => name === form.get("x")) : EXAMPLES[0];
   if (!example) throw new LinkError("unknown example");
   const own = form.has("t0");
-  const created = own ? readSentences(form) : createExample(example, 0);
-  const sentences = created.map((sentence, place) => ({ ...sentence, picked: readPicked(form, sentence, place) ?? (own ? null : sentence.picked) }));
+  const created = own ? selectWords(readSentences(form)) : createExample(example, 0);
+  const sentences = created.map((sentence, place) => ({ ...sentence, ...readChoice(form, sentence, place) }));
   return {
     tab: choice(form, "tab", TABS, TABS[0]),
     context: {
@@ -102,14 +113,17 @@ function readSentences(/** @type {URLSearchParams} */ form) {
   return sentences;
 }
 
-/** Return the word that the user selected, if it is a part of the sentence. */
-function readPicked(/** @type {URLSearchParams} */ form, /** @type {import("./choice.js").Sentence} */ sentence, /** @type {number} */ place) {
+/** Return the selected word of a sentence, if the link has one. It must be a part of the sentence. */
+function readChoice(/** @type {URLSearchParams} */ form, /** @type {import("./choice.js").Sentence} */ sentence, /** @type {number} */ place) {
   const parts = form.get(`w${place}`);
-  if (parts === null) return null;
-  const [start, end, segment, piece] = /^\d+-\d+-[01]-[01]$/.test(parts) ? parts.split("-").map(Number) : [0, 0, 0, 0];
-  const word = Array.from(segment ? sentence.pair ?? "" : sentence.text).slice(start, end).join("");
-  if (!word || Array.from(word).length !== end - start) throw new LinkError(`w${place} is not a word of its sentence`);
-  return { text: word, start, end, segment, piece: piece === 1 };
+  if (parts === null) return {};
+  if (parts === "none") return { word: null, picked: null };
+  const isValid = /^\d{1,6}-\d{1,6}-[01]-[01]-[01]$/.test(parts);
+  const [start, end, segment, piece, isPicked] = isValid ? parts.split("-").map(Number) : [0, 0, 0, 0, 0];
+  const text = Array.from(segment ? sentence.pair ?? "" : sentence.text).slice(start, end).join("");
+  if (!text || Array.from(text).length !== end - start) throw new LinkError(`w${place} is not a word of its sentence`);
+  const word = { text, start, end, segment, piece: piece === 1 };
+  return { word, picked: isPicked ? word : null };
 }
 
 function readSettings(/** @type {URLSearchParams} */ form) {
