@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 
-.PHONY: help run test test-slow fuzz chromium check format proto docs lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz browsers check format proto docs lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -16,15 +16,16 @@ help:  ## list the targets
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
-test: $(VENV)/dev model chromium  ## run all tests except slow ones; WORKERS=1 for one process
+test: $(VENV)/dev model browsers  ## run all tests except slow ones; WORKERS=1 for one process
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/dev model  ## run the slow tests: oracles on many texts, every model family, a fresh installation
 	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
 
-chromium:
-	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -qq -y chromium fonts-dejavu-core >/dev/null) || \
-	  echo "test: chromium is missing and cannot be installed here; the tests of the page will be skipped" >&2
+browsers:
+	@test -x /usr/bin/chromium -a -x /usr/bin/firefox-esr || \
+	  (apt-get update -qq && apt-get install -qq -y chromium firefox-esr fonts-dejavu-core >/dev/null) || \
+	  echo "test: chromium or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
 
 check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .

@@ -84,7 +84,7 @@ def test_pairs_are_colored_by_sense(opened: PageDriver) -> None:
     """Two pairs have the same sense, four have different senses."""
     assert curves(opened) == {"same": 2, "other": 4, "unknown": 0}
     labels = opened.page.locator(".chart .name").all_text_contents()
-    assert set(labels) == {"dictionary entries", "same sense, mean", "other sense, mean"}
+    assert set(labels) == {"dictionary entries", "same sense", "other sense"}
 
 
 def test_sense_of_own_sentences_is_unknown_until_it_is_selected(opened: PageDriver) -> None:
@@ -110,7 +110,9 @@ def test_small_edit_keeps_the_sense(opened: PageDriver) -> None:
 def test_vertical_axis_fits_the_values(opened: PageDriver, rest: httpx.Client) -> None:
     """The lowest value is within one tick of the lower end, and the highest tick is 1."""
     values = [value for layer in compared(opened, rest)["layers"] for row in layer["cosine"] for value in row]
-    ticks = sorted(float(text) for text in opened.page.locator(".chart .tick.end").all_text_contents() if text != "layer")
+    ticks = sorted(
+        float(text) for text in opened.page.locator(".chart .tick.end").all_text_contents() if text != "layer"
+    )
     assert ticks[-1] == 1.0
     assert ticks[0] <= min(values) < ticks[1]
     assert "The vertical axis does not start at 0." in opened.page.locator("#comparison").inner_text()

@@ -140,7 +140,13 @@ def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
 def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriver) -> None:
     """The other sentence keeps its words."""
     driver.type(1, "")
-    for selector in (".sentence:nth-child(1) .strip", "#map td", "#map .request", ".multiples button", "#comparison td"):
+    for selector in (
+        ".sentence:nth-child(1) .strip",
+        "#map td",
+        "#map .request",
+        ".multiples button",
+        "#comparison td",
+    ):
         assert visible(driver, selector) == 0, selector
     assert visible(driver, ".sentence:nth-child(2) .strip") == 1
     driver.type(2, "")

@@ -137,7 +137,12 @@ def synthetic(tokens: list[str], weights: list[list[float]]) -> dict[str, Any]:
 
 
 TOKENS = ["[CLS]", "a", "b", "a", "c", "d", "e", "[SEP]"]
-SHIFTS = {"previous": np.eye(8, k=-1), "next": np.eye(8, k=1), "first": np.eye(8)[[0] * 8], "separator": np.eye(8)[[7] * 8]}
+SHIFTS = {
+    "previous": np.eye(8, k=-1),
+    "next": np.eye(8, k=1),
+    "first": np.eye(8)[[0] * 8],
+    "separator": np.eye(8)[[7] * 8],
+}
 
 
 @pytest.mark.parametrize("role", SHIFTS)

@@ -7,6 +7,11 @@ from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_opening import compared
 
+RECORD = """() => {
+    window.visited = [];
+    const observer = new MutationObserver(() => window.visited.push(document.querySelector("#layer").value));
+    observer.observe(document.querySelector("#player output"), { childList: true });
+}"""
 MARK = "document.querySelector('.chart .tick.chosen')?.textContent"
 
 
@@ -51,10 +56,7 @@ def test_slider_uses_kept_responses(driver: PageDriver) -> None:
 
 
 def test_play_visits_every_layer_and_stops(opened: PageDriver) -> None:
-    opened.page.evaluate(
-        """() => { window.visited = []; new MutationObserver(() => window.visited.push(document.querySelector("#layer").value))
-            .observe(document.querySelector("#player output"), { childList: true }); }"""
-    )
+    opened.page.evaluate(RECORD)
     opened.page.get_by_role("button", name="Play").click()
     assert opened.page.get_by_role("button", name="Pause").is_visible()
     opened.page.wait_for_function("() => window.visited.at(-1) === '6'")
@@ -106,11 +108,8 @@ def test_curves_link_a_word_to_its_contributors(opened: PageDriver) -> None:
     strip = opened.page.get_by_role("group", name="Words of sentence 1", exact=True)
     word = strip.get_by_role("button", name="bank")
     assert paths(opened) == []
-    for reach, leave in (
-        (word.hover, lambda: opened.page.mouse.move(0, 0)),
-        (word.focus, lambda: opened.page.locator("#share").focus()),
-    ):
-        reach()
+    for action in ("hover", "focus"):
+        getattr(word, action)()
         origin, box = strip.bounding_box(), word.bounding_box()
         assert origin is not None
         assert box is not None
@@ -119,5 +118,6 @@ def test_curves_link_a_word_to_its_contributors(opened: PageDriver) -> None:
         assert len(drawn) == 6
         assert [end for _, end in drawn] == pytest.approx([center] * 6, abs=1)
         assert all(start != end for start, end in drawn)
-        leave()
+        opened.page.mouse.move(0, 0)
+        opened.page.locator("#share").focus()
         assert paths(opened) == []

@@ -8,6 +8,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
+from tests.browser.test_similarity import intercept
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "test-results"
@@ -58,8 +59,8 @@ def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Pa
     driver.add(f"The bank lends money, says the {'long-' * 12}winded representative.")
     driver.add(" ".join(["We walked along the bank until nobody could see the harbour any more, and sat down."] * 4))
     driver.choose(open="5")
-    for details in driver.page.locator("details:not([open]):not([hidden]) > summary").all():
-        details.click()
+    for part in ("#comparison .request", "#pair-details", "#map .request"):
+        driver.page.locator(f"{part} > summary").click()
     driver.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
     if width == 400:  # axe-core needs several seconds for this number of elements
@@ -92,3 +93,14 @@ def test_reduced_motion_disables_transitions(new_driver: NewDriver) -> None:
         """[...document.querySelectorAll("*")].map((node) => parseFloat(getComputedStyle(node).transitionDuration))"""
     )
     assert max(durations) < 0.001
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_similarity_tab_is_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
+    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    intercept(driver)
+    driver.open().page.get_by_role("tab", name="Similarity").click()
+    driver.page.locator("#word-pairs").wait_for()
+    driver.page.screenshot(path=results / f"similarity-{width}-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
+    assert_accessible(driver)

@@ -24,6 +24,10 @@ SHELL_CHARACTERS = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it
 VIEWS = [("#map", "/v1/attend"), ("#comparison", "/v1/compare")]
 
 
+def stub(channel: grpc.Channel) -> Any:
+    return EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
 def run(command: list[str]) -> str:
     """Run a command, and return its output."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"}
@@ -88,7 +92,9 @@ def message_of(command: str) -> tuple[dict[str, Any], str]:
     return json.loads(words[words.index("-d") + 1]), words[-1]
 
 
-@pytest.mark.parametrize("view", [{"kind": "probs", "combine": "none", "head": "5"}, {"kind": "norm"}, {"special": "keep"}])
+@pytest.mark.parametrize(
+    "view", [{"kind": "probs", "combine": "none", "head": "5"}, {"kind": "norm"}, {"special": "keep"}]
+)
 def test_grpc_message_returns_the_values_of_the_view(
     driver: PageDriver, server: RunningServer, rest: httpx.Client, view: dict[str, str]
 ) -> None:
@@ -97,7 +103,7 @@ def test_grpc_message_returns_the_values_of_the_view(
     body, method = message_of(program(driver, "#map", "gRPC"))
     assert method == "attendant.v1.EncoderService/Attend"
     with grpc.insecure_channel(server.grpc) as channel:
-        _, first, *_ = EncoderServiceStub(channel).Attend(json_format.ParseDict(body, pb.AttendRequest()))
+        _, first, *_ = stub(channel).Attend(json_format.ParseDict(body, pb.AttendRequest()))
     maps = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]["maps"]
     assert np.frombuffer(first.map.matrix.data, np.float32) == pytest.approx(np.ravel(maps[0]["matrix"]), abs=1e-5)
 
@@ -106,7 +112,7 @@ def test_grpc_message_of_the_comparison(driver: PageDriver, server: RunningServe
     body, method = message_of(program(driver, "#comparison", "gRPC"))
     assert method == "attendant.v1.EncoderService/Compare"
     with grpc.insecure_channel(server.grpc) as channel:
-        response = EncoderServiceStub(channel).Compare(json_format.ParseDict(body, pb.CompareRequest()))
+        response = stub(channel).Compare(json_format.ParseDict(body, pb.CompareRequest()))
     layers = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).json()["layers"]
     assert np.frombuffer(response.layers[-1].cosine.data, np.float32) == pytest.approx(
         np.ravel(layers[-1]["cosine"]), abs=1e-5

@@ -35,7 +35,9 @@ def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> 
     driver.page.get_by_role("button", name="Add pair to sentence 3").click()
     driver.page.keyboard.insert_text("A second text.")
     driver.page.get_by_label("Sense of the word in sentence 1").select_option("B")
-    driver.pick(2, "Fluss").choose(open="1").choose(kind="norm", combine="none", head="7", special="keep", measure="centered")
+    driver.pick(2, "Fluss").choose(open="1").choose(
+        kind="norm", combine="none", head="7", special="keep", measure="centered"
+    )
     driver.page.get_by_label("Tokens", exact=True).check()
     driver.page.get_by_label("Include the contribution of a word to itself").check()
     driver.slide(4)

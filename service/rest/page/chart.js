@@ -4,9 +4,12 @@ import { formatNumber } from "./number.js";
 const HEIGHT = 300;
 const LINE = 18;
 const BELOW = 22;
-const TICKS = 6;
+const TICKS = 8;
+const WIDE = 520; // width from which the labels are beside the lines
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
-const MARGIN = { top: 30, right: 20, bottom: 44, left: 56 };
+const MARGIN = { top: 30, bottom: 44, left: 56 };
+const RIGHT = { wide: 140, narrow: 20 };
+const FIRST_LABEL = 14;
 
 /**
  * @typedef {{className: string, values: number[], label?: string, marked?: boolean, title?: string}} Line  `marked`: with a
@@ -36,22 +39,23 @@ export function axis(values) {
 export function lineChart(lines, { description, measure, width, layer: markedLayer }) {
   const { low, high, step } = axis(lines.flatMap(({ values }) => values));
   const count = lines[0].values.length;
+  const right = width < WIDE ? RIGHT.narrow : RIGHT.wide;
   const x = (/** @type {number} */ layer) =>
-    MARGIN.left + (layer / Math.max(1, count - 1)) * (width - MARGIN.left - MARGIN.right);
+    MARGIN.left + (layer / Math.max(1, count - 1)) * (width - MARGIN.left - right);
   const y = (/** @type {number} */ value) =>
     MARGIN.top + ((high - value) / (high - low)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
 
   const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", class: "chart", "aria-label": description });
   for (let tick = 0; low + tick * step < high + step / 2; tick++) {
     const place = y(low + tick * step);
-    chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: place, y2: place }));
+    chart.append(svg("line", { class: "rule", x1: MARGIN.left, x2: width - right, y1: place, y2: place }));
     chart.append(text(formatNumber(low + tick * step), { x: MARGIN.left - 8, y: place + 4, class: "tick end" }));
   }
   for (let layer = 0; layer < count; layer += Math.ceil(count / 13)) {
     const chosen = layer === markedLayer ? " chosen" : "";
     chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: `tick middle${chosen}` }));
   }
-  chart.append(text("layer", { x: width - MARGIN.right, y: HEIGHT - 6, class: "tick end" }));
+  chart.append(text("layer", { x: width - right, y: HEIGHT - 6, class: "tick end" }));
   chart.append(text(measure, { x: 4, y: 12, class: "tick" }));
   const place = x(markedLayer).toFixed(1);
   chart.append(svg("line", { class: "mark", x1: place, x2: place, y1: MARGIN.top - 6, y2: HEIGHT - MARGIN.bottom + 6 }));
@@ -68,8 +72,10 @@ export function lineChart(lines, { description, measure, width, layer: markedLay
     });
   }
   const named = lines.filter(({ label }) => label).map((line) => ({ ...line, end: y(line.values[count - 1]) }));
-  for (const { label = "", className, labelY } of placeLabels(named)) {
-    chart.append(text(label, { x: width - MARGIN.right, y: labelY, class: `name end ${className}` }));
+  const labels = width < WIDE ? placeAbove(named) : placeBeside(named);
+  for (const { label = "", className, labelY } of labels) {
+    const place = width < WIDE ? { x: width - right, class: `name end ${className}` } : { x: width - right + 12, class: `name ${className}` };
+    chart.append(text(label, { ...place, y: labelY }));
   }
   return chart;
 }
@@ -80,7 +86,7 @@ export function lineChart(lines, { description, measure, width, layer: markedLay
  * @template {{end: number}} T
  * @param {T[]} lines
  */
-function placeLabels(lines) {
+function placeAbove(lines) {
   const ordered = lines.toSorted((a, b) => b.end - a.end);
   let above = Infinity;
   return ordered.map((line, rank) => {
@@ -89,6 +95,21 @@ function placeLabels(lines) {
     above = labelY;
     return { ...line, labelY };
   });
+}
+
+/**
+ * Place the labels of lines beside their ends without overlaps.
+ *
+ * @template {{end: number}} T
+ * @param {T[]} lines
+ */
+function placeBeside(lines) {
+  let above = Infinity;
+  const placed = lines.toSorted((a, b) => b.end - a.end).map((line) => {
+    above = Math.min(line.end + 4, above - LINE);
+    return { ...line, labelY: above };
+  });
+  return placed.reverse().map((line, rank) => ({ ...line, labelY: Math.max(line.labelY, FIRST_LABEL + rank * LINE) }));
 }
 
 function text(/** @type {string} */ content, /** @type {Record<string, string | number>} */ attributes) {

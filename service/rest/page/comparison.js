@@ -121,7 +121,7 @@ export class Comparison {
         { className: "static", values: layers.map(() => staticMean), label: "dictionary entries" },
         ...(many ? curves : []),
         ...means.map(({ group, name, count, values }) => ({
-          className: `context ${group}`, values, label: count > 1 ? `${name}, mean` : name, marked: true,
+          className: `context ${group}`, values, label: count > 1 && group === "unknown" ? `${name}, mean` : name, marked: true,
         })),
       ],
       { description, measure: this.measure, width: Math.max(280, Math.min(720, this.width)), layer: place },

@@ -14,7 +14,7 @@ export class Share {
     this.timer = 0;
     this.field = element("input", { type: "text", readOnly: true, hidden: true, "aria-label": "Link to this view" });
     this.status = element("span", { className: "quiet", role: "status" });
-    root.append(button("Share link", () => this.#share(), { id: "share" }), this.field, this.status);
+    root.append(this.status, this.field, button("Share link", () => this.#share(), { id: "share" }));
   }
 
   /** Write the state to the URL soon. */

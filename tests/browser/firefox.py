@@ -1,0 +1,100 @@
+"""Firefox from Debian over WebDriver BiDi (W3C), without geckodriver and without a WebSocket package."""
+
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+FIREFOX = Path("/usr/bin/firefox-esr")
+TIMEOUT_S = 60
+LISTENING = re.compile(r"WebDriver BiDi listening on ws://([\d.]+):(\d+)")
+UPGRADE = (
+    "GET /session HTTP/1.1\r\nHost: {}:{}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+class WebSocket:
+    """A client of a WebSocket (RFC 6455) that sends and receives text messages."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.socket = socket.create_connection((host, port), TIMEOUT_S)
+        self.stream = self.socket.makefile("rb")
+        self.socket.sendall(UPGRADE.format(host, port).encode())
+        while self.stream.readline().strip():
+            pass
+
+    def send(self, message: str) -> None:
+        """Send one frame. Its mask is constant: Firefox accepts any mask except zero."""
+        payload = bytes(byte ^ 1 for byte in message.encode())
+        size = len(payload)
+        code, width = (size, 0) if size < 126 else (126, 2) if size < 2**16 else (127, 8)
+        length = size.to_bytes(width, "big") if width else b""
+        self.socket.sendall(bytes([0x81, 0x80 | code]) + length + b"\1\1\1\1" + payload)
+
+    def receive(self) -> str:
+        """Return one message."""
+        payload, final = b"", False
+        while not final:
+            first, size = self.stream.read(2)
+            final = bool(first & 0x80)
+            if size >= 126:
+                size = int.from_bytes(self.stream.read(2 if size == 126 else 8), "big")
+            payload += self.stream.read(size)
+        return payload.decode()
+
+
+class Firefox:
+    """A window of Firefox."""
+
+    def __init__(self, profile: Path) -> None:
+        command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
+        environment = os.environ | {"HOME": str(profile)}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True
+        )
+        host, port = next(match.groups() for line in self.process.stderr or () if (match := LISTENING.search(line)))
+        self.ids = itertools.count()
+        self.socket = WebSocket(host, int(port))
+        self.call("session.new", capabilities={})
+        self.context = self.call("browsingContext.getTree")["contexts"][0]["context"]
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Call a method of the protocol, and return its result."""
+        number = next(self.ids)
+        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while (message := json.loads(self.socket.receive())).get("id") != number:
+            pass
+        assert message["type"] == "success", message
+        return message["result"]
+
+    def open(self, url: str) -> None:
+        self.call("browsingContext.navigate", context=self.context, url=url, wait="complete")
+
+    def run(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression, or of its promise."""
+        source = f"(async () => JSON.stringify(await ({expression})))()"
+        result = self.call("script.evaluate", expression=source, target={"context": self.context}, awaitPromise=True)
+        assert result["type"] == "success", result
+        return json.loads(result["result"].get("value", "null"))
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        look = f"const look = () => (({condition}) ? done(true) : setTimeout(look, 20)); look();"
+        assert self.run(f"new Promise((done) => {{ {look} }})") is True
+
+    def press(self, keys: str) -> None:
+        """Press and release each key of a string."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        keyboard = {"type": "key", "id": "keyboard", "actions": actions}
+        self.call("input.performActions", context=self.context, actions=[keyboard])
+
+    def close(self) -> None:
+        self.socket.stream.close()
+        self.socket.socket.close()
+        self.process.terminate()
+        self.process.communicate(timeout=TIMEOUT_S)
