@@ -15,7 +15,8 @@ export const MEASURES = {
 };
 
 const CONTEXT_CHARACTERS = 80; // characters of a sentence before and after the word
-const NAMES = { same: "same sense", other: "other sense", unknown: "in context" };
+const NAMES = { same: "same sense", other: "other sense", unknown: "sense unknown" };
+const ONLY_UNKNOWN = "in context";
 
 /** Similarity of the vectors of one word in several sentences, per layer, with that of the dictionary entries. */
 export class Comparison {
@@ -103,8 +104,10 @@ export class Comparison {
     const pairs = pairsOf(this.senses);
     const groups = GROUPS.map((group) => ({ group, pairs: pairs.filter((pair) => pair.group === group) }))
       .filter(({ pairs: { length } }) => length);
+    const nameOf = (/** @type {import("./senses.js").Group} */ group) =>
+      (groups.length === 1 && group === "unknown" ? ONLY_UNKNOWN : NAMES[group]);
     const means = groups.map(({ group, pairs: members }) =>
-      ({ group, name: NAMES[group], count: members.length, values: layers.map((layer) => meanOf(members, layer[this.measure])) }));
+      ({ group, name: nameOf(group), count: members.length, values: layers.map((layer) => meanOf(members, layer[this.measure])) }));
     const staticMean = meanOf(pairs, staticSimilarity);
     this.finding.replaceChildren(...finding({ occurrences, numbers: this.numbers, means, staticMean, layer: layers[place].layer, place }));
 
@@ -114,14 +117,14 @@ export class Comparison {
     const many = pairs.length > 1;
     const curves = pairs.map(({ a, b, group }) => ({
       className: `pair ${group}`, values: layers.map((layer) => layer[this.measure][a][b]),
-      title: `sentences ${this.#number(a)} and ${this.#number(b)}, ${NAMES[group]}`,
+      title: `sentences ${this.#number(a)} and ${this.#number(b)}, ${nameOf(group)}`,
     }));
     this.chart = lineChart(
       [
         { className: "static", values: layers.map(() => staticMean), label: "dictionary entries" },
         ...(many ? curves : []),
         ...means.map(({ group, name, count, values }) => ({
-          className: `context ${group}`, values, label: count > 1 && group === "unknown" ? `${name}, mean` : name, marked: true,
+          className: `context ${group}`, values, label: count > 1 && name === ONLY_UNKNOWN ? `${name}, mean` : name, marked: true,
         })),
       ],
       { description, measure: this.measure, width: Math.max(280, Math.min(720, this.width)), layer: place },
@@ -168,7 +171,7 @@ export class Comparison {
     const rows = values.map((row, index) => element("tr", {}, element("th", { scope: "row" }, names[index]),
       ...row.map((value, column) => {
         const pair = pairs.find(({ a, b }) => a === Math.min(index, column) && b === Math.max(index, column));
-        const cell = element("td", { title: pair ? NAMES[pair.group] : "" }, formatNumber(value));
+        const cell = element("td", { title: pair && pair.group !== "unknown" ? NAMES[pair.group] : "" }, formatNumber(value));
         applyTint(cell, value - lowest, 1 - lowest);
         return cell;
       })));

@@ -20,14 +20,15 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
     : [`the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])), inOne ? ` in sentence ${numbers[0]}` : ""];
   const entries = staticMean > IDENTICAL ? "are identical" : "have the similarity";
   const when = layer === 0 ? "Before the first layer" : layer === 1 ? "After 1 layer" : `After ${layer} layers`;
+  const phraseOf = (/** @type {string} */ group) => (means.length === 1 && group === "unknown" ? " in context" : PHRASES[group]);
   const figures = means.flatMap(({ group, values }, index) => [
-    index ? (index === means.length - 1 ? " and " : ", ") : "", figure(values[place], group), PHRASES[group],
+    index ? (index === means.length - 1 ? " and " : ", ") : "", figure(values[place], group), phraseOf(group),
   ]);
   return ["As dictionary entries, ", ...subject, ` ${entries}: `, figure(staticMean, "static"), ". ",
     `${when}, their similarity is `, ...figures, "."];
 }
 
-const PHRASES = { same: " for the same sense", other: " for different senses", unknown: " in context" };
+const PHRASES = { same: " for the same sense", other: " for different senses", unknown: " for unknown senses" };
 
 function figure(/** @type {number} */ value, /** @type {string} */ group) {
   return element("strong", { className: `value ${group}` }, formatNumber(value));
