@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 
-.PHONY: help run test test-slow fuzz browsers check format proto docs lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz browsers check format proto docs picture lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -45,6 +45,9 @@ proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, and 
 	@$(BIN)/python -m tests.check_generated --write
 
 docs: proto  ## the same
+
+picture: $(VENV)/dev model browsers  ## draw docs/images/page.png, the page in the README
+	@$(BIN)/python -m tests.browser.picture
 
 lock: $(VENV)/dev  ## pin the newest versions of all dependencies that satisfy pyproject.toml
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \

@@ -129,3 +129,22 @@ def test_request_can_be_copied_and_has_a_reference(new_driver: NewDriver) -> Non
     assert link.get_attribute("href") == "docs#/native/compare"
     driver.page.goto(f"{driver.base}/docs#/native/compare")
     driver.page.locator("#operations-native-compare").wait_for()
+
+
+def test_programs_of_the_similarity_tab(opened: PageDriver, server: RunningServer, rest: httpx.Client) -> None:
+    """All three forms return the scores of the view. The query has characters that are special in a shell."""
+    opened.page.get_by_role("tab", name="Similarity").click()
+    opened.page.get_by_label("Query", exact=True).fill(SHELL_CHARACTERS)
+    opened.page.wait_for_function("() => document.querySelector('#word-pairs tbody th')?.textContent === \"It's\"")
+    response = rest.post("/v1/similarity", json=opened.sent_bodies("/v1/similarity")[-1]).json()
+    (scores,) = response["scores"]
+    shown = opened.page.locator("#similarity .score").all_inner_texts()
+    assert [float(text.split()[-1].replace("\u2212", "-")) for text in shown] == pytest.approx(scores, abs=6e-4)
+    assert json.loads(run(["bash", "-c", program(opened, "#similarity", "curl")]))["scores"] == [scores]
+    printed = numbers(run([sys.executable, "-c", program(opened, "#similarity", "Python")]))
+    assert printed == pytest.approx(scores, abs=6e-4)
+    body, method = message_of(program(opened, "#similarity", "gRPC"))
+    assert method == "attendant.v1.EncoderService/Similarity"
+    with grpc.insecure_channel(server.grpc) as channel:
+        message = stub(channel).Similarity(json_format.ParseDict(body, pb.SimilarityRequest()))
+    assert np.frombuffer(message.scores.data, np.float32) == pytest.approx(scores, abs=1e-5)

@@ -58,10 +58,8 @@ def response_to(body: dict[str, Any], unavailable: str | None = None) -> dict[st
 
 
 @pytest.fixture
-def tab(opened: PageDriver, rest: httpx.Client) -> PageDriver:
-    """The tab, with responses of the server, or synthetic ones if the server has no such operation."""
-    if rest.post(ROUTE, json={"queries": "a", "documents": "b"}).status_code != 200:
-        intercept(opened)
+def tab(opened: PageDriver) -> PageDriver:
+    """The tab, with responses of the server."""
     opened.page.get_by_role("tab", name="Similarity").click()
     opened.page.wait_for_function(RESULT)
     return opened
@@ -102,15 +100,19 @@ def test_tab_sends_no_request_before_it_is_selected(opened: PageDriver) -> None:
     assert opened.sent_bodies(ROUTE) == []
 
 
-def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver) -> None:
-    _, pair = last_pair(tab)
+@pytest.mark.parametrize("place", [0, 1])
+def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver, place: int) -> None:
+    """The second text has negative contributions."""
+    tab.page.get_by_label(f"Show the word pairs of text {place + 1}").check()
+    _, pair = last_pair(tab, place)
     values = pair["contributions"]
     sums = [sum(column) for column in zip(*values, strict=True)]
     expected = [[*row, sum(row)] for row in values] + [[*sums, sum(sums)]]
     shown = tab.cells("#word-pairs tbody tr")
     assert shown == [[format_number(value) for value in row] for row in expected]
-    assert any(value < 0 for row in values for value in row)
-    assert tab.page.locator("#word-pairs td.negative").count() == sum(value < 0 for row in values for value in row)
+    negative = sum(value < 0 for row in values for value in row)
+    assert (negative > 0) is (place == 1)
+    assert tab.page.locator("#word-pairs td.negative").count() == negative
 
 
 def test_terms_add_up_to_the_score(tab: PageDriver) -> None:
@@ -178,14 +180,12 @@ def test_blank_query_has_no_numbers(tab: PageDriver) -> None:
     assert "".join(tab.page.locator("#similarity .score").all_inner_texts()) == ""
 
 
-def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver, rest: httpx.Client) -> None:
+def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     tab.page.get_by_label("Text 2", exact=True).fill("Banks & rivers: 50%?")
     tab.page.get_by_label("Show the word pairs of text 2").check()
     tab.page.select_option("#tint", "effect")
     tab.page.wait_for_url("**tint=effect")
     other = new_driver()
-    if rest.post(ROUTE, json={"queries": "a", "documents": "b"}).status_code != 200:
-        intercept(other)
     other.page.goto(tab.page.url)
     other.page.wait_for_function(RESULT)
     assert other.page.get_by_role("tab", name="Similarity").get_attribute("aria-selected") == "true"
@@ -236,3 +236,14 @@ def test_keyboard_reaches_the_cells(tab: PageDriver) -> None:
     assert tab.focused() == tab.page.locator("#similarity .readout").inner_text()
     tab.page.keyboard.press("Control+End")
     assert tab.focused().startswith("sum of all pairs of words: ")
+
+
+def test_model_with_cls_pooling_has_no_effects(opened: PageDriver, rest: httpx.Client) -> None:
+    """The server rejects leave_one_out for cls pooling."""
+    info = rest.get("/v1/model").json() | {"pooling": "cls"}
+    opened.page.route("**/v1/model", lambda route: route.fulfill(json=info))
+    opened.open().page.get_by_role("tab", name="Similarity").click()
+    opened.page.wait_for_function(RESULT)
+    assert opened.sent_bodies(ROUTE)[-1]["effect"] == "none"
+    assert not opened.page.locator("#tint").is_visible()
+    assert "" not in opened.page.get_by_role("group", name="Words of the query").locator(".value").all_inner_texts()

@@ -130,13 +130,21 @@ export class AttentionMap {
  *
  * @param {number} value
  * @param {number} largest
+ * @param {number} power
  */
-export function tint(value, largest) {
-  return largest > 0 ? Math.sqrt(Math.min(1, Math.abs(value) / largest)) : 0;
+export function tint(value, largest, power = 0.5) {
+  return largest > 0 ? Math.min(1, Math.abs(value) / largest) ** power : 0;
 }
 
-/** Tint an element by its value. The style sheet defines the colors. */
-export function applyTint(/** @type {HTMLElement} */ target, /** @type {number} */ value, /** @type {number} */ largest) {
-  target.style.setProperty("--tint", tint(value, largest).toFixed(3));
+/**
+ * Tint an element by its value. The style sheet defines the colors.
+ *
+ * @param {HTMLElement} target
+ * @param {number} value
+ * @param {number} largest
+ * @param {number} [power]
+ */
+export function applyTint(target, value, largest, power) {
+  target.style.setProperty("--tint", tint(value, largest, power).toFixed(3));
   target.classList.toggle("negative", value < 0);
 }

@@ -8,8 +8,9 @@ import { tint } from "./attention.js";
  * @param {number[][]} matrix
  * @param {number} largest the value that gets the full tint
  * @param {(row: number, column: number) => boolean} isIncluded whether to paint a cell
+ * @param {number} [power] of the tint
  */
-export function paint(canvas, matrix, largest, isIncluded = () => true) {
+export function paint(canvas, matrix, largest, isIncluded = () => true, power = undefined) {
   canvas.height = Math.max(1, matrix.length);
   canvas.width = Math.max(1, matrix[0]?.length ?? 0);
   const context = canvas.getContext("2d");
@@ -21,7 +22,7 @@ export function paint(canvas, matrix, largest, isIncluded = () => true) {
     if (!isIncluded(row, column)) return;
     const offset = 4 * (row * canvas.width + column);
     image.data.set(colors[value < 0 ? 1 : 0], offset);
-    image.data[offset + 3] = 255 * tint(value, largest);
+    image.data[offset + 3] = 255 * tint(value, largest, power);
   }));
   context.putImageData(image, 0, 0);
 }

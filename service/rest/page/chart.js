@@ -8,7 +8,7 @@ const TICKS = 8;
 const WIDE = 520; // width from which the labels are beside the lines
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 const MARGIN = { top: 30, bottom: 44, left: 56 };
-const RIGHT = { wide: 140, narrow: 20 };
+const RIGHT = { wide: 156, narrow: 20 };
 const FIRST_LABEL = 14;
 
 /**

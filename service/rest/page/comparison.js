@@ -14,6 +14,8 @@ export const MEASURES = {
   centered: "Cosine similarity after subtracting the mean over all tokens of these sentences.",
 };
 
+const MIN_WIDTH = 280; // of the chart in pixels
+const MAX_WIDTH = 600;
 const CONTEXT_CHARACTERS = 80; // characters of a sentence before and after the word
 const NAMES = { same: "same sense", other: "other sense", unknown: "sense unknown" };
 const ONLY_UNKNOWN = "in context";
@@ -127,7 +129,7 @@ export class Comparison {
           className: `context ${group}`, values, label: count > 1 && name === ONLY_UNKNOWN ? `${name}, mean` : name, marked: true,
         })),
       ],
-      { description, measure: this.measure, width: Math.max(280, Math.min(720, this.width)), layer: place },
+      { description, measure: this.measure, width: Math.max(MIN_WIDTH, Math.min(MAX_WIDTH, this.width)), layer: place },
     );
     this.rows = [["layer", "dictionary entries", ...curves.map(({ title }) => title)],
       ...layers.map(({ layer }, index) => [layer, staticMean, ...curves.map(({ values }) => values[index])])];

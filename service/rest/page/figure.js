@@ -24,9 +24,10 @@ export function colors() {
  * Return a heat map with labels as SVG.
  *
  * @param {{title: string, rows: string[], columns: string[], values: number[][], largest: number, cell: number,
- *          isIncluded?: (row: number, column: number) => boolean}} map `cell`: size of a cell in pixels
+ *          isIncluded?: (row: number, column: number) => boolean, power?: number}} map `cell`: size of a cell in pixels;
+ *   `power`: of the tint
  */
-export function heatmapFigure({ title, rows, columns, values, largest, cell, isIncluded = () => true }) {
+export function heatmapFigure({ title, rows, columns, values, largest, cell, isIncluded = () => true, power }) {
   const { ground, ink, quiet, positive, negative } = colors();
   const labeled = rows.length <= LABELED_UNITS && columns.length <= LABELED_UNITS;
   const font = Math.max(9, Math.min(13, cell * 0.62));
@@ -40,7 +41,7 @@ export function heatmapFigure({ title, rows, columns, values, largest, cell, isI
   if (title) figure.append(svg("text", { x: 2, y: 15, fill: ink, "font-size": 13, "font-weight": 600 }, title));
   const strength = 0.85;
   values.forEach((cells, row) => cells.forEach((value, column) => {
-    const opacity = isIncluded(row, column) ? tint(value, largest) * strength : 0;
+    const opacity = isIncluded(row, column) ? tint(value, largest, power) * strength : 0;
     if (opacity < 0.02) return;
     figure.append(svg("rect", {
       x: left + column * cell, y: top + row * cell, width: cell - (cell > 8 ? 1 : 0), height: cell - (cell > 8 ? 1 : 0),

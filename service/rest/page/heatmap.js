@@ -9,6 +9,9 @@ const TABLE_UNITS = 48;
 const LISTED_PAIRS = 20;
 const NARROW_UNITS = 10;
 
+/** Contributions are tinted in proportion to their values, because few of them are near zero. */
+export const PROPORTIONAL = 1;
+
 /**
  * @typedef {import("./attention.js").Unit} Unit
  * @typedef {{rows: Unit[], columns: Unit[], values: number[][]}} WordPairs  contributions of each pair of words
@@ -72,7 +75,7 @@ export class Heatmap {
       title: description, "aria-label": description, data: { place }, on: { focus: inspect, pointerenter: inspect },
     }, formatNumber(value));
     if (largest === null) cell.classList.add("extra");
-    else applyTint(cell, value, largest);
+    else applyTint(cell, value, largest, PROPORTIONAL);
     return cell;
   }
 }
@@ -90,7 +93,7 @@ export function largestOf(/** @type {number[][]} */ values) {
 function picture(/** @type {WordPairs} */ { rows, columns, values }, /** @type {number} */ largest) {
   const canvas = element("canvas", { className: "heatmap", role: "img", "aria-label":
     `Contributions of ${rows.length} words of the query and ${columns.length} words of the text. The table after the image lists the largest.` });
-  paint(canvas, values, largest);
+  paint(canvas, values, largest, () => true, PROPORTIONAL);
   const ranked = values.flatMap((cells, row) => cells.map((value, column) => ({ row, column, value })))
     .toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, LISTED_PAIRS);
   const table = element("table", { className: "matrix row", id: "word-pairs" },
@@ -98,7 +101,7 @@ function picture(/** @type {WordPairs} */ { rows, columns, values }, /** @type {
     element("thead", {}, element("tr", {}, ...["query", "text", "value"].map((name) => element("th", { scope: "col" }, name)))),
     element("tbody", {}, ...ranked.map(({ row, column, value }) => {
       const cell = element("td", {}, formatNumber(value));
-      applyTint(cell, value, largest);
+      applyTint(cell, value, largest, PROPORTIONAL);
       return element("tr", {}, element("th", { scope: "row" }, rows[row].text), element("td", {}, columns[column].text), cell);
     })));
   const box = scroller("Largest contributions", table);

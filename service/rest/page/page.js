@@ -41,6 +41,7 @@ class Page {
       const { name, num_hidden_layers: layers, num_attention_heads: heads } = model;
       find("#model").textContent = `${name}, ${layers} layers, ${heads} heads`;
       this.context.setModel(model);
+      this.similarity.setModel(model);
     } catch (error) {
       this.notices.set("model", /** @type {any} */ (error));
     }

@@ -3,7 +3,7 @@ import { downloads } from "./download.js";
 import { button, element, select } from "./element.js";
 import { heatmapFigure } from "./figure.js";
 import { MOST_DOCUMENTS } from "./fragment.js";
-import { columnSums, Heatmap, largestOf, pairRows, rowSums, sum } from "./heatmap.js";
+import { columnSums, Heatmap, largestOf, pairRows, PROPORTIONAL, rowSums, sum } from "./heatmap.js";
 import { formatNumber } from "./number.js";
 import { queryMaker } from "./query.js";
 import { RequestPanel } from "./request.js";
@@ -35,6 +35,7 @@ export class SimilarityView {
     this.shown = 0;
     this.tint = "sum";
     this.active = false;
+    this.hasEffects = true;
     /** @type {{response: any, request: any} | null} */
     this.latest = null;
     this.fields = element("div", { className: "texts" });
@@ -42,16 +43,16 @@ export class SimilarityView {
     this.words = element("div", { className: "in-place" });
     this.sum = element("div", {});
     this.message = element("p", { className: "quiet" });
-    this.map = element("div", {});
+    this.map = element("div", { className: "figure" });
     this.heatmap = new Heatmap(this.map);
     this.request = new RequestPanel();
     this.save = downloads("heat map", () => this.#saved());
     this.add = button("Add a text", () => this.#setDocuments([...this.documents, ""], this.documents.length), { className: "small", id: "add-text" });
     this.tintPicker = select("Tint words by", Object.entries(TINTS).map(([value, text]) => ({ value, text })), this.tint,
       (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint" });
-    this.result.append(element("div", { className: "pickers" }, this.tintPicker), this.words, this.message, this.sum, this.map,
-      this.save, this.request.root);
-    root.append(element("p", { className: "lead" }, "The similarity of two texts is a sum over all pairs of their words. "
+    this.result.append(element("div", { className: "pickers" }, this.tintPicker), this.words, this.message,
+      element("div", { className: "beside" }, this.map, this.sum), this.save, this.request.root);
+    root.append(element("p", { className: "introduction" }, "The similarity of two texts is a sum over all pairs of their words. "
       + "The heat map shows which pairs it comes from."),
     this.fields, element("p", { className: "actions" }, this.add), this.result);
     const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
@@ -68,6 +69,12 @@ export class SimilarityView {
 
   /** Send the request of the view if its tab is selected. */
   start() {
+    this.#request(0);
+  }
+
+  /** The effect of leaving a word out is not available for cls pooling. */
+  setModel(/** @type {{pooling: string}} */ { pooling }) {
+    this.hasEffects = pooling !== "cls";
     this.#request(0);
   }
 
@@ -96,7 +103,7 @@ export class SimilarityView {
     const documents = this.#filled().map((place) => this.documents[place]);
     const ready = this.active && this.query.trim() && documents.length;
     this.similarityQuery.request(ready ? {
-      queries: [this.query], documents, explain: true, unit: "word", effect: "leave_one_out",
+      queries: [this.query], documents, explain: true, unit: "word", effect: this.hasEffects ? "leave_one_out" : "none",
     } : null, delay);
     if (this.active && !ready) { this.latest = null; this.#draw(); }
   }
@@ -172,10 +179,11 @@ export class SimilarityView {
     this.result.hidden = pair === null;
     if (!pair) return;
     const available = pair.contributions !== null;
+    this.tintPicker.hidden = pair.query_effects === null;
     this.message.textContent = available ? "" : UNAVAILABLE[response.contributions_unavailable] ?? "Contributions are not available.";
     this.message.hidden = available;
     this.map.hidden = this.sum.hidden = this.save.hidden = !available;
-    this.#drawWords(pair, available && this.tint === "sum"
+    this.#drawWords(pair, available && (this.tint === "sum" || pair.query_effects === null)
       ? [rowSums(pair.contributions), columnSums(pair.contributions)]
       : [pair.query_effects ?? [], pair.document_effects ?? []]);
     if (!available) return;
@@ -189,7 +197,7 @@ export class SimilarityView {
       element("p", { className: "quiet" }, name), element("div", { className: "units", dir: "auto" }, ...units.map((unit, place) => {
         const word = element("span", { className: "unit" }, element("span", { className: "text" }, unit.text), " ",
           element("span", { className: "value" }, values[place] === undefined ? "" : formatNumber(values[place])));
-        applyTint(word, values[place] ?? 0, largest);
+        applyTint(word, values[place] ?? 0, largest, PROPORTIONAL);
         return word;
       })));
     this.words.replaceChildren(strip("Words of the query", pair.rows, rowValues),
@@ -203,7 +211,7 @@ export class SimilarityView {
     const { rows, columns, contributions: values } = pair;
     const figure = heatmapFigure({
       title: `Query and text ${this.shown + 1}: ${formatNumber(pair.score)}`, rows: names(rows), columns: names(columns), values,
-      largest: largestOf(values), cell: CELL,
+      largest: largestOf(values), cell: CELL, power: PROPORTIONAL,
     });
     return { name: `attendant-similarity-${this.shown + 1}`, figure, rows: pairRows({ rows, columns, values }) };
   }

@@ -23,7 +23,7 @@ const ENUMS = {
     special_tokens: "SPECIAL_TOKENS", segments: "SEGMENTS", dtype: "DTYPE",
   },
   compare: {},
-  similarity: { pairs: "PAIRS", similarity: "SIMILARITY", unit: "UNIT_KIND", effect: "EFFECT", truncation: "TRUNCATION" },
+  similarity: { unit: "UNIT_KIND", effect: "EFFECT" },
 };
 
 /** Return a request as a shell command. */

@@ -1,0 +1,29 @@
+"""Write the picture of the page in the README: `python -m tests.browser.picture`, or `make picture`."""
+
+from playwright.sync_api import sync_playwright
+
+from tests.browser.conftest import CHROMIUM, SWITCHES
+from tests.browser.page_driver import PageDriver
+from tests.conftest import ROOT, start_server, stop_server
+
+PICTURE = ROOT / "docs" / "images" / "page.png"
+SIZE = (1200, 1130)
+
+
+def main() -> None:
+    """Draw the opened page, with the pointer on a word, down to the end of the chart."""
+    server = start_server(model_dir=ROOT / "models" / "all-MiniLM-L6-v2")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+        driver = PageDriver(page, server.rest).open()
+        page.get_by_role("group", name="Words of sentence 1").get_by_role("button", name="bank").hover()
+        driver.settle()
+        PICTURE.parent.mkdir(exist_ok=True)
+        page.screenshot(path=PICTURE)
+        browser.close()
+    stop_server(server)
+
+
+if __name__ == "__main__":
+    main()
