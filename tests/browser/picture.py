@@ -7,7 +7,7 @@ from tests.browser.page_driver import PageDriver
 from tests.conftest import ROOT, start_server, stop_server
 
 PICTURE = ROOT / "docs" / "images" / "page.png"
-SIZE = (1200, 1130)
+SIZE = (1280, 1175)
 
 
 def main() -> None:
