@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.browser.conftest import TWO_SENTENCES
+from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.test_map import first_result
 
@@ -15,6 +15,12 @@ ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canva
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return Array.from(pixels).filter((_, place) => place % 4 === 3);
 })"""
+OPAQUE = """(color) => {
+    const canvas = document.querySelectorAll(".multiples canvas")[2];
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const opaque = pixels.findIndex((value, place) => place % 4 === 3 && value === 255);
+    return color.every((value, channel) => pixels[opaque - 3 + channel] === value);
+}"""
 THRESHOLD = 0.5
 NAMES = {
     "previous": "previous token",
@@ -51,6 +57,14 @@ def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Cli
         full = largest if scale == "shared" else own
         expected = [255 * (value / full) ** 0.5 for row in attention_map["matrix"] for value in row]
         assert actual == pytest.approx(expected, abs=1.01)
+
+
+def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
+    """The colors are those of the style sheet, also after a change of the scheme."""
+    driver = new_driver(color_scheme="light").open().explore()
+    for scheme, color in (("light", [52, 88, 200]), ("dark", [110, 146, 255]), ("light", [52, 88, 200])):
+        driver.page.emulate_media(color_scheme=scheme)
+        driver.page.wait_for_function(OPAQUE, arg=color)
 
 
 def test_thumbnail_is_enlarged_with_labels(driver: PageDriver) -> None:

@@ -77,6 +77,13 @@ def test_play_can_be_paused_and_the_slider_stops_it(opened: PageDriver) -> None:
     assert opened.page.locator("#layer").input_value() == "4"
 
 
+def test_play_stops_when_the_other_tab_is_selected(opened: PageDriver) -> None:
+    opened.page.get_by_role("button", name="Play").click()
+    opened.page.get_by_role("tab", name="Similarity").click()
+    opened.page.get_by_role("tab", name="Word in context").click()
+    assert opened.page.get_by_role("button", name="Play").is_visible()
+
+
 def test_play_steps_by_hand_with_reduced_motion(new_driver: NewDriver) -> None:
     driver = new_driver(reduced_motion="reduce").open()
     step = driver.page.get_by_role("button", name="Next layer")

@@ -66,10 +66,16 @@ def test_link_in_the_same_window_changes_the_view(opened: PageDriver) -> None:
     assert opened.settle().selected_words() == ["spring"] * 4
 
 
-def test_link_has_no_texts_in_its_request(driver: PageDriver) -> None:
-    """The fragment is not sent to the server."""
-    for request in driver.requests:
-        assert "cashed" not in urlsplit(request.url).path + urlsplit(request.url).query
+def test_removed_fragment_opens_the_example(opened: PageDriver) -> None:
+    """Also in the tab that is not shown."""
+    opened.open("v=1&x=spring&layer=2&q=one&d=two")
+    opened.page.evaluate("location.hash = ''")
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('bank')")
+    opened.settle()
+    assert opened.page.locator("#layer").input_value() == "6"
+    opened.page.get_by_role("tab", name="Similarity").click()
+    assert opened.page.get_by_label("Query", exact=True).input_value() == "How do I open a bank account?"
+    assert opened.page.get_by_role("alert").count() == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import { SimilarityView } from "./similarity.js";
 import { Tabs } from "./tabs.js";
 
 const INVALID = 422; // a retry does not help
+const OPENING = "v=1"; // the fragment of the opening state
 
 /** The page: two tabs, the notices, and the link to the current state. */
 class Page {
@@ -31,6 +32,7 @@ class Page {
 
   #selectTab() {
     this.similarity.setActive(this.tabs.selected === "similarity");
+    this.context.player.stop();
     this.share.update();
   }
 
@@ -62,10 +64,10 @@ class Page {
   /** Show the state of the link, or the opening state and a notice if the link is not valid. */
   #restore() {
     try {
-      const { tab, context, similarity } = decode(location.hash.slice(1));
+      const { tab, context, similarity } = decode(location.hash.slice(1) || OPENING);
       this.notices.set("link", null);
       this.context.restore(context);
-      if (similarity) this.similarity.restore(similarity);
+      this.similarity.restore(similarity);
       this.tabs.select(tab);
       this.#selectTab();
     } catch (error) {

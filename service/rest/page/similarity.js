@@ -8,9 +8,11 @@ import { formatNumber } from "./number.js";
 import { queryMaker } from "./query.js";
 import { RequestPanel } from "./request.js";
 
+/** @type {import("./fragment.js").SimilarityState} */
 const OPENING = {
   query: "How do I open a bank account?",
   documents: ["You need a passport to open an account at the bank.", "We walked along the river bank until dark."],
+  shown: 0, tint: "sum",
 };
 const TYPING_MS = 400;
 const CELL = 30; // pixels of a cell in saved figures
@@ -30,10 +32,7 @@ export class SimilarityView {
    */
   constructor(root, notices, onChange) {
     this.onChange = onChange;
-    this.query = OPENING.query;
-    this.documents = OPENING.documents;
-    this.shown = 0;
-    this.tint = "sum";
+    ({ query: this.query, documents: this.documents, shown: this.shown, tint: this.tint } = OPENING);
     this.active = false;
     this.hasEffects = true;
     /** @type {{response: any, request: any} | null} */
@@ -86,14 +85,14 @@ export class SimilarityView {
   /** The state for a link, or null if it is the opening state. */
   get state() {
     const { query, documents, shown, tint } = this;
-    const opening = JSON.stringify([query, documents]) === JSON.stringify([OPENING.query, OPENING.documents]);
-    return opening && !shown && tint === "sum" ? null : { query, documents, shown, tint };
+    const state = { query, documents, shown, tint };
+    return JSON.stringify(state) === JSON.stringify(OPENING) ? null : state;
   }
 
-  /** Show the state of a link. */
-  restore(/** @type {import("./fragment.js").SimilarityState} */ { query, documents, shown, tint }) {
-    Object.assign(this, { query, documents, shown, tint });
-    /** @type {HTMLSelectElement} */ (this.tintPicker.querySelector("select")).value = tint;
+  /** Show the state of a link, or the opening state. */
+  restore(/** @type {import("./fragment.js").SimilarityState | null} */ state) {
+    Object.assign(this, state ?? OPENING);
+    /** @type {HTMLSelectElement} */ (this.tintPicker.querySelector("select")).value = this.tint;
     this.#build();
     this.#request(0);
     this.#draw();
