@@ -1,7 +1,7 @@
 """The maps of all layers and heads: pixels, scale, enlargement, and the names of heads."""
 
 import base64
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -62,7 +62,9 @@ def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Cli
 def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
     """The colors are those of the style sheet, also after a change of the scheme."""
     driver = new_driver(color_scheme="light").open().explore()
-    for scheme, color in (("light", [52, 88, 200]), ("dark", [110, 146, 255]), ("light", [52, 88, 200])):
+    light, dark = [52, 88, 200], [110, 146, 255]
+    schemes: list[tuple[Literal["light", "dark"], list[int]]] = [("light", light), ("dark", dark), ("light", light)]
+    for scheme, color in schemes:
         driver.page.emulate_media(color_scheme=scheme)
         driver.page.wait_for_function(OPAQUE, arg=color)
 
