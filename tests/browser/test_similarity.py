@@ -139,6 +139,8 @@ def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDr
 def test_words_are_tinted_in_place(tab: PageDriver, tint: str) -> None:
     """By the sum of their contributions, or by the effect of leaving them out."""
     tab.page.select_option("#tint", tint)
+    meaning = {"sum": "The sum of the row or column", "effect": "The score less the score without"}
+    assert tab.page.locator("#tint-meaning").inner_text().startswith(meaning[tint])
     _, pair = last_pair(tab)
     sums = [
         [sum(row) for row in pair["contributions"]],
@@ -159,6 +161,19 @@ def test_own_texts_are_compared_once_per_pause(tab: PageDriver) -> None:
     bodies = tab.sent_bodies(ROUTE)[before:]
     assert len(bodies) <= 2
     assert bodies[-1]["queries"] == ["Where is the river?"]
+
+
+def test_previous_values_are_dimmed_while_a_request_is_pending(tab: PageDriver) -> None:
+    """They do not disappear, so that the page does not jump."""
+    held: list[Route] = []
+    tab.page.route(f"**{ROUTE}", held.append)
+    with tab.page.expect_request(f"**{ROUTE}"):
+        tab.page.get_by_label("Query", exact=True).fill("Where is the river?")
+    assert tab.page.locator("#similarity .stale #word-pairs").is_visible()
+    assert "".join(tab.page.locator("#similarity .score").all_inner_texts()) == ""
+    held[0].continue_()
+    tab.page.wait_for_function("() => !document.querySelector('#similarity .stale')")
+    assert tab.page.locator("#word-pairs tbody th").first.inner_text() == "Where"
 
 
 def test_texts_can_be_added_and_removed(tab: PageDriver) -> None:

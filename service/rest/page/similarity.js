@@ -17,6 +17,10 @@ const OPENING = {
 const TYPING_MS = 400;
 const CELL = 30; // pixels of a cell in saved figures
 const TINTS = { sum: "contributions", effect: "effect of leaving a word out" };
+const MEANINGS = {
+  sum: "The sum of the row or column of each word in the heat map: its part of the score.",
+  effect: "The score less the score without the vectors of the word. It ranks the words of a text better than contributions do.",
+};
 const UNAVAILABLE = {
   max_pooling: "Contributions are not available: max pooling takes each component from another word, so the score is not a sum over pairs of words.",
   nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",
@@ -35,6 +39,7 @@ export class SimilarityView {
     ({ query: this.query, documents: this.documents, shown: this.shown, tint: this.tint } = OPENING);
     this.active = false;
     this.hasEffects = true;
+    this.busy = false;
     /** @type {{response: any, request: any} | null} */
     this.latest = null;
     this.fields = element("div", { className: "texts" });
@@ -42,20 +47,22 @@ export class SimilarityView {
     this.words = element("div", { className: "in-place" });
     this.sum = element("div", {});
     this.message = element("p", { className: "quiet" });
+    this.meaning = element("p", { id: "tint-meaning", className: "quiet" });
     this.map = element("div", { className: "figure" });
     this.heatmap = new Heatmap(this.map);
     this.request = new RequestPanel();
     this.save = downloads("heat map", () => this.#saved());
     this.add = button("Add a text", () => this.#setDocuments([...this.documents, ""], this.documents.length), { className: "small", id: "add-text" });
     this.tintPicker = select("Tint words by", Object.entries(TINTS).map(([value, text]) => ({ value, text })), this.tint,
-      (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint" });
-    this.result.append(element("div", { className: "pickers" }, this.tintPicker), this.words, this.message,
+      (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint", describedBy: "tint-meaning" });
+    this.result.append(element("div", { className: "pickers" }, this.tintPicker, this.meaning), this.words, this.message,
       element("div", { className: "beside" }, this.map, this.sum), this.save, this.request.root);
     root.append(element("p", { className: "introduction" }, "The similarity of two texts is a sum over all pairs of their words. "
       + "The heat map shows which pairs it comes from."),
     this.fields, element("p", { className: "actions" }, this.add), this.result);
     const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
     this.similarityQuery = make("v1/similarity", ["#similarity"], {
+      onBusy: (busy) => { this.busy = busy; },
       onResponse: (response, request) => {
         this.latest = { response, request };
         this.request.show("similarity", request);
@@ -175,14 +182,18 @@ export class SimilarityView {
       output.textContent = score === undefined ? "" : `${response.similarity} ${formatNumber(score)}`;
     });
     const pair = this.#pair();
-    this.result.hidden = pair === null;
+    // Show outdated values, dimmed, only while a request is pending.
+    this.result.hidden = !pair && !(this.busy && this.latest);
+    this.result.classList.toggle("stale", !pair);
     if (!pair) return;
     const available = pair.contributions !== null;
-    this.tintPicker.hidden = pair.query_effects === null;
+    this.tintPicker.hidden = !available || pair.query_effects === null;
+    const tint = !available ? "effect" : pair.query_effects === null ? "sum" : this.tint;
+    this.meaning.textContent = MEANINGS[tint];
     this.message.textContent = available ? "" : UNAVAILABLE[response.contributions_unavailable] ?? "Contributions are not available.";
     this.message.hidden = available;
     this.map.hidden = this.sum.hidden = this.save.hidden = !available;
-    this.#drawWords(pair, available && (this.tint === "sum" || pair.query_effects === null)
+    this.#drawWords(pair, tint === "sum"
       ? [rowSums(pair.contributions), columnSums(pair.contributions)]
       : [pair.query_effects ?? [], pair.document_effects ?? []]);
     if (!available) return;
