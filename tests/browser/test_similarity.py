@@ -166,7 +166,11 @@ def test_own_texts_are_compared_once_per_pause(tab: PageDriver) -> None:
 def test_previous_values_are_dimmed_while_a_request_is_pending(tab: PageDriver) -> None:
     """They do not disappear, so that the page does not jump."""
     held: list[Route] = []
-    tab.page.route(f"**{ROUTE}", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    tab.page.route(f"**{ROUTE}", hold)
     with tab.page.expect_request(f"**{ROUTE}"):
         tab.page.get_by_label("Query", exact=True).fill("Where is the river?")
     assert tab.page.locator("#similarity .stale #word-pairs").is_visible()
