@@ -133,7 +133,7 @@ def test_hovered_word_shows_its_contributions(driver: PageDriver) -> None:
     before = driver.line(1)
     driver.page.locator(".strip").first.get_by_role("button", name="cashed").hover()
     assert driver.line(1).startswith("Contributions to cashed: ")
-    driver.page.locator("h1").hover()
+    driver.page.locator("h1:visible").hover()
     assert driver.line(1) == before
 
 

@@ -121,7 +121,7 @@ def test_terms_add_up_to_the_score(tab: PageDriver) -> None:
     assert sum(terms) == pytest.approx(score, abs=0.0005 * (len(terms) + 1))
     assert score == pytest.approx(pair["score"], abs=0.0005)
     labels = tab.page.locator("#terms th").all_inner_texts()
-    assert labels == ["pairs of words", "special tokens", "prompt", "bias", "dropped pairs", "score"]
+    assert labels == ["pairs of words", "special tokens", "score"]  # terms that are 0 are left out
 
 
 def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDriver) -> None:
@@ -266,3 +266,9 @@ def test_model_with_cls_pooling_has_no_effects(opened: PageDriver, rest: httpx.C
     assert opened.sent_bodies(ROUTE)[-1]["effect"] == "none"
     assert not opened.page.locator("#tint").is_visible()
     assert "" not in opened.page.get_by_role("group", name="Words of the query").locator(".value").all_inner_texts()
+
+
+def test_title_follows_the_tab(tab: PageDriver) -> None:
+    assert tab.page.locator("h1:visible").all_inner_texts() == ["Why two texts are similar"]
+    tab.page.get_by_role("tab", name="Word in context").click()
+    assert tab.page.locator("h1:visible").all_inner_texts() == ["How a word gets its meaning from context"]

@@ -57,9 +57,7 @@ export class SimilarityView {
       (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint", describedBy: "tint-meaning" });
     this.result.append(element("div", { className: "pickers" }, this.tintPicker, this.meaning), this.words, this.message,
       element("div", { className: "beside" }, this.map, this.sum), this.save, this.request.root);
-    root.append(element("p", { className: "introduction" }, "The similarity of two texts is a sum over all pairs of their words. "
-      + "The heat map shows which pairs it comes from."),
-    this.fields, element("p", { className: "actions" }, this.add), this.result);
+    root.append(this.fields, element("p", { className: "actions" }, this.add), this.result);
     const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
     this.similarityQuery = make("v1/similarity", ["#similarity"], {
       onBusy: (busy) => { this.busy = busy; },
@@ -230,7 +228,7 @@ export class SimilarityView {
 /** Create the table of the terms that a score is the sum of. */
 function sumTable({ contributions, rest, score }) {
   const terms = [["pairs of words", sum(contributions.map(sum))],
-    ...Object.entries(REST).map(([name, label]) => [label, rest[name] ?? 0])];
+    ...Object.entries(REST).map(([name, label]) => [label, rest[name] ?? 0]).filter(([, value]) => value !== 0)];
   const row = (label, value, className = "") => element("tr", { className }, element("th", { scope: "row" }, label),
     element("td", {}, formatNumber(value)));
   return element("table", { className: "numbers", id: "terms" },

@@ -3,7 +3,7 @@ import { rove } from "./roving.js";
 /** Tabs by the ARIA pattern: the arrow keys move the focus and select. */
 export class Tabs {
   /**
-   * @param {HTMLElement} root the tab list, with buttons that control panels
+   * @param {HTMLElement} root the tab list, with buttons that control panels; elements with data-tab belong to a tab too
    * @param {(name: string) => void} onSelect called when the user selects a tab
    */
   constructor(root, onSelect) {
@@ -31,5 +31,6 @@ export class Tabs {
       const panel = document.getElementById(tab.getAttribute("aria-controls") ?? "");
       if (panel) panel.hidden = !chosen;
     });
+    for (const title of document.querySelectorAll("[data-tab]")) title.toggleAttribute("hidden", title.getAttribute("data-tab") !== name);
   }
 }
