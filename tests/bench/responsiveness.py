@@ -115,7 +115,7 @@ def measure_responsiveness(server: RunningServer, progress: Callable[[str], None
                     f"/v1/{operation}", content=content, headers={"content-type": "application/json"}
                 )
                 seconds = time.perf_counter() - started
-            results.append(ProbeResult(name, response.status_code, seconds * 1e3, max(beside)))
+            results.append(ProbeResult(name, response.status_code, seconds * 1e3, max(beside, default=0.0)))
         text = "\u6cb3 bank " * (PREPARED_CHARACTERS // 8)
         prepared = []
         for _ in range(3):
