@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from attendant_client.aio_transports import open_async_transport
-from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, make_similarity, split_body
+from attendant_client.bodies import Body, Inputs, Part, halves, make_body, make_comparison, make_similarity, split_body
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
 from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
@@ -136,13 +136,14 @@ class AsyncClient:
         return [response for responses in await asyncio.gather(*parts) for response in responses]
 
     async def _call_part(
-        self, operation: str, part: Body, deadline: float | None, slots: asyncio.Semaphore
+        self, operation: str, part: Part, deadline: float | None, slots: asyncio.Semaphore
     ) -> list[Any]:
         try:
             async with slots:
-                return [await self._call(operation, part, deadline)]
+                return [await self._call(operation, part.body, deadline)]
         except AttendantError as error:
-            if error.reason != "RESPONSE_TOO_LARGE" or len(part["inputs"]) < 2:
+            if error.reason != "RESPONSE_TOO_LARGE" or len(part.body["inputs"]) < 2:
+                error.count_from(part.first)
                 raise
         responses = [await self._call_part(operation, half, deadline, slots) for half in halves(part)]
         return [response for half in responses for response in half]

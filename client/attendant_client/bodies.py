@@ -2,12 +2,20 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from attendant_client.types import Input, Limits, Occurrence
 
 Body = dict[str, Any]
 Inputs = str | Input | Sequence[str | Input]
+
+
+class Part(NamedTuple):
+    """A body with consecutive inputs of a request; `first` is the index of the first of them."""
+
+    first: int
+    body: Body
+
 
 FILL = 0.9
 """The part of a byte limit to use: sizes are estimates."""
@@ -39,10 +47,10 @@ def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str]
     return {**lists, **_present(options)}
 
 
-def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Body]:
-    """Yield bodies with consecutive inputs, each within the limits if its inputs are."""
+def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Part]:
+    """Yield the parts of a body, each within the limits if its inputs are."""
     part: list[Any] = []
-    size = spans = 0
+    first = size = spans = 0
     for item in body["inputs"]:
         item_size, item_spans = _size(item), len(item.get("spans", ())) if isinstance(item, dict) else 0
         full = (
@@ -51,19 +59,24 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Body]:
             or spans + item_spans > limits.max_spans_per_request
         )
         if part and full:
-            yield {**body, "inputs": part}
+            yield Part(first, {**body, "inputs": part})
+            first += len(part)
             part, size, spans = [], 0, 0
         part.append(item)
         size += item_size
         spans += item_spans
     if part or not body["inputs"]:
-        yield {**body, "inputs": part}
+        yield Part(first, {**body, "inputs": part})
 
 
-def halves(body: Body) -> tuple[Body, Body]:
-    """Return two bodies with half of the inputs each."""
+def halves(part: Part) -> tuple[Part, Part]:
+    """Return two parts with half of the inputs each."""
+    first, body = part
     middle = len(body["inputs"]) // 2
-    return {**body, "inputs": body["inputs"][:middle]}, {**body, "inputs": body["inputs"][middle:]}
+    return (
+        Part(first, {**body, "inputs": body["inputs"][:middle]}),
+        Part(first + middle, {**body, "inputs": body["inputs"][middle:]}),
+    )
 
 
 def _item(item: str | Input) -> str | Body:

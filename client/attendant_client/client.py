@@ -129,9 +129,10 @@ class Client:
         while pending:
             part = pending.pop()
             try:
-                responses.append(self._call(operation, part, deadline))
+                responses.append(self._call(operation, part.body, deadline))
             except AttendantError as error:
-                if error.reason != "RESPONSE_TOO_LARGE" or len(part["inputs"]) < 2:
+                if error.reason != "RESPONSE_TOO_LARGE" or len(part.body["inputs"]) < 2:
+                    error.count_from(part.first)
                     raise
                 pending.extend(reversed(halves(part)))
         return responses

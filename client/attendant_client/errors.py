@@ -1,5 +1,7 @@
 """Errors of the server and of the connection to it."""
 
+import re
+
 RETRYABLE = frozenset(("QUEUE_FULL", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE"))
 """Transient reasons: the same request may succeed on a retry."""
 
@@ -44,3 +46,12 @@ class AttendantError(Exception):
     def retryable(self) -> bool:
         """True if the same request may succeed later."""
         return self.reason in RETRYABLE
+
+    def count_from(self, first: int) -> None:
+        """Add `first`, the index of the first input of a part, to the index of the input at fault."""
+        old = self.field or ""
+        new = re.sub(r"^inputs\[(\d+)\]", lambda match: f"inputs[{int(match[1]) + first}]", old)
+        if new != old:
+            self.field = new
+            self.message = self.message.replace(old, new, 1)
+            self.args = (self.args[0].replace(old, new, 1),)

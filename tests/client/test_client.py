@@ -1,13 +1,10 @@
 """attendant-client against a running service: sync and async, gRPC and HTTP."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from attendant_client import (
-    AsyncClient,
     AttendantError,
     Client,
     Input,
@@ -16,64 +13,11 @@ from attendant_client import (
 )
 
 from service.engine.model_loader import LoadedModel
+from tests.client.clients import KINDS, url_of
 from tests.serving import ServiceThread
 
 CASHED = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
-NO_RETRIES = RetryPolicy(max_attempts=1)
-
-Protocol = Literal["http", "grpc"]
-
-
-class SyncCaller:
-    """`AsyncClient` with the interface of `Client`, so that the tests run with both."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._client = self._loop.run_until_complete(self._open(url, options))
-
-    async def _open(self, url: str, options: dict[str, Any]) -> AsyncClient:
-        return AsyncClient(url, **options)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method: Callable[..., Awaitable[Any]] = getattr(self._client, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            return self._loop.run_until_complete(method(*arguments, **options))
-
-        return call
-
-    def __enter__(self) -> "SyncCaller":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.run_until_complete(self._client.close())
-        self._loop.close()
-
-
-KINDS: dict[str, tuple[Any, Protocol]] = {
-    "http": (Client, "http"),
-    "grpc": (Client, "grpc"),
-    "async http": (SyncCaller, "http"),
-    "async grpc": (SyncCaller, "grpc"),
-}
-
-
-def url_of(service: ServiceThread, protocol: Protocol) -> str:
-    return service.rest if protocol == "http" else f"grpc://{service.grpc}"
-
-
-@pytest.fixture(scope="module")
-def service(model: LoadedModel) -> Iterator[ServiceThread]:
-    with ServiceThread(model) as running:
-        yield running
-
-
-@pytest.fixture(params=KINDS)
-def client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[Client]:
-    kind, protocol = KINDS[request.param]
-    with kind(url_of(service, protocol), retries=NO_RETRIES) as opened:
-        yield opened
 
 
 def test_clients_return_the_same_values(service: ServiceThread) -> None:

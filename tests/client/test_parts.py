@@ -1,0 +1,56 @@
+"""Errors of requests that attendant-client splits into parts."""
+
+from typing import Any
+
+import pytest
+from attendant_client import AttendantError, Client, Input
+
+from tests.client.clients import SyncCaller
+
+CASHED = "He cashed a check at the bank."
+
+
+@pytest.mark.parametrize(
+    ("operation", "options"), [("encode", {}), ("embed", {}), ("attend", {"layers": [1]}), ("tokenize", {})]
+)
+def test_error_in_a_part_counts_inputs_from_the_start_of_the_request(
+    client: Client, operation: str, options: Any
+) -> None:
+    with pytest.raises(AttendantError) as raised:
+        getattr(client, operation)([*["a"] * 300, " "], **options)
+    error = raised.value
+    assert error.field == "inputs[300]"
+    assert error.message.startswith("inputs[300]: ")
+    assert str(error) == f"{error.reason}: {error.message}"
+
+
+def test_error_in_a_part_counts_inputs_of_nested_fields(client: Client) -> None:
+    inputs = [*[Input("a", spans=[(0, 1)])] * 300, Input(CASHED, spans=[(0, 2), (3, 9), (25, 99)])]
+    with pytest.raises(AttendantError) as raised:
+        client.encode(inputs, outputs=["spans"])
+    assert raised.value.field == "inputs[300].spans[2]"
+    assert raised.value.message.startswith("inputs[300].spans[2]: ")
+
+
+@pytest.mark.parametrize("field", [None, "dtype", "inputs"])
+def test_error_in_a_part_keeps_fields_without_index(field: str | None) -> None:
+    error = AttendantError("INVALID_ARGUMENT", "EMPTY_INPUT", "inputs[1]: empty", field=field)
+    error.count_from(5)
+    assert (error.field, error.message) == (field, "inputs[1]: empty")
+
+
+def test_error_in_half_of_a_part_counts_inputs_from_the_start_of_the_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Any = client._client if isinstance(client, SyncCaller) else client
+    call = opened._call
+
+    def call_with_single_inputs(operation: str, body: Any, deadline: float | None) -> Any:
+        if len(body.get("inputs", ())) > 1:
+            raise AttendantError("INVALID_ARGUMENT", "RESPONSE_TOO_LARGE", "Response too large.")
+        return call(operation, body, deadline)
+
+    monkeypatch.setattr(opened, "_call", call_with_single_inputs)
+    with pytest.raises(AttendantError) as raised:
+        client.encode([*["a"] * 259, " ", "a"])
+    assert raised.value.field == "inputs[259]"
