@@ -48,10 +48,13 @@ class AsyncClient:
 
         Args:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
-            api_key: Key that the server requires, if any.
+            api_key: Key that the server requires, if any: printable ASCII without spaces.
             timeout_s: Default timeout of a call in seconds, including retries. None sends no timeout; the limit of the
                 server applies.
             retries: Retry policy.
+
+        Raises:
+            ValueError: The URL or the API key is not valid.
         """
         self._transport = open_async_transport(url, api_key)
         self._is_grpc = Address.parse(url).is_grpc

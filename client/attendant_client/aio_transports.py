@@ -7,9 +7,9 @@ import httpx
 
 from attendant_client import grpc_codec
 from attendant_client.bodies import Body
-from attendant_client.connections import Address, timed_out, unreachable
+from attendant_client.connections import Address, authorization, timed_out, unreachable
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
-from attendant_client.transports import call_metadata, http_request, http_response, open_channel
+from attendant_client.transports import http_request, http_response, open_channel
 
 
 class AsyncTransport(Protocol):
@@ -26,8 +26,7 @@ class AsyncHttpTransport:
     """REST with a pool of connections."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._client = httpx.AsyncClient(base_url=address.target, headers=headers, timeout=None)  # noqa: S113  # each request has its own
+        self._client = httpx.AsyncClient(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `AsyncTransport`."""
@@ -49,9 +48,9 @@ class AsyncGrpcTransport:
     """gRPC with one channel."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
+        self._metadata = tuple(authorization(api_key).items())
         self._channel = open_channel(grpc.aio, address)
         self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._metadata = call_metadata(api_key)
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `AsyncTransport`."""

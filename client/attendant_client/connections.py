@@ -1,5 +1,6 @@
 """Addresses and options of connections, shared by the sync and the async transports."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -31,6 +32,15 @@ class Address:
         if parts.scheme in HTTP_SCHEMES:
             return cls(False, parts.scheme == "https", url.rstrip("/"))
         return cls(True, parts.scheme == "grpcs", parts.netloc)
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header with the API key, if any; raises ValueError for a key that no header can carry."""
+    if api_key is None:
+        return {}
+    if not re.fullmatch("[!-~]+", api_key):
+        raise ValueError("api_key: empty, or not printable ASCII without spaces. Remove spaces and line breaks.")
+    return {"authorization": f"Bearer {api_key}"}
 
 
 def unreachable(message: str) -> AttendantError:

@@ -7,7 +7,15 @@ import httpx
 
 from attendant_client import grpc_codec, http_codec
 from attendant_client.bodies import Body
-from attendant_client.connections import CHANNEL_OPTIONS, SLACK_S, TIMEOUT_HEADER, Address, timed_out, unreachable
+from attendant_client.connections import (
+    CHANNEL_OPTIONS,
+    SLACK_S,
+    TIMEOUT_HEADER,
+    Address,
+    authorization,
+    timed_out,
+    unreachable,
+)
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
 
 
@@ -25,8 +33,7 @@ class HttpTransport:
     """REST with a pool of connections."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._client = httpx.Client(base_url=address.target, headers=headers, timeout=None)  # noqa: S113  # each request has its own
+        self._client = httpx.Client(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `Transport`."""
@@ -48,9 +55,9 @@ class GrpcTransport:
     """gRPC with one channel."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
+        self._metadata = tuple(authorization(api_key).items())
         self._channel = open_channel(grpc, address)
         self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._metadata = call_metadata(api_key)
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `Transport`."""
@@ -79,11 +86,6 @@ def open_channel(module: Any, address: Address) -> Any:
     if address.is_secure:
         return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=CHANNEL_OPTIONS)
     return module.insecure_channel(address.target, options=CHANNEL_OPTIONS)
-
-
-def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of calls."""
-    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
 
 
 def http_request(

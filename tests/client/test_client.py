@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attendant_client import (
+    AsyncClient,
     AttendantError,
     Client,
     Input,
@@ -156,6 +157,22 @@ def test_unreachable_server_is_retried(name: str) -> None:
 def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL of http, https, grpc or grpcs"):
         Client(url)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("key", ["", " ", "secret1\n", "secret1\x7f", "secret 1", "s\u00e9cret1"])
+def test_invalid_api_key_is_rejected_without_its_value(kind: Any, protocol: str, key: str) -> None:
+    with pytest.raises(ValueError, match="api_key: ") as raised:
+        kind(f"{protocol}://127.0.0.1:9", api_key=key)
+    assert not key.strip() or key.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_api_key_may_have_any_visible_character(service: ServiceThread, name: str) -> None:
+    kind, protocol = KINDS[name]
+    with kind(url_of(service, protocol), api_key="".join(map(chr, range(0x21, 0x7F)))) as client:
+        assert client.model().name
 
 
 def test_embed_returns_pooled_vectors_whatever_the_outputs(client: Client) -> None:
