@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import grpc
 import httpx
 
-from attendant_client import grpc_codec
+from attendant_client import grpc_codec, grpc_requests
 from attendant_client.bodies import Body
 from attendant_client.connections import Address, authorization, timed_out, unreachable
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
@@ -54,7 +54,7 @@ class AsyncGrpcTransport:
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `AsyncTransport`."""
-        message = grpc_codec.to_message(operation, body)
+        message = grpc_requests.to_message(operation, body)
         call = getattr(self._stub, grpc_codec.METHODS[operation])(message, timeout=timeout_s, metadata=self._metadata)
         try:
             messages = [item async for item in call] if operation == "attend" else [await call]

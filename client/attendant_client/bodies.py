@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from attendant_client.errors import wrong_type
 from attendant_client.types import Input, Limits, Occurrence
 
 Body = dict[str, Any]
@@ -25,15 +26,18 @@ INPUT_BYTES = 64
 
 def make_body(inputs: Inputs, **options: Any) -> Body:
     """Return a body; options that are None are left out."""
-    items = [inputs] if isinstance(inputs, (str, Input)) else list(inputs)
-    return {"inputs": [_item(item) for item in items], **_present(options)}
+    items = [inputs] if isinstance(inputs, (str, Input)) else to_list(inputs, "inputs")
+    return {"inputs": [_item(item, f"inputs[{index}]") for index, item in enumerate(items)], **_present(options)}
 
 
 def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
     """Return the body of a comparison; options that are None are left out."""
     items = []
-    for occurrence in occurrences:
-        place: Body = {} if occurrence.span is None else {"span": list(occurrence.span)}
+    for index, occurrence in enumerate(to_list(occurrences, "occurrences")):
+        path = f"occurrences[{index}]"
+        if not isinstance(occurrence, Occurrence):
+            raise wrong_type(path, occurrence, "Send an Occurrence.")
+        place: Body = {} if occurrence.span is None else {"span": to_list(occurrence.span, f"{path}.span")}
         if occurrence.word_index is not None:
             place["word_index"] = occurrence.word_index
         items.append({"text": occurrence.text, **place})
@@ -43,7 +47,7 @@ def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
 def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Body:
     """Return the body of a similarity request; options that are None are left out."""
     texts = {"queries": queries, "documents": documents}
-    lists = {name: [value] if isinstance(value, str) else list(value) for name, value in texts.items()}
+    lists = {name: [value] if isinstance(value, str) else to_list(value, name) for name, value in texts.items()}
     return {**lists, **_present(options)}
 
 
@@ -79,14 +83,24 @@ def halves(part: Part) -> tuple[Part, Part]:
     )
 
 
-def _item(item: str | Input) -> str | Body:
+def to_list(value: Any, path: str) -> list[Any]:
+    """Return the items of a list; raises `AttendantError` for a string and for a value that has no items."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise wrong_type(path, value, "Send a list.")
+    return list(value)
+
+
+def _item(item: str | Input, path: str) -> str | Body:
     if isinstance(item, str):
         return item
+    if not isinstance(item, Input):
+        raise wrong_type(path, item, "Send a string or an Input.")
     fields: Body = _present({"text": item.text, "pair": item.pair})
     if item.token_ids is not None:
-        fields["token_ids"] = list(item.token_ids)
+        fields["token_ids"] = to_list(item.token_ids, f"{path}.token_ids")
     if item.spans:
-        fields["spans"] = [list(span) for span in item.spans]
+        spans = to_list(item.spans, f"{path}.spans")
+        fields["spans"] = [to_list(span, f"{path}.spans[{index}]") for index, span in enumerate(spans)]
     return fields
 
 

@@ -1,6 +1,7 @@
 """Errors of the server and of the connection to it."""
 
 import re
+from typing import Any
 
 RETRYABLE = frozenset(("QUEUE_FULL", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE"))
 """Transient reasons: the same request may succeed on a retry."""
@@ -55,3 +56,23 @@ class AttendantError(Exception):
             self.field = new
             self.message = self.message.replace(old, new, 1)
             self.args = (self.args[0].replace(old, new, 1),)
+
+
+def invalid(
+    field: str,
+    problem: str,
+    remedy: str,
+    *,
+    actual: int | str | None = None,
+    limit: int | None = None,
+    reason: str = "INVALID_ARGUMENT",
+) -> AttendantError:
+    """Return the error of a value that the client rejects, with a message like those of the server."""
+    detail = "" if actual is None else f" ({actual})" if limit is None else f" ({actual}, limit {limit})"
+    message = f"{field}: {problem}{detail}. {remedy}"
+    return AttendantError("INVALID_ARGUMENT", reason, message, field=field, limit=limit, actual=actual)
+
+
+def wrong_type(field: str, value: Any, remedy: str) -> AttendantError:
+    """Return the error of a value of the wrong type."""
+    return invalid(field, "wrong type", remedy, actual=type(value).__name__)

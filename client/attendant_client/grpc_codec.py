@@ -1,4 +1,4 @@
-"""Messages of the gRPC API: requests from bodies, responses and errors from messages."""
+"""Messages of the gRPC API as responses, and its errors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,7 +10,6 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from attendant_client import similarity_codec
-from attendant_client.bodies import Body
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import array_of
 from attendant_client.pb import encoder_pb2 as pb
@@ -44,75 +43,6 @@ METHODS = {
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
-REQUESTS: dict[str, Any] = {
-    "encode": pb.EncodeRequest,
-    "attend": pb.AttendRequest,
-    "compare": pb.CompareRequest,
-    "similarity": pb.SimilarityRequest,
-    "tokenize": pb.TokenizeRequest,
-    "model": pb.GetModelRequest,
-}
-ENUMS = {
-    "attend": {
-        "kind": "ATTENTION_KIND",
-        "head_reduce": "HEAD_REDUCE",
-        "layer_reduce": "MAP_LAYER_REDUCE",
-        "unit": "UNIT_KIND",
-        "special_tokens": "SPECIAL_TOKENS",
-        "segments": "SEGMENTS",
-        "truncation": "TRUNCATION",
-        "dtype": "DTYPE",
-    },
-    "encode": {
-        "outputs": "OUTPUT",
-        "layer_reduce": "LAYER_REDUCE",
-        "pooling": "POOLING",
-        "truncation": "TRUNCATION",
-        "dtype": "DTYPE",
-    },
-    "similarity": {
-        "pairs": "PAIRS",
-        "similarity": "SIMILARITY_FUNCTION",
-        "truncation": "TRUNCATION",
-        "unit": "UNIT_KIND",
-        "effect": "EFFECT",
-    },
-}
-PROMPTS = ("prompt", "query_prompt", "document_prompt")
-"""Each is a oneof with the name of a prompt. A message keeps only the last field of a oneof that is set."""
-
-
-def to_message(operation: str, body: Body) -> Any:
-    """Return a body as the request message; raises `AttendantError` for a value that the proto does not have."""
-    for prompt in PROMPTS:
-        if prompt in body and f"{prompt}_name" in body:
-            raise AttendantError(
-                "INVALID_ARGUMENT",
-                "INVALID_ARGUMENT",
-                f"{prompt}_name: set together with {prompt}. Send one of them.",
-                field=f"{prompt}_name",
-            )
-    values: Body = {}
-    for name, value in body.items():
-        if name == "inputs":
-            values[name] = [_input(item) for item in value]
-        elif name == "occurrences":
-            values[name] = [_occurrence(item) for item in value]
-        elif name in ("layers", "heads") and value == "all":
-            if operation == "encode":
-                values["all_layers"] = True
-        elif (prefix := ENUMS.get(operation, {}).get(name)) is not None:
-            values[name] = (
-                f"{prefix}_{value.upper()}"
-                if isinstance(value, str)
-                else [f"{prefix}_{item.upper()}" for item in value]
-            )
-        else:
-            values[name] = value
-    try:
-        return REQUESTS[operation](**values)
-    except (TypeError, ValueError) as error:
-        raise AttendantError("INVALID_ARGUMENT", "INVALID_ARGUMENT", f"Request is not valid: {error}") from None
 
 
 def decode(operation: str, messages: Sequence[Any]) -> Any:
@@ -160,22 +90,6 @@ def _number(value: str | None) -> int | float | str | None:
         except ValueError:
             continue
     return value
-
-
-def _input(item: str | Body) -> pb.Input:
-    if isinstance(item, str):
-        return pb.Input(text=item)
-    values: Body = {name: item[name] for name in ("text", "pair") if name in item}
-    if "token_ids" in item:
-        values["token_ids"] = pb.TokenIds(ids=item["token_ids"])
-    return pb.Input(spans=[pb.Span(start=start, end=end) for start, end in item.get("spans", ())], **values)
-
-
-def _occurrence(item: Body) -> pb.Occurrence:
-    values = dict(item)
-    if "span" in values:
-        values["span"] = pb.Span(start=item["span"][0], end=item["span"][1])
-    return pb.Occurrence(**values)
 
 
 def _tensor(tensor: pb.Tensor) -> Array:

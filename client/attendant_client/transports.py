@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import grpc
 import httpx
 
-from attendant_client import grpc_codec, http_codec
+from attendant_client import grpc_codec, grpc_requests, http_codec
 from attendant_client.bodies import Body
 from attendant_client.connections import (
     CHANNEL_OPTIONS,
@@ -61,7 +61,7 @@ class GrpcTransport:
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         """See `Transport`."""
-        message = grpc_codec.to_message(operation, body)
+        message = grpc_requests.to_message(operation, body)
         method = getattr(self._stub, grpc_codec.METHODS[operation])
         try:
             response = method(message, timeout=timeout_s, metadata=self._metadata)

@@ -1,0 +1,155 @@
+"""Request messages of the gRPC API from bodies. Errors name the same fields as those of the REST API."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, get_args, get_type_hints
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from attendant_client.bodies import Body, to_list
+from attendant_client.errors import invalid, wrong_type
+from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
+from attendant_client.pb import encoder_pb2 as pb
+
+REQUESTS: dict[str, Any] = {
+    "encode": pb.EncodeRequest,
+    "attend": pb.AttendRequest,
+    "compare": pb.CompareRequest,
+    "similarity": pb.SimilarityRequest,
+    "tokenize": pb.TokenizeRequest,
+    "model": pb.GetModelRequest,
+}
+OPTIONS = {"encode": EncodeOptions, "attend": AttendOptions, "compare": CompareOptions, "similarity": SimilarityOptions}
+PROMPTS = ("prompt", "query_prompt", "document_prompt")
+"""Each is a oneof with the name of a prompt. A message keeps only the last field of a oneof that is set."""
+REMEDIES = {
+    FieldDescriptor.CPPTYPE_BOOL: "Send true or false.",
+    FieldDescriptor.CPPTYPE_DOUBLE: "Send a number.",
+    FieldDescriptor.CPPTYPE_INT32: "Send an integer.",
+    FieldDescriptor.CPPTYPE_STRING: "Send a string.",
+}
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+
+def to_message(operation: str, body: Body) -> Any:
+    """Return a body as the request message; raises `AttendantError` for values that the message cannot have."""
+    for prompt in PROMPTS:
+        if prompt in body and f"{prompt}_name" in body:
+            raise invalid(f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
+    message = REQUESTS[operation]()
+    for name, value in body.items():
+        if name == "inputs":
+            for index, item in enumerate(value):
+                _set_input(message.inputs.add(), item, f"inputs[{index}]")
+        elif name == "occurrences":
+            for index, item in enumerate(value):
+                _set_occurrence(message.occurrences.add(), item, f"occurrences[{index}]")
+        else:
+            _set_option(message, operation, name, value)
+    return message
+
+
+def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
+    if name in ("layers", "heads") and isinstance(value, str):
+        if value != "all":
+            raise invalid(name, "unknown value", 'Use "all".')
+        if operation == "encode":
+            message.all_layers = True
+    elif labels := _enum_labels(operation, name):
+        _set_enum(message, name, value, labels)
+    else:
+        _set_field(message, name, value, name)
+
+
+@cache
+def _enum_labels(operation: str, name: str) -> dict[str, str]:
+    """Return the proto's label of each value of an option; empty if it is not an enum."""
+    field = REQUESTS[operation].DESCRIPTOR.fields_by_name.get(name)
+    if field is None or field.enum_type is None:
+        return {}
+    hint = get_type_hints(OPTIONS[operation])[name]
+    values = get_args(get_args(hint)[0] if field.is_repeated else hint)
+    prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+    return {value: prefix + value.upper() for value in values}
+
+
+def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> None:
+    """Set an enum or a list of enums from values of the REST API or labels of the proto."""
+
+    def label(item: Any, path: str) -> str:
+        if isinstance(item, str) and (item in labels or item in labels.values()):
+            return labels.get(item, item)
+        *values, last = (f'"{value}"' for value in labels)
+        raise invalid(path, "unknown value", f"Use {', '.join(values)} or {last}.")
+
+    if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+        items = to_list(value, name)
+        getattr(message, name).extend(label(item, f"{name}[{index}]") for index, item in enumerate(items))
+    else:
+        setattr(message, name, label(value, name))
+
+
+def _set_input(message: pb.Input, item: str | Body, path: str) -> None:
+    if isinstance(item, str):
+        _set_field(message, "text", item, path)
+        return
+    if "token_ids" in item:
+        for name in ("text", "pair"):
+            if name in item:
+                raise invalid(path, f"{name} and token_ids are both set", "Send one of them.")
+        message.token_ids.SetInParent()
+        _set_field(message.token_ids, "ids", item["token_ids"], f"{path}.token_ids", f"{path}.token_ids")
+    for name in ("text", "pair"):
+        if name in item:
+            _set_field(message, name, item[name], f"{path}.{name}")
+    for index, span in enumerate(item.get("spans", ())):
+        _set_span(message.spans.add(), span, f"{path}.spans[{index}]")
+
+
+def _set_occurrence(message: pb.Occurrence, item: Body, path: str) -> None:
+    if "span" in item and "word_index" in item:
+        raise invalid(path, "span and word_index are both set", "Send one of them.")
+    for name, value in item.items():
+        if name == "span":
+            _set_span(message.span, value, f"{path}.span")
+        else:
+            _set_field(message, name, value, f"{path}.{name}")
+
+
+def _set_span(message: pb.Span, span: list[Any], path: str) -> None:
+    if len(span) != 2:
+        raise invalid(path, "wrong number of items", "Send [start, end].", actual=len(span), limit=2)
+    message.SetInParent()
+    for index, name in enumerate(("start", "end")):
+        _set_field(message, name, span[index], f"{path}[{index}]", path)
+
+
+def _set_field(message: Any, name: str, value: Any, path: str, range_path: str | None = None) -> None:
+    """Set a scalar or a list of scalars; `range_path` is the field of errors of range, by default that of the value."""
+    field = message.DESCRIPTOR.fields_by_name.get(name)
+    if field is None:
+        raise invalid(path, "unknown field", "Remove it.", reason="UNKNOWN_FIELD")
+    remedy = REMEDIES[field.cpp_type]
+    if not field.is_repeated:
+        _put(partial(setattr, message, name), value, path, remedy, range_path or path)
+        return
+    items, target = to_list(value, path), getattr(message, name)
+    try:
+        target.extend(items)
+    except (TypeError, ValueError):  # one at a time is slower, but names the item
+        del target[:]
+        for index, item in enumerate(items):
+            item_path = f"{path}[{index}]"
+            _put(target.append, item, item_path, remedy, range_path or item_path)
+
+
+def _put(put: Callable[[Any], None], value: Any, path: str, remedy: str, range_path: str) -> None:
+    try:
+        put(value)
+    except TypeError:
+        raise wrong_type(path, value, remedy) from None
+    except UnicodeError:
+        raise invalid(path, "not valid Unicode", "Remove surrogates.") from None
+    except ValueError:
+        limit = INT32_MAX if value > 0 else INT32_MIN
+        raise invalid(range_path, "out of range", "Use a 32-bit integer.", actual=value, limit=limit) from None

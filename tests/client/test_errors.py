@@ -1,0 +1,145 @@
+"""Errors of attendant-client for invalid values: the same fields over gRPC and HTTP."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from attendant_client import AttendantError, Client, Input, Occurrence
+from attendant_client.grpc_requests import OPTIONS, REQUESTS
+
+from tests.client.clients import KINDS, NO_RETRIES, url_of
+from tests.serving import ServiceThread
+
+Call = Callable[[Any], Any]
+HUGE = 2**40
+
+
+@pytest.fixture(params=["grpc", "async grpc"])
+def grpc_client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[Client]:
+    kind, protocol = KINDS[request.param]
+    with kind(url_of(service, protocol), retries=NO_RETRIES) as opened:
+        yield opened
+
+
+def error_of(client: Client, call: Call) -> AttendantError:
+    with pytest.raises(AttendantError) as raised:
+        call(client)
+    return raised.value
+
+
+def encode(*inputs: Any, **options: Any) -> Call:
+    return lambda client: client.encode(inputs, **options)
+
+
+def attend(**options: Any) -> Call:
+    return lambda client: client.attend("a bank", **options)
+
+
+def compare(*occurrences: Any) -> Call:
+    return lambda client: client.compare(occurrences)
+
+
+def similarity(queries: Any = "a", **options: Any) -> Call:
+    return lambda client: client.similarity(queries, ["b"], **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (encode("a", Input("a", token_ids=[2000])), "inputs[1]: text and token_ids are both set. Send one of them."),
+        (encode(Input(pair="a", token_ids=[5])), "inputs[0]: pair and token_ids are both set. Send one of them."),
+        (
+            compare(Occurrence("a b", (0, 1)), Occurrence("a b", (0, 1), word_index=1)),
+            "occurrences[1]: span and word_index are both set. Send one of them.",
+        ),
+    ],
+)
+def test_contradictory_fields_are_an_error(client: Client, call: Call, message: str) -> None:
+    error = error_of(client, call)
+    assert (error.code, error.field, error.message) == ("INVALID_ARGUMENT", message.partition(":")[0], message)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (encode("a", 5), "inputs[1]"),
+        (encode("a", {"text": "a"}), "inputs[1]"),
+        (lambda client: client.encode(5), "inputs"),
+        (encode(Input(5)), "inputs[0].text"),  # type: ignore[arg-type]
+        (encode("a", Input(token_ids=[HUGE])), "inputs[1].token_ids"),
+        (encode(Input(token_ids=[5, "a"])), "inputs[0].token_ids[1]"),  # type: ignore[list-item]
+        (encode(Input(token_ids=5)), "inputs[0].token_ids"),  # type: ignore[arg-type]
+        (encode(Input("a", spans=[(0, 1), (0, HUGE)])), "inputs[0].spans[1]"),
+        (encode(Input("a", spans=[(0, "a")])), "inputs[0].spans[0][1]"),  # type: ignore[list-item]
+        (encode(Input("a", spans=[(0,)])), "inputs[0].spans[0]"),  # type: ignore[list-item]
+        (encode(Input("a", spans=[5])), "inputs[0].spans[0]"),  # type: ignore[list-item]
+        (encode("a", outputs="tokens"), "outputs"),
+        (encode("a", outputs=5), "outputs"),
+        (encode("a", outputs=["pooled", "token"]), "outputs[1]"),
+        (encode("a", dimensions=HUGE), "dimensions"),
+        (encode("a", dimensions="5"), "dimensions"),
+        (encode("a", normalize="yes"), "normalize"),
+        (encode("a", layers=5), "layers"),
+        (encode("a", layers=[1, HUGE]), "layers[1]"),
+        (encode("a", layers="last"), "layers"),
+        (encode("a", model=5), "model"),
+        (encode("a", output=["pooled"]), "output"),
+        (attend(heads=["a"]), "heads[0]"),
+        (attend(kind=["probs"]), "kind"),
+        (attend(top_p="a"), "top_p"),
+        (compare("a", "b"), "occurrences[0]"),
+        (compare(*[Occurrence("a b", word_index=-HUGE)] * 2), "occurrences[0].word_index"),
+        (compare(*[Occurrence("a b", span=(0, HUGE))] * 2), "occurrences[0].span"),
+        (compare(*[Occurrence("a b", span=(0,))] * 2), "occurrences[0].span"),  # type: ignore[arg-type]
+        (similarity(["a", 5]), "queries[1]"),
+        (similarity(5), "queries"),
+        (similarity(explain=True, top_k=-HUGE), "top_k"),
+    ],
+)
+def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
+    error = error_of(client, call)
+    assert (error.code, error.field) == ("INVALID_ARGUMENT", field)
+    assert error.message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(("value", "limit"), [(HUGE, 2**31 - 1), (-HUGE, -(2**31))])
+def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Client, value: int, limit: int) -> None:
+    error = error_of(grpc_client, encode("a", dimensions=value))
+    assert (error.actual, error.limit) == (value, limit)
+    assert error.message == f"dimensions: out of range ({value}, limit {limit}). Use a 32-bit integer."
+
+
+def test_text_with_a_surrogate_is_an_error_without_the_text(grpc_client: Client) -> None:
+    error = error_of(grpc_client, encode("a", "bank\ud800"))
+    assert (error.field, error.message) == ("inputs[1]", "inputs[1]: not valid Unicode. Remove surrogates.")
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (operation, field.name)
+        for operation in OPTIONS
+        for field in REQUESTS[operation].DESCRIPTOR.fields
+        if field.enum_type is not None
+    ],
+)
+def test_unknown_enum_value_is_an_error_with_the_values_of_the_rest_api(
+    service: ServiceThread, operation: str, name: str
+) -> None:
+    value = ["other"] if name == "outputs" else "other"
+    arguments = [["a"], ["b"]] if operation == "similarity" else [["a"]]
+    errors = []
+    for kind, protocol in KINDS.values():
+        with kind(url_of(service, protocol)) as client:
+            errors.append(error_of(client, lambda client: getattr(client, operation)(*arguments, **{name: value})))
+    assert len({(error.code, error.reason, error.field, error.message) for error in errors}) == 1
+    assert "Use " in errors[0].message
+
+
+def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
+    options: Any = {"truncation": "TRUNCATION_RIGHT", "outputs": ["OUTPUT_POOLED", "static"], "dtype": "DTYPE_FLOAT16"}
+    (result,) = grpc_client.encode("word " * 300, **options).results
+    assert result.truncated
+    assert result.pooled is not None
+    assert result.static_vectors is not None
+    assert result.pooled.dtype == "float16"
