@@ -1,5 +1,6 @@
 """Messages of the gRPC API as responses, and its errors."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -43,6 +44,12 @@ METHODS = {
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
+LABELS = {
+    value.name: f'"{value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED")).lower()}"'
+    for enum in pb.DESCRIPTOR.enum_types_by_name.values()
+    for value in enum.values
+}
+"""The values of the REST API by the labels of the proto, such as `"right"` of TRUNCATION_RIGHT."""
 
 
 def decode(operation: str, messages: Sequence[Any]) -> Any:
@@ -74,7 +81,7 @@ def status_error(status: Status) -> AttendantError:
     return AttendantError(
         code,
         info.reason,
-        status.message,
+        re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda match: LABELS.get(match[0], match[0]), status.message),
         field=metadata.get("field"),
         limit=_number(metadata.get("limit")),
         actual=_number(metadata.get("actual")),

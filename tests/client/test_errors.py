@@ -143,3 +143,14 @@ def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
     assert result.pooled is not None
     assert result.static_vectors is not None
     assert result.pooled.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (encode("word " * 300), 'Shorten it or set truncation to "right".'),
+        (attend(kind="scores", layer_reduce="rollout"), 'Use "none" or "mean".'),
+    ],
+)
+def test_message_of_the_server_has_enum_values_that_the_client_accepts(client: Client, call: Call, remedy: str) -> None:
+    assert error_of(client, call).message.endswith(f" {remedy}")
