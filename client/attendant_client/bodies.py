@@ -109,4 +109,7 @@ def _size(item: str | Body) -> int:
 
 
 def _present(options: Body) -> Body:
-    return {name: value for name, value in options.items() if value is not None}
+    lists = (range, tuple)  # json takes tuples, but not ranges
+    return {
+        name: list(value) if isinstance(value, lists) else value for name, value in options.items() if value is not None
+    }

@@ -177,3 +177,10 @@ def test_api_key_may_have_any_visible_character(service: ServiceThread, name: st
 
 def test_embed_returns_pooled_vectors_whatever_the_outputs(client: Client) -> None:
     assert client.embed([CASHED], outputs=["tokens"]).shape == (1, 384)
+
+
+def test_any_sequence_of_layers_is_accepted(client: Client) -> None:
+    results = [client.encode(CASHED, layers=layers).results[0].pooled for layers in (range(2), (0, 1), [0, 1])]
+    for pooled in results:
+        assert pooled is not None
+        np.testing.assert_array_equal(pooled, results[0])
