@@ -7,8 +7,8 @@ import numpy as np
 
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import (
+    ContributionRest,
     Floats,
-    Rest,
     SimilarityPair,
     SimilarityResponse,
     SimilarityText,
@@ -20,7 +20,7 @@ PROMPTS = ("query_prompt_name", "query_prompt", "document_prompt_name", "documen
 
 
 def from_json(document: Any) -> SimilarityResponse:
-    """Return the body of a REST response."""
+    """Return the response in a REST body."""
     usage, pairs = document["usage"], document.get("pairs")
     return SimilarityResponse(
         model=document["model"],
@@ -38,7 +38,7 @@ def from_json(document: Any) -> SimilarityResponse:
 
 
 def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityResponse:
-    """Return the message of a gRPC response."""
+    """Return the response in a gRPC message."""
     (message,) = messages
     explained = bool(message.pairs)
     usage = message.usage
@@ -100,7 +100,7 @@ def _pair(pair: Any) -> SimilarityPair:
         score=pair["score"],
         matrix=_floats(contributions) if isinstance(contributions, list) else None,
         top=top,
-        rest=None if pair["rest"] is None else Rest(**pair["rest"]),
+        rest=None if pair["rest"] is None else ContributionRest(**pair["rest"]),
         query_effects=None if query_effects is None else _floats(query_effects),
         document_effects=None if document_effects is None else _floats(document_effects),
     )
@@ -118,7 +118,9 @@ def _pair_message(pair: pb.SimilarityPair) -> SimilarityPair:
         top=TopContributions(list(top.query_units), list(top.document_units), _floats(top.values))
         if kind == "top"
         else None,
-        rest=Rest(rest.special_tokens, rest.prompt, rest.bias, rest.dropped) if pair.HasField("rest") else None,
+        rest=ContributionRest(rest.special_tokens, rest.prompt, rest.bias, rest.dropped)
+        if pair.HasField("rest")
+        else None,
         query_effects=_floats(pair.query_effects) if has_effects else None,
         document_effects=_floats(pair.document_effects) if has_effects else None,
     )

@@ -216,8 +216,8 @@ class TopContributions:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The terms of a score that belong to no pair of units."""
+class ContributionRest:
+    """The terms of a score that are not listed as contributions."""
 
     special_tokens: float
     prompt: float
@@ -229,7 +229,9 @@ class Rest:
 class SimilarityPair:
     """The explanation of one pair of U query units and V document units.
 
-    The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. Effects are (U) and (V).
+    The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. Effects are (U) and (V). `matrix`, `top`
+    and `rest` are None if contributions are unavailable. With `top_k`, `top` is set instead of `matrix`. Effects are
+    None without `effect`.
     """
 
     query: int
@@ -237,14 +239,14 @@ class SimilarityPair:
     score: float
     matrix: Floats | None
     top: TopContributions | None
-    rest: Rest | None
+    rest: ContributionRest | None
     query_effects: Floats | None
     document_effects: Floats | None
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarityResponse:
-    """Scores, (Q, D) or (Q) for zipped pairs, and the explanation of each pair (None without `explain`)."""
+    """Scores, (Q, N) or (Q) for zipped pairs, and the explanation of each pair (None without `explain`)."""
 
     model: str
     precision: str

@@ -167,17 +167,17 @@ class Engine:
         size, tokens = similarity_cost(request, spec, self._limits, self._manifest.max_input_tokens)
         async with deadline_scope(deadline):
             with lane.reserve(tokens, deadline):
-                work, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
+                prepared, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
                 timer.tokenized()
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
-            scores, pairs = await self._run(size, partial(work.results, vectors))
-        token_count, truncated = self._count([text.tokens for text in work.texts])
+            scores, pairs = await self._run(size, partial(prepared.results, vectors))
+        token_count, truncated = self._count([text.tokens for text in prepared.texts])
         return SimilarityResponse(
             self._manifest.name, lane.precision, spec.similarity, scores,
-            [text.result(explain=request.explain) for text in work.queries],
-            [text.result(explain=request.explain) for text in work.documents],
+            [text.result(explain=request.explain) for text in prepared.queries],
+            [text.result(explain=request.explain) for text in prepared.documents],
             pairs, spec.unavailable if request.explain else None, token_count, truncated,
             spec.query_prompt, spec.document_prompt, timer.finish(lane.metrics),
         )  # fmt: skip

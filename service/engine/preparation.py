@@ -12,7 +12,7 @@ from service.engine.encode.response import suggest_smaller as suggest_smaller_en
 from service.engine.explain.attend import AttendTask, suggest_smaller
 from service.engine.explain.compare import CompareTask, OccurrenceTokens, comparison_bytes, find_occurrence
 from service.engine.explain.contributions import Embedder
-from service.engine.explain.similarity import ComparedText, SimilarityWork
+from service.engine.explain.similarity import ComparedText, PreparedSimilarity
 from service.engine.explain.units import find_units, word_units
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import (
@@ -96,29 +96,36 @@ class Preparation:
         self._check_response_size(size, len(request.occurrences), lambda: remedy)
         return tasks
 
-    def similarity(self, request: SimilarityRequest, spec: SimilaritySpec) -> tuple[SimilarityWork, list[EncodeTask]]:
+    def similarity(
+        self, request: SimilarityRequest, spec: SimilaritySpec
+    ) -> tuple[PreparedSimilarity, list[EncodeTask]]:
         """Return the texts with their units, and the tasks of the fast lane."""
         manifest = self._manifest
         texts = []
-        for field, prompt in (("queries", spec.query_prompt), ("documents", spec.document_prompt)):
+        for field, prompt, prompt_field in (
+            ("queries", spec.query_prompt, "query_prompt"),
+            ("documents", spec.document_prompt, "document_prompt"),
+        ):
             sources = [
                 TokenizerInput(text, prompt="" if prompt is None else prompt.text) for text in getattr(request, field)
             ]
             for index, tokens in enumerate(self._tokenizer.encode(sources)):
                 path = f"{field}[{index}]"
-                checked = check_length(tokens, manifest, request.truncation, path, request.spelling.shorten)
+                remedy = request.spelling.shorten
+                checked = check_length(tokens, manifest, request.truncation, path, remedy, prompt_field)
                 unit = request.unit if request.explain else None
                 texts.append(ComparedText.of(checked, self._tokenizer, manifest, unit))
         unit_length = spec.similarity == "cosine" or manifest.normalize
         embedder = Embedder(self._dense_layers, request.dimensions, unit_length)
-        work = SimilarityWork(request, spec, manifest, embedder, texts)
+        prepared = PreparedSimilarity(request, spec, manifest, embedder, texts)
         if request.explain:
             check_explanation_size(request, [len(text.tokens) for text in texts], manifest, self._limits)
         if request.effect == "occlusion":
-            check_occlusion(request, work.occluded_sizes(), self._limits)
-        remedy = "Set top_k or send fewer texts." if request.top_k is None and request.explain else "Send fewer texts."
-        self._check_response_size(work.response_bytes(), len(texts), lambda: remedy)
-        return work, work.tasks()
+            check_occlusion(request, prepared.occluded_sizes(), manifest, self._limits)
+        top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
+        change = f"{top_k}, or send fewer or shorter texts." if request.explain else "Send fewer texts."
+        self._check_response_size(prepared.response_bytes(), 0, lambda: change)
+        return prepared, prepared.tasks()
 
     def tokenize(self, request: TokenizeRequest) -> list[TokenizeResult]:
         """Return the tokens and words of the inputs."""
@@ -150,7 +157,9 @@ class Preparation:
 
 
 PAIR_CHARACTERS = 256
-"""An explained pair takes as long as the preparation of this many characters."""
+"""An explained pair takes at least as long as the preparation of this many characters."""
+PRODUCTS_PER_CHARACTER = 8
+"""Pairs of tokens that are multiplied in the time of the preparation of one character."""
 PRODUCTS_PER_TOKEN = 3_000
 """Pairs of tokens that are multiplied in the time of the inference of one token, in bfloat16 with AMX."""
 
@@ -158,7 +167,10 @@ PRODUCTS_PER_TOKEN = 3_000
 def similarity_cost(
     request: SimilarityRequest, spec: SimilaritySpec, limits: Limits, max_tokens: int
 ) -> tuple[int, int]:
-    """Return the size of a request in characters, and its estimated cost in tokens, at most `max_queue_tokens`."""
+    """Return the cost of preparation as a number of characters, and the estimated cost of inference in tokens.
+
+    The latter is at most `max_queue_tokens`.
+    """
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
     lengths = [len(text) + prompts[0] for text in request.queries]
     lengths += [len(text) + prompts[1] for text in request.documents]
@@ -171,6 +183,7 @@ def similarity_cost(
         queries = len(request.queries)
         products = sum(truncated[query] * truncated[queries + document] for query, document in request.index_pairs())
         cost += products // PRODUCTS_PER_TOKEN
+        size += products // PRODUCTS_PER_CHARACTER
         if request.effect == "occlusion":
             occluded = sum(count * count for count in truncated)
             cost += occluded

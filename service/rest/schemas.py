@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from model.artifact import Similarity
 from service.engine.schema.encode import Token, Word
 from service.engine.schema.explain import OccurrenceResult, Unit
-from service.engine.schema.similarity import Rest, Unavailable
+from service.engine.schema.similarity import ContributionRest, UnavailableReason
 from service.errors import Reason
 
 
@@ -154,13 +154,19 @@ class SimilarityPairBody(BaseModel):
 
     query: int = Field(description="Index of the query.")
     document: int = Field(description="Index of the document.")
-    score: float = Field(description="The score: the sum of the contributions and of `rest`.")
+    score: float = Field(description="The score. If contributions are available, they and `rest` sum to it.")
     contributions: list[list[float]] | TopContributionsBody | None = Field(
         description="Contributions of pairs of units, (U, V), or those of the largest magnitude; null if unavailable."
     )
-    rest: Rest | None = Field(description="Terms of the score that belong to no pair of units; null if unavailable.")
-    query_effects: list[float] | None = Field(description="Score less the score without each query unit, (U).")
-    document_effects: list[float] | None = Field(description="Score less the score without each document unit, (V).")
+    rest: ContributionRest | None = Field(
+        description="Terms of the score that are not listed as contributions; null if unavailable."
+    )
+    query_effects: list[float] | None = Field(
+        description="Score less the score without each query unit, (U); null without `effect`."
+    )
+    document_effects: list[float] | None = Field(
+        description="Score less the score without each document unit, (V); null without `effect`."
+    )
 
 
 class SimilarityResponseBody(BaseModel):
@@ -169,11 +175,15 @@ class SimilarityResponseBody(BaseModel):
     model: str = Field(description="Name of the served model.")
     precision: str = Field(description="Precision of inference.")
     similarity: Similarity = Field(description="The similarity function.")
-    scores: list[list[float]] | list[float] = Field(description="Scores, (Q, D), or (Q) for zipped pairs.")
+    scores: list[list[float]] | list[float] = Field(
+        description="Scores of Q queries and N documents, (Q, N), or (Q) for zipped pairs."
+    )
     queries: list[SimilarityTextBody] = Field(description="The queries, in the order of the request.")
     documents: list[SimilarityTextBody] = Field(description="The documents, in the order of the request.")
     pairs: list[SimilarityPairBody] | None = Field(None, description="One element per pair, with `explain`.")
-    contributions_unavailable: Unavailable | None = Field(description="Why no pair has contributions.")
+    contributions_unavailable: UnavailableReason | None = Field(
+        description="Reason why no pair has contributions; null if they are available or `explain` is false."
+    )
     usage: UsageBody
     query_prompt_name: str | None = Field(description="Name of the prompt of queries.")
     query_prompt: str | None = Field(description="Prompt of queries; null if none was applied.")

@@ -91,6 +91,10 @@ def worst_requests() -> dict[str, tuple[str, Any]]:
             {"queries": [passage] * 16, "documents": [passage] * 16, "explain": True, "top_k": 10,
              "effect": "leave_one_out"},
         ),
+        "one explained pair": (
+            "similarity",
+            {"queries": passage, "documents": passage, "explain": True, "effect": "leave_one_out"},
+        ),
         "50 MB of contributions": ("similarity", {"queries": [passage] * 8, "documents": [passage] * 7,
                                                   "explain": True}),
         "4,000 occluded sequences": (

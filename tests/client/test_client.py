@@ -97,7 +97,7 @@ def test_inputs_over_the_limit_are_split_into_several_requests(client: Client) -
 def test_large_requests_are_split_by_bytes(service: ServiceThread, name: str) -> None:
     """3 MB exceed the limit of a REST body. The parts fill the queue, so some are retried."""
     kind, protocol = KINDS[name]
-    with kind(url_of(service, protocol), timeout_s=120, retries=RetryPolicy(max_attempts=10)) as client:
+    with kind(url_of(service, protocol), timeout_s=300, retries=RetryPolicy(max_attempts=30)) as client:
         assert len(client.encode(["word " * 3000] * 200, truncation="right").results) == 200
 
 

@@ -1,4 +1,4 @@
-"""Tiny sentence-transformers models, one per way from token vectors to a similarity."""
+"""Tiny sentence-transformers models: combinations of pooling, dense layers, prompts and similarity function."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Similarity for every way from token vectors to a score, beside sentence-transformers and beside the definitions."""
+"""Similarity per pooling, dense layers and prompts, compared with sentence-transformers and with the definitions."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from model.encoder import Encoder, block_diagonal_mask
 
 Floats = NDArray[Any]
-STEPS = 16
+STEPS = 32
 PAD, FIRST, LAST = 0, 0, -1
 
 

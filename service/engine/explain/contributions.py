@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from model.artifact import Pooling
 from service.engine.encode.pooling import DenseLayers
 from service.engine.schema.encode import Array
-from service.engine.schema.similarity import SCORE_DECIMALS, Rest, TopContributions
+from service.engine.schema.similarity import SCORE_DECIMALS, ContributionRest, TopContributions
 
 Vectors = NDArray[np.float64]
 
 SPECIAL, PROMPT = -1, -2
-"""Owners of tokens that belong to no unit; a token outside of all words counts as a special token."""
+"""Values of `unit_of_token` for tokens without a unit; a token outside of all words counts as a special token."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ class Embedder:
         return self.scale(terms, whole[:, : self.dimensions])
 
 
-def unit_terms(hidden: NDArray[Any], owners: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int) -> Vectors:
+def unit_terms(
+    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+) -> Vectors:
     """Return the terms of a pooled vector: rows of U units, of special tokens, and of the prompt, (U + 2, D).
 
     Args:
         hidden: Token vectors, (T, D).
-        owners: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
+        unit_of_token: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
         units: U.
         pooling: "mean" or "cls".
         pool_from: Index of the first pooled token, for mean pooling.
@@ -71,7 +73,7 @@ def unit_terms(hidden: NDArray[Any], owners: NDArray[np.intp], units: int, pooli
         pooled[0] = True
     else:
         pooled[pool_from:] = True
-    rows = np.where(owners == SPECIAL, units, np.where(owners == PROMPT, units + 1, owners))
+    rows = np.where(unit_of_token == SPECIAL, units, np.where(unit_of_token == PROMPT, units + 1, unit_of_token))
     membership = (rows == np.arange(units + 2)[:, None]) & pooled
     terms: Vectors = membership.astype(np.float64) @ hidden.astype(np.float64) / max(1, pooled.sum())
     return terms
@@ -82,7 +84,7 @@ class Contributions:
     """The contributions of one pair of U and V units, `units` (U, V), and the remaining terms of its score."""
 
     units: NDArray[np.float32]
-    rest: Rest
+    rest: ContributionRest
 
     @classmethod
     def of(cls, query: NDArray[np.float32], document: NDArray[np.float32]) -> "Contributions":
@@ -99,7 +101,7 @@ class Contributions:
         prompt += float(products[-2, -2])
         return cls(products[:-3, :-3], _rest(special, prompt, bias, 0.0))
 
-    def largest(self, count: int) -> tuple[TopContributions, Rest]:
+    def largest(self, count: int) -> tuple[TopContributions, ContributionRest]:
         """Return the `count` contributions of the largest magnitude, and the rest with the sum of the others."""
         flat = self.units.ravel()
         count = min(count, flat.size)
@@ -112,5 +114,5 @@ class Contributions:
         return TopContributions(rows.tolist(), columns.tolist(), Array(kept, "float32")), rest
 
 
-def _rest(*terms: float) -> Rest:
-    return Rest(*(round(term, SCORE_DECIMALS) for term in terms))
+def _rest(*terms: float) -> ContributionRest:
+    return ContributionRest(*(round(term, SCORE_DECIMALS) + 0.0 for term in terms))

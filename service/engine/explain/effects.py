@@ -32,15 +32,15 @@ class OccludedSequence:
 
 
 def pool_without_units(
-    hidden: NDArray[Any], owners: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
 ) -> NDArray[np.float64]:
     """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
 
     Arguments are those of `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
     """
     hidden = hidden[pool_from:].astype(np.float64)
-    owners = owners[pool_from:]
-    membership = owners == np.arange(units)[:, None]
+    unit_of_token = unit_of_token[pool_from:]
+    membership = unit_of_token == np.arange(units)[:, None]
     counts = membership.sum(axis=1, keepdims=True)
     remaining = len(hidden) - counts
     if pooling == "mean":

@@ -38,7 +38,7 @@ class ComparedText:
     tokens: TokenizedInput
     pool_from: int
     units: list[Unit]
-    owners: NDArray[np.intp]
+    unit_of_token: NDArray[np.intp]
     """The unit of each token, `SPECIAL`, or `PROMPT`; (T)."""
 
     @classmethod
@@ -53,16 +53,19 @@ class ComparedText:
         listed = token_units(tokens, texts) if unit == "token" else word_units(tokens, texts)
         numbers = np.cumsum([not item.special for item in listed.units]) - 1
         own = np.where([item.special for item in listed.units], SPECIAL, numbers)
-        owners = own[listed.membership.argmax(axis=0)]
+        unit_of_token = own[listed.membership.argmax(axis=0)]
         first, last = tokens.prompt_range
-        owners[first:last] = PROMPT
-        return cls(tokens, pool_from, [item for item in listed.units if not item.special], owners)
+        unit_of_token[first:last] = PROMPT
+        return cls(tokens, pool_from, [item for item in listed.units if not item.special], unit_of_token)
 
     @cached_property
     def occluded(self) -> list[OccludedSequence]:
         """The text without each of its units."""
         ids, types = self.tokens.input_ids, self.tokens.token_type_ids
-        return [OccludedSequence.of(ids, types, np.flatnonzero(self.owners != unit)) for unit in range(len(self.units))]
+        return [
+            OccludedSequence.of(ids, types, np.flatnonzero(self.unit_of_token != unit))
+            for unit in range(len(self.units))
+        ]
 
     def result(self, *, explain: bool) -> SimilarityText:
         """Return the text as part of the response."""
@@ -70,7 +73,7 @@ class ComparedText:
 
 
 @dataclass(frozen=True)
-class SimilarityWork:
+class PreparedSimilarity:
     """A request whose texts are tokenized: its tasks for the fast lane, and its results from their vectors."""
 
     request: SimilarityRequest
@@ -107,7 +110,7 @@ class SimilarityWork:
         return [
             len(text.tokens) - removed
             for text in self.texts
-            for removed in np.bincount(text.owners[text.owners >= 0], minlength=len(text.units)).tolist()
+            for removed in np.bincount(text.unit_of_token[text.unit_of_token >= 0], minlength=len(text.units)).tolist()
         ]
 
     def response_bytes(self) -> int:
@@ -179,9 +182,9 @@ class SimilarityWork:
             return None
         pooling = self.manifest.pooling
         return [
-            self.embedder.terms(unit_terms(states, text.owners, len(text.units), pooling, text.pool_from)).astype(
-                np.float32
-            )
+            self.embedder.terms(
+                unit_terms(states, text.unit_of_token, len(text.units), pooling, text.pool_from)
+            ).astype(np.float32)
             for text, states in zip(self.texts, hidden, strict=True)
         ]
 
@@ -197,7 +200,7 @@ class SimilarityWork:
         for text, states in zip(self.texts, hidden, strict=True):
             units = len(text.units)
             if effect == "leave_one_out":
-                rows = pool_without_units(states, text.owners, units, pooling, text.pool_from)
+                rows = pool_without_units(states, text.unit_of_token, units, pooling, text.pool_from)
             else:
                 rows = np.zeros((units, self.manifest.hidden_size))
                 for index, sequence in enumerate(text.occluded):

@@ -10,7 +10,7 @@ from service.engine.schema.explain import Unit
 Pairs = Literal["all", "zip"]
 SimilarityUnit = Literal["token", "word"]
 Effect = Literal["none", "leave_one_out", "occlusion"]
-Unavailable = Literal["max_pooling", "nonlinear_dense_layers"]
+UnavailableReason = Literal["max_pooling", "nonlinear_dense_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,13 @@ class SimilarityRequest:
 
     Attributes:
         queries: Q texts.
-        documents: D texts.
+        documents: N texts.
         pairs: "all" compares each query with each document, "zip" the query and the document of each position.
         similarity: None selects the function of the model.
         query_prompt_name: See `EncodeRequest.prompt_name`, for queries; likewise for documents.
         query_prompt: See `EncodeRequest.prompt`, for queries; likewise for documents.
         explain: Whether to return contributions per pair.
+        unit: Units of contributions and effects.
         top_k: Number of contributions to return per pair; None returns all.
         effect: How to measure the effect of each unit on the score.
 
@@ -69,7 +70,7 @@ class SimilaritySpec:
     similarity: Similarity
     query_prompt: AppliedPrompt | None
     document_prompt: AppliedPrompt | None
-    unavailable: Unavailable | None
+    unavailable: UnavailableReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ SCORE_DECIMALS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The terms of a score that belong to no pair of units, by what they involve, rounded to `SCORE_DECIMALS`."""
+class ContributionRest:
+    """The terms of a score that are not listed as contributions, rounded to `SCORE_DECIMALS`."""
 
     special_tokens: float
     prompt: float
@@ -117,14 +118,14 @@ class PairResult:
     score: float
     matrix: Array | None
     top: TopContributions | None
-    rest: Rest | None
+    rest: ContributionRest | None
     query_effects: Array | None
     document_effects: Array | None
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarityResponse:
-    """Scores, (Q, D) or (Q) for zipped pairs; `pairs` is None without `explain`."""
+    """Scores, (Q, N) or (Q) for zipped pairs; `pairs` is None without `explain`."""
 
     model: str
     precision: str
@@ -133,7 +134,7 @@ class SimilarityResponse:
     queries: list[SimilarityText]
     documents: list[SimilarityText]
     pairs: list[PairResult] | None
-    unavailable: Unavailable | None
+    unavailable: UnavailableReason | None
     token_count: int
     truncated_inputs: int
     query_prompt: AppliedPrompt | None

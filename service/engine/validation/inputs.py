@@ -108,8 +108,13 @@ def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> N
         raise InvalidArgument("contains the same layer twice", "Remove one.", field="layers")
 
 
-def check_length(
-    tokens: TokenizedInput, manifest: Manifest, truncation: Truncation, path: str, remedy: str
+def check_length(  # what to check, and the fields of the two possible errors
+    tokens: TokenizedInput,
+    manifest: Manifest,
+    truncation: Truncation,
+    path: str,
+    remedy: str,
+    prompt_field: str = "prompt",
 ) -> TokenizedInput:
     """Return the tokens, truncated if requested; raises if there is none or too much."""
     if not tokens.has_content:
@@ -117,12 +122,13 @@ def check_length(
     limit = manifest.max_input_tokens
     if len(tokens) <= limit:
         return tokens
-    if truncation == "error":
-        raise InputTooLong("too long", remedy, field=path, actual=len(tokens), limit=limit, unit="tokens")
-    truncated = tokens.truncate(limit, truncation)
+    truncated = tokens.truncate(limit, "right" if truncation == "error" else truncation)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
         first, last = tokens.prompt_range
         raise InputTooLong(
-            "leaves no room for text", "Shorten it.", field="prompt", actual=last - first, limit=limit, unit="tokens"
-        )
+            "leaves no room for text", "Use a shorter prompt.",
+            field=prompt_field, actual=last - first, limit=limit, unit="tokens",
+        )  # fmt: skip
+    if truncation == "error":
+        raise InputTooLong("too long", remedy, field=path, actual=len(tokens), limit=limit, unit="tokens")
     return truncated

@@ -3,23 +3,26 @@
 from model.artifact import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
-from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec, Unavailable
+from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec, UnavailableReason
 from service.engine.validation.encode import find_prompt
 from service.engine.validation.inputs import check_text
 from service.errors import EmptyInput, InvalidArgument, RequestTooLarge, Unsupported
 
 MAX_EXPLAINED_PAIRS = 256
 MAX_OCCLUDED_SEQUENCES = 4096
-"""Sequences of one request with the effect "occlusion"; the scheduler handles each in about 10 microseconds."""
+"""Sequences of one request with the effect "occlusion".
+
+The scheduler takes about 10 microseconds for each on the event loop, so the limit bounds that time to about 40 ms.
+"""
 
 
 def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manifest, *, linear: bool) -> SimilaritySpec:
-    """Check all fields; `linear` tells whether the dense layers of the model are linear."""
+    """Check all fields; `linear`: whether the dense layers of the model are linear."""
     _check_texts(request, limits)
     if request.pairs == "zip" and len(request.queries) != len(request.documents):
         value = request.spelling.value("pairs", "zip")
         raise InvalidArgument(
-            f"number differs from that of queries, but pairs is {value}", "Send one document per query.",
+            f"{value} requires as many documents as queries", "Send one document per query.",
             field="documents", actual=len(request.documents), limit=len(request.queries),
         )  # fmt: skip
     dimensions = request.dimensions
@@ -56,7 +59,7 @@ def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
             check_text(Input(TokenizerInput(text)), f"{field}[{index}]", limits.max_input_characters)
 
 
-def _unavailable(manifest: Manifest, linear: bool) -> Unavailable | None:
+def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:
     if manifest.pooling == "max":
         return "max_pooling"
     return None if linear else "nonlinear_dense_layers"
@@ -82,7 +85,9 @@ def _check_no_explanation(request: SimilarityRequest) -> None:
     fields = {"unit": request.unit != "token", "top_k": request.top_k is not None, "effect": request.effect != "none"}
     for field, is_set in fields.items():
         if is_set:
-            raise InvalidArgument("set, but explain is false", "Set explain to true or leave it out.", field=field)
+            raise InvalidArgument(
+                "set, but explain is false", f"Set explain to true or leave {field} out.", field=field
+            )
 
 
 def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
@@ -94,19 +99,24 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
     size, limit = 4 * vectors * sum(sizes) * manifest.hidden_size, limits.max_response_bytes
     if size > limit:
         raise RequestTooLarge(
-            "too many tokens to explain", "Send fewer or shorter texts.",
+            "token vectors too large", "Send fewer or shorter texts.",
             field="explain", actual=size, limit=limit, unit="bytes",
         )  # fmt: skip
 
 
-def check_occlusion(request: SimilarityRequest, sizes: list[int], limits: Limits) -> None:
+def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
     """Check the cost of occlusion; `sizes` are the numbers of tokens of the occluded sequences."""
-    fewer = f"Send fewer or shorter texts, or use {request.spelling.value('effect', 'leave_one_out')}."
-    if len(sizes) > MAX_OCCLUDED_SEQUENCES:
-        raise RequestTooLarge(
-            "too many sequences to encode", fewer, field="effect", actual=len(sizes), limit=MAX_OCCLUDED_SEQUENCES
-        )
-    if sum(sizes) > limits.max_queue_tokens:
-        raise RequestTooLarge(
-            "too many tokens to encode", fewer, field="effect", actual=sum(sizes), limit=limits.max_queue_tokens
-        )
+    spell = request.spelling.value
+    occlusion, remedy = spell("effect", "occlusion"), "Send fewer or shorter texts"
+    if request.unit == "token":
+        remedy += f", or set unit to {spell('unit', 'word')}"
+    if manifest.pooling != "cls":
+        remedy += f", or use {spell('effect', 'leave_one_out')}"
+    for noun, actual, limit in (
+        ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),
+        ("tokens", sum(sizes), limits.max_queue_tokens),
+    ):
+        if actual > limit:
+            raise RequestTooLarge(
+                f"{occlusion} needs too many {noun}", f"{remedy}.", field="effect", actual=actual, limit=limit
+            )

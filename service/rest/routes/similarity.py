@@ -31,7 +31,9 @@ class SimilarityBody(StrictModel):
     queries: Texts = Field(description="A text or a list of texts.")
     documents: Texts = Field(description="A text or a list of texts.")
     pairs: Pairs = Field("all", description="Pairs to compare: each query with each document, or by position.")
-    similarity: Similarity | None = Field(None, description="Similarity function; null selects that of the model.")
+    similarity: Similarity | None = Field(
+        None, description="Similarity function; null selects dot if the model is configured for it, else cosine."
+    )
     dimensions: int | None = Field(
         None,
         description="Number of leading components of embeddings to use (Matryoshka truncation).",

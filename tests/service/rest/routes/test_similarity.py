@@ -108,12 +108,18 @@ async def test_largest_number_of_pairs_is_explained(harness: ServiceHarness) -> 
     assert len(body["pairs"]) == MAX_EXPLAINED_PAIRS
 
 
-async def test_text_of_one_word_has_no_embedding_without_it(harness: ServiceHarness) -> None:
-    """The special tokens remain, and are pooled."""
-    for effect in ("leave_one_out", "occlusion"):
-        (pair,) = (await similarity(harness, queries="bank", documents="money", explain=True, effect=effect))["pairs"]
-        assert len(pair["query_effects"]) == 1
-        assert abs(pair["query_effects"][0]) < abs(pair["score"]) + 1
+async def test_effect_of_the_only_word_leaves_the_special_tokens(harness: ServiceHarness) -> None:
+    """With leave_one_out, the remaining vector is the mean of those of [CLS] and [SEP]."""
+    body = {"inputs": ["bank", "money"], "outputs": ["tokens", "pooled"]}
+    bank, money = (await harness.post("/v1/encode", body)).json()["results"]
+    rest = np.mean([bank["token_vectors"][0], bank["token_vectors"][2]], axis=0)
+    without = rest @ np.array(money["pooled"]) / np.linalg.norm(rest)
+    fields: dict[str, Any] = {"queries": "bank", "documents": "money", "explain": True}
+    (pair,) = (await similarity(harness, effect="leave_one_out", **fields))["pairs"]
+    np.testing.assert_allclose(pair["query_effects"], [pair["score"] - without], atol=5e-3)
+    (pair,) = (await similarity(harness, effect="occlusion", **fields))["pairs"]
+    assert len(pair["query_effects"]) == 1
+    assert abs(pair["query_effects"][0] - (pair["score"] - without)) > 1e-3
 
 
 async def test_scores_and_explanations_run_on_the_fast_lane(harness: ServiceHarness) -> None:
