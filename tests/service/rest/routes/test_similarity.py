@@ -81,6 +81,8 @@ async def test_zipped_pairs_are_the_diagonal(harness: ServiceHarness) -> None:
         ({"query_prompt_name": "query"}, "query_prompt_name", "PROMPT_NOT_FOUND"),
         ({"document_prompt": "a", "document_prompt_name": "b"}, "document_prompt_name", "INVALID_ARGUMENT"),
         ({"document_prompt": "x" * 20_000}, "document_prompt", "INPUT_TOO_LARGE"),
+        ({"query_prompt": "word " * 300}, "query_prompt", "INPUT_TOO_LONG"),
+        ({"document_prompt": "word " * 300, "truncation": "left"}, "document_prompt", "INPUT_TOO_LONG"),
         ({"unit": "word"}, "unit", "INVALID_ARGUMENT"),
         ({"top_k": 3}, "top_k", "INVALID_ARGUMENT"),
         ({"effect": "occlusion"}, "effect", "INVALID_ARGUMENT"),
