@@ -1,7 +1,7 @@
 """The tab of similarity: scores, the word pairs that add up to a score, and tinted words."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -12,6 +12,12 @@ from tests.browser.page_driver import PageDriver, format_number
 
 ROUTE = "/v1/similarity"
 QUERY = "How do I open a bank account?"
+OPAQUE = """(color) => {
+    const canvas = document.querySelector("#similarity .heatmap");
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const opaque = pixels.findIndex((value, place) => place % 4 === 3 && value === 255);
+    return color.every((value, channel) => pixels[opaque - 3 + channel] === value);
+}"""
 RESULT = "() => document.querySelector('#word-pairs') && !document.querySelector('[aria-busy=true]')"
 
 
@@ -139,7 +145,10 @@ def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDr
 def test_words_are_tinted_in_place(tab: PageDriver, tint: str) -> None:
     """By the sum of their contributions, or by the effect of leaving them out."""
     tab.page.select_option("#tint", tint)
-    meaning = {"sum": "The sum of the row or column", "effect": "The score less the score without"}
+    meaning = {
+        "sum": "The sum of the row or column",
+        "effect": "How much the score falls if the vector of the word is left out.",
+    }
     assert tab.page.locator("#tint-meaning").inner_text().startswith(meaning[tint])
     _, pair = last_pair(tab)
     sums = [
@@ -214,7 +223,7 @@ def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     assert other.cells("#word-pairs tbody tr") == tab.cells("#word-pairs tbody tr")
 
 
-@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers"])
+@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers", "cls_pooling"])
 def test_unavailable_contributions_are_explained(opened: PageDriver, reason: str) -> None:
     """The effects of words are still shown."""
     intercept(opened, reason)
@@ -257,18 +266,84 @@ def test_keyboard_reaches_the_cells(tab: PageDriver) -> None:
     assert tab.focused().startswith("sum of all pairs of words: ")
 
 
-def test_model_with_cls_pooling_has_no_effects(opened: PageDriver, rest: httpx.Client) -> None:
-    """The server rejects leave_one_out for cls pooling."""
-    info = rest.get("/v1/model").json() | {"pooling": "cls"}
-    opened.page.route("**/v1/model", lambda route: route.fulfill(json=info))
-    opened.open().page.get_by_role("tab", name="Similarity").click()
-    opened.page.wait_for_function(RESULT)
-    assert opened.sent_bodies(ROUTE)[-1]["effect"] == "none"
+def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, rest: httpx.Client) -> None:
+    """The server rejects leave_one_out for cls pooling. A link sends no request before the page knows the model."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    opened.page.route("**/v1/model", hold)
+    intercept(opened, "cls_pooling")
+    opened.page.goto("about:blank")
+    opened.page.goto(f"{opened.base}/#v=1&tab=similarity")
+    opened.page.get_by_role("tab", name="Similarity", selected=True).wait_for()
+    opened.settle()
+    assert opened.sent_bodies(ROUTE) == []
+    held[0].fulfill(json=rest.get("/v1/model").json() | {"pooling": "cls"})
+    opened.page.get_by_text("The words show the effect of removing each word.").wait_for()
+    assert [body["effect"] for body in opened.sent_bodies(ROUTE)] == ["occlusion"]
     assert not opened.page.locator("#tint").is_visible()
-    assert "" not in opened.page.get_by_role("group", name="Words of the query").locator(".value").all_inner_texts()
+    words = opened.page.get_by_role("group", name="Words of the query")
+    assert words.locator(".value").all_inner_texts()[:3] == ["\u22120.020", "0.000", "0.020"]
+    meaning = opened.page.locator("#tint-meaning").inner_text()
+    assert meaning == "How much the score falls if the word is removed from the text. Orange: the score rises."
+
+
+def test_removal_of_a_text_keeps_the_shown_one(tab: PageDriver) -> None:
+    tab.page.get_by_role("button", name="Add a text").click()
+    tab.page.keyboard.insert_text("A third text.")
+    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.get_by_role("button", name="Remove text 1").click()
+    assert tab.page.get_by_label("Show the word pairs of text 1").is_checked()
+    tab.page.wait_for_function("() => document.querySelectorAll('#word-pairs thead span')[1]?.textContent === 'walked'")
+    assert "columns the words of text 1." in tab.page.locator("#word-pairs caption").inner_text()
+    tab.page.get_by_role("button", name="Remove text 2").click()
+    assert tab.page.get_by_label("Text 1", exact=True).input_value().startswith("We walked")
+
+
+def test_missing_texts_are_named(tab: PageDriver) -> None:
+    """The query, or the selected text if other texts exist."""
+    hint = tab.page.locator("#similarity-hint")
+    assert not hint.is_visible()
+    tab.page.get_by_label("Text 1", exact=True).fill(" ")
+    assert hint.inner_text() == "Text 1 is empty. Type a text, or select another."
+    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.wait_for_function(RESULT)
+    assert not hint.is_visible()
+    tab.page.get_by_label("Query", exact=True).fill("")
+    assert hint.inner_text() == "Type a query and a text."
+
+
+def test_tint_keeps_the_heat_map(tab: PageDriver) -> None:
+    """A cell keeps the focus, and the readout its value."""
+    tab.page.locator("#word-pairs td[data-place='1:1']").focus()
+    readout = tab.page.locator("#similarity .readout").inner_text()
+    for tint in ("effect", "sum"):
+        tab.page.locator("#tint").evaluate(
+            "(node, value) => { node.value = value; node.dispatchEvent(new Event('change')); }", tint
+        )
+        assert tab.page.evaluate("document.activeElement.dataset.place") == "1:1"
+        assert tab.page.locator("#similarity .readout").inner_text() == readout
+
+
+def test_image_of_long_texts_follows_the_color_scheme(new_driver: NewDriver) -> None:
+    driver = new_driver(color_scheme="light")
+    intercept(driver)
+    driver.open().page.get_by_role("tab", name="Similarity").click()
+    driver.page.get_by_label("Text 1", exact=True).fill("We walked along the bank until dark. " * 9)
+    driver.page.wait_for_function("() => document.querySelector('#similarity .heatmap')")
+    schemes: list[tuple[Literal["light", "dark"], list[int]]] = [("light", [52, 88, 200]), ("dark", [110, 146, 255])]
+    for scheme, color in schemes:
+        driver.page.emulate_media(color_scheme=scheme)
+        driver.page.wait_for_function(OPAQUE, arg=color)
 
 
 def test_title_follows_the_tab(tab: PageDriver) -> None:
-    assert tab.page.locator("h1:visible").all_inner_texts() == ["Why two texts are similar"]
-    tab.page.get_by_role("tab", name="Word in context").click()
-    assert tab.page.locator("h1:visible").all_inner_texts() == ["How a word gets its meaning from context"]
+    for name, title in (
+        ("Word in context", "How a word gets its meaning from context"),
+        ("Similarity", "Why two texts are similar"),
+    ):
+        tab.page.get_by_role("tab", name=name).click()
+        assert tab.page.locator("h1:visible").all_inner_texts() == [title]
+        assert tab.page.title() == f"Attendant: {title[0].lower()}{title[1:]}"

@@ -36,13 +36,25 @@ export class Heatmap {
   constructor(/** @type {HTMLElement} */ root) {
     this.root = root;
     this.readout = element("p", { className: "readout", "aria-live": "polite" });
+    /** @type {{values: number[][] | null, number: number}} */
+    this.shown = { values: null, number: 0 };
+    this.repaint = () => {};
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
   }
 
-  show(/** @type {WordPairs} */ pairs) {
+  /**
+   * @param {WordPairs} pairs
+   * @param {number} number that of the text
+   */
+  show(pairs, number) {
     const { rows, columns, values } = pairs;
+    // Do not rebuild an unchanged heat map: this would lose the scroll position, the readout and the focus.
+    if (this.shown.values === values && this.shown.number === number) return;
+    this.shown = { values, number };
+    this.repaint = () => {};
     const largest = largestOf(values);
     this.readout.textContent = "Point at a cell, tap it, or move to it with the arrow keys to read its value.";
-    if (Math.max(rows.length, columns.length) > TABLE_UNITS) this.root.replaceChildren(...picture(pairs, largest));
+    if (Math.max(rows.length, columns.length) > TABLE_UNITS) this.root.replaceChildren(...this.#picture(pairs, largest));
     else this.root.replaceChildren(this.#table(pairs, largest), this.readout);
   }
 
@@ -58,8 +70,8 @@ export class Heatmap {
     ]);
     const table = element("table",
       { className: `matrix${columns.length > NARROW_UNITS ? " narrow" : ""}`, id: "word-pairs", role: "grid", "aria-readonly": "true" },
-      element("caption", {}, element("span", {}, "Rows are the words of the query, columns those of the text. Each cell is the part of "
-        + "the score that a pair of words contributes. Stronger colors mean larger values. Orange cells are negative.")),
+      element("caption", {}, element("span", {}, `Rows are the words of the query, columns the words of text ${this.shown.number}. `
+        + "Each cell is the part of the score that a pair of words contributes. Stronger colors mean larger values. Orange cells are negative.")),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
         ...[...columns.map(({ text }) => text), "sum"].map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
       element("tbody", {}, ...grid.map((cells, y) =>
@@ -78,6 +90,28 @@ export class Heatmap {
     else applyTint(cell, value, largest, PROPORTIONAL);
     return cell;
   }
+
+  /** Create an image of many word pairs, with a table of the largest. */
+  #picture(/** @type {WordPairs} */ { rows, columns, values }, /** @type {number} */ largest) {
+    const text = `text ${this.shown.number}`;
+    const canvas = element("canvas", { className: "heatmap", role: "img", "aria-label":
+      `Contributions of ${rows.length} words of the query and ${columns.length} words of ${text}. The table after the image lists the largest.` });
+    this.repaint = () => paint(canvas, values, largest, () => true, PROPORTIONAL);
+    this.repaint();
+    const ranked = values.flatMap((cells, row) => cells.map((value, column) => ({ row, column, value })))
+      .toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, LISTED_PAIRS);
+    const table = element("table", { className: "matrix row", id: "word-pairs" },
+      element("caption", {}, element("span", {}, `The ${ranked.length} largest contributions`)),
+      element("thead", {}, element("tr", {}, ...["query", text, "value"].map((name) => element("th", { scope: "col" }, name)))),
+      element("tbody", {}, ...ranked.map(({ row, column, value }) => {
+        const cell = element("td", {}, formatNumber(value));
+        applyTint(cell, value, largest, PROPORTIONAL);
+        return element("tr", {}, element("th", { scope: "row" }, rows[row].text), element("td", {}, columns[column].text), cell);
+      })));
+    const box = scroller("Largest contributions", table);
+    box.classList.add("tall");
+    return [element("div", { className: "beside" }, canvas, box)];
+  }
 }
 
 /** Return word pairs as rows for a CSV file. */
@@ -87,26 +121,6 @@ export function pairRows(/** @type {WordPairs} */ { rows, columns, values }) {
 
 export function largestOf(/** @type {number[][]} */ values) {
   return values.flat().reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
-}
-
-/** Create an image of many word pairs, with a table of the largest. */
-function picture(/** @type {WordPairs} */ { rows, columns, values }, /** @type {number} */ largest) {
-  const canvas = element("canvas", { className: "heatmap", role: "img", "aria-label":
-    `Contributions of ${rows.length} words of the query and ${columns.length} words of the text. The table after the image lists the largest.` });
-  paint(canvas, values, largest, () => true, PROPORTIONAL);
-  const ranked = values.flatMap((cells, row) => cells.map((value, column) => ({ row, column, value })))
-    .toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, LISTED_PAIRS);
-  const table = element("table", { className: "matrix row", id: "word-pairs" },
-    element("caption", {}, element("span", {}, `The ${ranked.length} largest contributions`)),
-    element("thead", {}, element("tr", {}, ...["query", "text", "value"].map((name) => element("th", { scope: "col" }, name)))),
-    element("tbody", {}, ...ranked.map(({ row, column, value }) => {
-      const cell = element("td", {}, formatNumber(value));
-      applyTint(cell, value, largest, PROPORTIONAL);
-      return element("tr", {}, element("th", { scope: "row" }, rows[row].text), element("td", {}, columns[column].text), cell);
-    })));
-  const box = scroller("Largest contributions", table);
-  box.classList.add("tall");
-  return [element("div", { className: "beside" }, canvas, box)];
 }
 
 function nameOf(/** @type {Unit[]} */ units, /** @type {number} */ index) {

@@ -16,14 +16,18 @@ const OPENING = {
 };
 const TYPING_MS = 400;
 const CELL = 30; // pixels of a cell in saved figures
-const TINTS = { sum: "contributions", effect: "effect of leaving a word out" };
-const MEANINGS = {
-  sum: "The sum of the row or column of each word in the heat map: its part of the score.",
-  effect: "The score less the score without the vectors of the word. It ranks the words of a text better than contributions do.",
+const TINTS = { sum: "sum of contributions", effect: "effect of leaving the word out" };
+const SUM_MEANING = "The sum of the row or column of the word in the heat map. Pairs with special tokens are not included.";
+const EFFECT_MEANINGS = {
+  leave_one_out: "How much the score falls if the vector of the word is left out. Orange: the score rises.",
+  occlusion: "How much the score falls if the word is removed from the text. Orange: the score rises.",
 };
+const AGREEMENT = " This ranking agrees better than contributions with the effect of removing the word from the text.";
 const UNAVAILABLE = {
-  max_pooling: "Contributions are not available: max pooling takes each component from another word, so the score is not a sum over pairs of words.",
+  max_pooling: "Contributions are not available: max pooling may take each component from a different word, so the score is not a sum over pairs of words.",
   nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",
+  cls_pooling: "Contributions are not available: the embedding of this model is the vector of its first token, so the score is not a sum over "
+    + "pairs of words. The words show the effect of removing each word.",
 };
 const REST = { special_tokens: "special tokens", prompt: "prompt", bias: "bias", dropped: "dropped pairs" };
 
@@ -38,7 +42,8 @@ export class SimilarityView {
     this.onChange = onChange;
     ({ query: this.query, documents: this.documents, shown: this.shown, tint: this.tint } = OPENING);
     this.active = false;
-    this.hasEffects = true;
+    /** @type {{pooling: string} | null} */
+    this.model = null;
     this.busy = false;
     /** @type {{response: any, request: any} | null} */
     this.latest = null;
@@ -47,6 +52,7 @@ export class SimilarityView {
     this.words = element("div", { className: "in-place" });
     this.sum = element("div", {});
     this.message = element("p", { className: "quiet" });
+    this.hint = element("p", { className: "quiet", id: "similarity-hint", "aria-live": "polite" });
     this.meaning = element("p", { id: "tint-meaning", className: "quiet" });
     this.map = element("div", { className: "figure" });
     this.heatmap = new Heatmap(this.map);
@@ -57,7 +63,7 @@ export class SimilarityView {
       (tint) => { this.tint = tint; this.#draw(); this.onChange(); }, { id: "tint", describedBy: "tint-meaning" });
     this.result.append(element("div", { className: "pickers" }, this.tintPicker, this.meaning), this.words, this.message,
       element("div", { className: "beside" }, this.map, this.sum), this.save, this.request.root);
-    root.append(this.fields, element("p", { className: "actions" }, this.add), this.result);
+    root.append(this.fields, element("p", { className: "actions" }, this.add), this.hint, this.result);
     const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
     this.similarityQuery = make("v1/similarity", ["#similarity"], {
       onBusy: (busy) => { this.busy = busy; },
@@ -76,9 +82,8 @@ export class SimilarityView {
     this.#request(0);
   }
 
-  /** The effect of leaving a word out is not available for cls pooling. */
-  setModel(/** @type {{pooling: string}} */ { pooling }) {
-    this.hasEffects = pooling !== "cls";
+  setModel(/** @type {{pooling: string}} */ model) {
+    this.model = model;
     this.#request(0);
   }
 
@@ -105,16 +110,21 @@ export class SimilarityView {
 
   #request(/** @type {number} */ delay) {
     const documents = this.#filled().map((place) => this.documents[place]);
-    const ready = this.active && this.query.trim() && documents.length;
-    this.similarityQuery.request(ready ? {
-      queries: [this.query], documents, explain: true, unit: "word", effect: this.hasEffects ? "leave_one_out" : "none",
-    } : null, delay);
+    const ready = this.active && this.model !== null && this.query.trim() && documents.length;
+    // The server rejects leave_one_out for cls pooling.
+    const effect = this.model?.pooling === "cls" ? "occlusion" : "leave_one_out";
+    this.similarityQuery.request(ready ? { queries: [this.query], documents, explain: true, unit: "word", effect } : null, delay);
     if (this.active && !ready) { this.latest = null; this.#draw(); }
   }
 
   /** Return the places of the texts that are not blank. */
   #filled() {
     return this.documents.flatMap((text, place) => (text.trim() ? place : []));
+  }
+
+  #remove(/** @type {number} */ place) {
+    if (place < this.shown) this.shown--;
+    this.#setDocuments(this.documents.toSpliced(place, 1), -1);
   }
 
   #setDocuments(/** @type {string[]} */ documents, /** @type {number} */ focused) {
@@ -143,15 +153,14 @@ export class SimilarityView {
       });
       const several = this.documents.length > 1;
       return element("div", { className: "sentence" }, element("div", { className: "head" },
-        several && radio, element("label", { htmlFor: `text-${place}` }, name), this.scores[place],
-        several && button("Remove", () => this.#setDocuments(this.documents.toSpliced(place, 1), -1),
-          { className: "plain", "aria-label": `Remove text ${place + 1}` })),
+        element("label", { htmlFor: `text-${place}` }, name), several && element("label", { className: "show" }, radio, "Show"), this.scores[place],
+        several && button("Remove", () => this.#remove(place), { className: "plain", "aria-label": `Remove text ${place + 1}` })),
       this.#area(`text-${place}`, text, (value) => { this.documents = this.documents.with(place, value); }));
     });
     this.fields.replaceChildren(
       element("div", { className: "sentence" }, element("div", { className: "head" }, element("label", { htmlFor: "query" }, "Query")),
         this.#area("query", this.query, (value) => { this.query = value; })),
-      ...cards);
+      element("div", { className: "documents", role: "group", "aria-label": "Text in the heat map" }, ...cards));
   }
 
   #area(/** @type {string} */ id, /** @type {string} */ text, /** @type {(value: string) => void} */ onText) {
@@ -180,14 +189,18 @@ export class SimilarityView {
       output.textContent = score === undefined ? "" : `${response.similarity} ${formatNumber(score)}`;
     });
     const pair = this.#pair();
+    this.hint.textContent = this.#missing();
+    this.hint.hidden = !this.hint.textContent;
     // Show outdated values, dimmed, only while a request is pending.
-    this.result.hidden = !pair && !(this.busy && this.latest);
+    this.result.hidden = !pair && !(this.busy && this.latest && this.hint.hidden);
     this.result.classList.toggle("stale", !pair);
     if (!pair) return;
     const available = pair.contributions !== null;
     this.tintPicker.hidden = !available || pair.query_effects === null;
     const tint = !available ? "effect" : pair.query_effects === null ? "sum" : this.tint;
-    this.meaning.textContent = MEANINGS[tint];
+    const effect = this.latest?.request.effect;
+    const agreement = available && effect === "leave_one_out" ? AGREEMENT : "";
+    this.meaning.textContent = tint === "sum" ? SUM_MEANING : EFFECT_MEANINGS[effect] + agreement;
     this.message.textContent = available ? "" : UNAVAILABLE[response.contributions_unavailable] ?? "Contributions are not available.";
     this.message.hidden = available;
     this.map.hidden = this.sum.hidden = this.save.hidden = !available;
@@ -196,7 +209,13 @@ export class SimilarityView {
       : [pair.query_effects ?? [], pair.document_effects ?? []]);
     if (!available) return;
     this.sum.replaceChildren(sumTable(pair));
-    this.heatmap.show({ rows: pair.rows, columns: pair.columns, values: pair.contributions });
+    this.heatmap.show({ rows: pair.rows, columns: pair.columns, values: pair.contributions }, this.shown + 1);
+  }
+
+  /** Return which text is missing, or "". */
+  #missing() {
+    if (!this.query.trim() || !this.#filled().length) return "Type a query and a text.";
+    return this.documents[this.shown].trim() ? "" : `Text ${this.shown + 1} is empty. Type a text, or select another.`;
   }
 
   #drawWords(pair, /** @type {number[][]} */ [rowValues, columnValues]) {

@@ -32,5 +32,7 @@ export class Tabs {
       if (panel) panel.hidden = !chosen;
     });
     for (const title of document.querySelectorAll("[data-tab]")) title.toggleAttribute("hidden", title.getAttribute("data-tab") !== name);
+    const heading = document.querySelector(`[data-tab="${name}"] h1`)?.textContent ?? "";
+    document.title = `Attendant: ${heading.charAt(0).toLowerCase()}${heading.slice(1)}`;
   }
 }
