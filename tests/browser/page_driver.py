@@ -120,8 +120,8 @@ class PageDriver:
         return self.page.locator(".sentence .line").nth(number - 1).inner_text()
 
     def finding(self) -> str:
-        """Return the sentence below the sentences."""
-        return self.page.locator("#finding").inner_text()
+        """Return the sentence below the sentences, with nonbreaking spaces replaced by spaces."""
+        return self.page.locator("#finding").inner_text().replace("\u00a0", " ")
 
     def values(self, number: int = 1) -> list[str]:
         """Return the numbers on the words of a sentence."""

@@ -47,7 +47,17 @@ def test_sentences_can_have_different_words(driver: PageDriver, rest: httpx.Clie
     driver.settle()
     response = compare_response(driver, rest)
     assert [occurrence["text"] for occurrence in response["occurrences"]] == ["bank", "river"]
-    assert driver.cells("#layers tbody tr")[0][1] == format_number(response["static"][0][1]) != "1.000"
+    static = format_number(response["static"][0][1])
+    assert driver.cells("#layers tbody tr")[0][1] == static != "1.000"
+    assert driver.finding().startswith(
+        f"The dictionary entries of bank and river have a similarity of {static}. After 6"
+    )
+    assert "only because the positions differ" not in driver.page.locator("#comparison .figure").inner_text()
+
+
+def test_finding_lists_words_with_a_serial_comma(driver: PageDriver) -> None:
+    driver.add("A boat on a lake.").pick(2, "river").pick(3, "lake")
+    assert driver.finding().startswith("The dictionary entries of bank, river, and lake have a similarity of ")
 
 
 def test_offsets_are_in_code_points(driver: PageDriver) -> None:

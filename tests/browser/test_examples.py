@@ -50,14 +50,14 @@ def test_example_of_a_pair_is_one_input_with_two_segments(opened: PageDriver, re
 
 def test_pair_can_be_added_and_removed(driver: PageDriver) -> None:
     """A pair is an input of maps. Its sentence is not compared."""
-    driver.page.get_by_role("button", name="Add pair to sentence 1").click()
+    driver.page.get_by_role("button", name="Add second text to sentence 1").click()
     driver.page.keyboard.insert_text("The teller gave him money.")
     driver.settle()
     first = driver.sent_bodies()[-1]["inputs"][0]
     assert first == {"text": "He cashed a check at the bank.", "pair": "The teller gave him money."}
     driver.pick(1, "teller")
     assert driver.selected_words()[0] == "teller"
-    driver.page.get_by_role("button", name="Remove pair from sentence 1").click()
+    driver.page.get_by_role("button", name="Remove second text from sentence 1").click()
     driver.settle()
     assert driver.page.locator(".strip").first.locator(".units").count() == 1
     assert driver.selected_words()[0] == "bank"
@@ -84,7 +84,7 @@ def test_pairs_are_colored_by_sense(opened: PageDriver) -> None:
     """Two pairs have the same sense, four have different senses."""
     assert curves(opened) == {"same": 2, "other": 4, "unknown": 0}
     labels = opened.page.locator(".chart .name").all_text_contents()
-    assert set(labels) == {"dictionary entries", "same sense", "other sense"}
+    assert set(labels) == {"dictionary entries", "same sense", "different senses"}
 
 
 def test_sense_of_own_sentences_is_unknown_until_it_is_selected(opened: PageDriver) -> None:

@@ -75,7 +75,7 @@ def test_layer_slider_works_with_the_keyboard(opened: Firefox) -> None:
     opened.run("document.querySelector('#layer').focus()")
     opened.press(LEFT * 2)
     opened.wait_for(IDLE)
-    assert opened.run("document.querySelector('#finding').textContent.includes('After 4 layers')") is True
+    assert opened.run("document.querySelector('#finding').textContent.includes('After 4\\u00a0layers')") is True
     assert opened.run("document.querySelector('.chart .tick.chosen').textContent") == "4"
 
 

@@ -27,7 +27,7 @@ NAMES = {
     "next": "next token",
     "first": "first token",
     "separator": "separator",
-    "same": "same word",
+    "same": "same token",
 }
 
 
@@ -142,6 +142,19 @@ def test_names_of_heads_follow_the_rule(driver: PageDriver, rest: httpx.Client) 
             labels = driver.page.locator(".multiples button").nth((layer - 1) * 12 + head).get_attribute("aria-label")
             assert (labels or "").startswith(name)
             assert (":" in (labels or "")) is ((layer, head) in expected)
+
+
+def test_legend_counts_the_heads_per_name(driver: PageDriver) -> None:
+    labels = driver.page.locator(".multiples button").evaluate_all(
+        "(all) => all.map((n) => n.getAttribute('aria-label'))"
+    )
+    previous = sum(": previous token " in label for label in labels)
+    legend = driver.page.locator("#heads .legend").inner_text()
+    start = "A symbol marks a head whose mean attention weight on such tokens is at least 0.500 in these sentences. "
+    assert legend.startswith(f"{start}← previous token ({previous} head{'s' if previous > 1 else ''}), → next token (")
+    assert "The selected kind has no maps per head." in driver.page.locator("#heads .body").inner_text()
+    driver.choose(kind="probs")
+    assert "The selected kind has no maps per head." not in driver.page.locator("#heads .body").inner_text()
 
 
 def synthetic(tokens: list[str], weights: list[list[float]]) -> dict[str, Any]:

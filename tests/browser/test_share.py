@@ -32,7 +32,7 @@ def link(driver: PageDriver) -> str:
 def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> None:
     """Texts with special characters, a pair, senses, a selected word, all controls, and the unfolded part."""
     driver.type(1, TEXTS[0]).type(2, TEXTS[1]).add(TEXTS[2])
-    driver.page.get_by_role("button", name="Add pair to sentence 3").click()
+    driver.page.get_by_role("button", name="Add second text to sentence 3").click()
     driver.page.keyboard.insert_text("A second text.")
     driver.page.get_by_label("Sense of the word in sentence 1").select_option("B")
     driver.pick(2, "Fluss").choose(open="1").choose(

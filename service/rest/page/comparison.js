@@ -2,7 +2,7 @@ import { applyTint } from "./attention.js";
 import { lineChart } from "./chart.js";
 import { downloads } from "./download.js";
 import { element, scroller, select } from "./element.js";
-import { finding } from "./finding.js";
+import { finding, IDENTICAL } from "./finding.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { RequestPanel } from "./request.js";
@@ -17,7 +17,7 @@ export const MEASURES = {
 const MIN_WIDTH = 280; // of the chart in pixels
 const MAX_WIDTH = 600;
 const CONTEXT_CHARACTERS = 80; // characters of a sentence before and after the word
-const NAMES = { same: "same sense", other: "other sense", unknown: "sense unknown" };
+const NAMES = { same: "same sense", other: "different senses", unknown: "sense unknown" };
 const ONLY_UNKNOWN = "in context";
 
 /** Similarity of the vectors of one word in several sentences, per layer, with that of the dictionary entries. */
@@ -43,7 +43,7 @@ export class Comparison {
     this.note = element("p", { className: "quiet left-out" });
     this.save = downloads("chart", () => this.#saved());
     this.details = element("details", { className: "fold", id: "pair-details" },
-      element("summary", {}, "Pairs of sentences, and the words that contribute to each"));
+      element("summary", {}, "Similarity of each pair, and contributions to each occurrence"));
     this.pairs = element("div", {});
     this.details.append(this.pairs);
     new ResizeObserver(([{ contentRect }]) => {
@@ -137,8 +137,9 @@ export class Comparison {
       this.note,
       element("div", { className: "beside" },
         element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" },
-          "Layer 0 is the input of the first layer: the dictionary entry with its position. It is below the dictionary entries "
-          + "only because the positions differ. The vertical axis does not start at 0.")),
+          "Layer 0 is the input of the first layer: the dictionary entry with its position. "
+          + (staticMean > IDENTICAL ? "Its values are below the dictionary entries only because the positions differ. " : "")
+          + "The vertical axis does not start at 0.")),
         element("div", {}, numbers(layers, means, curves, staticMean, place), this.#measures(), this.save)),
       this.request.root, this.details,
     );
@@ -189,7 +190,7 @@ export class Comparison {
 /** Create the table of the values in the chart. */
 function numbers(layers, means, curves, staticMean, place) {
   const many = curves.length > 1;
-  const names = ["layer", ...means.map(({ name }) => name), ...(many ? ["lowest", "highest"] : []), "dictionary"];
+  const names = ["layer", ...means.map(({ name }) => name), ...(many ? ["lowest", "highest"] : []), "dictionary entries"];
   const rows = layers.map(({ layer }, index) => {
     const all = curves.map(({ values }) => values[index]);
     const shown = [...means.map(({ values }) => values[index]), ...(many ? [Math.min(...all), Math.max(...all)] : []), staticMean];

@@ -5,7 +5,7 @@ import {
 import { Comparison } from "./comparison.js";
 import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
-import { joinWords } from "./naming.js";
+import { listWords } from "./naming.js";
 import { LayerPlayer } from "./player.js";
 import { queryMaker } from "./query.js";
 import { senseOf } from "./senses.js";
@@ -125,7 +125,7 @@ export class ContextView {
     const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
-    const words = joinWords(chosenTexts(single), " or ");
+    const words = listWords(chosenTexts(single), "or");
     const list = (/** @type {import("./choice.js").Sentence[]} */ sentences) =>
       sentences.map(({ id }) => `sentence ${this.#number(id)}`).join(", ");
     const lacking = list(single.filter(({ word }) => !word));
@@ -148,7 +148,7 @@ export class ContextView {
   #note(/** @type {import("./choice.js").Sentence} */ sentence) {
     if (sentence.word || !sentence.text.trim()) return [];
     if (!hasWords(sentence)) return ["This sentence contains no words."];
-    return ["This sentence does not contain ", ...joinWords(chosenTexts(this.sentences), " or "), ". Select another word to compare it."];
+    return ["This sentence does not contain ", ...listWords(chosenTexts(this.sentences), "or"), ". Select a word of this sentence to compare."];
   }
 
   #receive(response, request) {

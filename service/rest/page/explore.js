@@ -101,6 +101,7 @@ export class Explore {
     this.marked = headReason(settings) === "" && settings.combine === "none" && hasHeads(settings.kind)
       ? { layer: Math.max(1, settings.layer ?? model?.num_hidden_layers ?? 0), head: Number(settings.head) }
       : { layer: null, head: null };
+    this.multiples.setHasHeads(hasHeads(settings.kind));
     this.#mark();
   }
 

@@ -1,8 +1,9 @@
 import { element } from "./element.js";
-import { bdi, joinWords } from "./naming.js";
+import { bdi, listWords, separator } from "./naming.js";
 import { formatNumber } from "./number.js";
 
-const IDENTICAL = 0.9995;
+/** The similarity from which dictionary entries are identical, except for rounding. */
+export const IDENTICAL = 0.9995;
 const LISTED_WORDS = 6;
 
 /**
@@ -16,15 +17,16 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
   const texts = [...new Set(occurrences.map(({ text }) => text.toLowerCase()))];
   const inOne = new Set(numbers).size === 1;
   const subject = texts.length > 1
-    ? ["the entries of ", ...joinWords(texts.slice(0, LISTED_WORDS))]
-    : [`the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])), inOne ? ` in sentence ${numbers[0]}` : ""];
-  const entries = staticMean > IDENTICAL ? "are identical" : "have the similarity";
-  const when = layer === 0 ? "Before the first layer" : layer === 1 ? "After 1 layer" : `After ${layer} layers`;
+    ? ["The dictionary entries of ", ...listWords(texts.slice(0, LISTED_WORDS), "and", texts.length > LISTED_WORDS)]
+    : [`As dictionary entries, the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])),
+      inOne ? ` in sentence ${numbers[0]}` : ""];
+  const entries = staticMean > IDENTICAL ? "are identical: " : "have a similarity of ";
+  const when = layer === 0 ? "Before the first layer" : `After ${layer}\u00a0${layer === 1 ? "layer" : "layers"}`;
   const phraseOf = (/** @type {string} */ group) => (means.length === 1 && group === "unknown" ? " in context" : PHRASES[group]);
   const figures = means.flatMap(({ group, values }, index) => [
-    index ? (index === means.length - 1 ? " and " : ", ") : "", figure(values[place], group), phraseOf(group),
+    index ? separator(index, means.length, "and") : "", figure(values[place], group), phraseOf(group),
   ]);
-  return ["As dictionary entries, ", ...subject, ` ${entries}: `, figure(staticMean, "static"), ". ",
+  return [...subject, ` ${entries}`, figure(staticMean, "static"), ". ",
     `${when}, their similarity is `, ...figures, "."];
 }
 

@@ -12,13 +12,13 @@ export const THRESHOLD = 0.5;
 const FEWEST_ROWS = 5;
 const FEWEST_REPEATS = 2;
 
-/** @type {Record<string, {symbol: string, name: string, rule: string}>} */
+/** @type {Record<string, {symbol: string, name: string, tokens: string}>} `tokens`: those whose weight counts */
 export const ROLES = {
-  previous: { symbol: "←", name: "previous token", rule: "the weight on the token before" },
-  next: { symbol: "→", name: "next token", rule: "the weight on the token after" },
-  first: { symbol: "C", name: "first token", rule: "the weight on the special token at the start, such as [CLS]" },
-  separator: { symbol: "S", name: "separator", rule: "the weight on the other special tokens, such as [SEP]" },
-  same: { symbol: "=", name: "same word", rule: "the weight on other tokens with the same text, in rows that have one" },
+  previous: { symbol: "←", name: "previous token", tokens: "previous token" },
+  next: { symbol: "→", name: "next token", tokens: "next token" },
+  first: { symbol: "C", name: "first token", tokens: "first special token, such as [CLS]" },
+  separator: { symbol: "S", name: "separator", tokens: "separator, such as [SEP]" },
+  same: { symbol: "=", name: "same token", tokens: "same token" },
 };
 
 /**

@@ -27,6 +27,8 @@ export class Multiples {
     this.roles = new Map();
     /** @type {{button: HTMLButtonElement, canvas: HTMLCanvasElement, symbol: HTMLElement, layer: number, head: number, matrix: number[][]}[]} */
     this.entries = [];
+    this.hasHeads = true;
+    this.caption = element("p", { className: "quiet" });
     this.legend = element("p", { className: "quiet legend" });
     this.enlarged = element("div", { className: "enlarged", "aria-hidden": "true", hidden: true });
   }
@@ -53,12 +55,20 @@ export class Multiples {
       element("div", { className: "pickers" }, select("Color scale",
         Object.entries(SCALES).map(([value, text]) => ({ value, text })), this.scale,
         (scale) => { this.scale = scale; this.#paint(); }, { id: "scale-of-heads" })),
-      element("p", { className: "quiet" }, `One map per layer and head, for kind ${kind}. Select a map to show it with its values.`),
+      this.caption,
       scroller("Maps by layer and head", grid), this.legend, this.enlarged,
     );
+    this.setHasHeads(this.hasHeads);
     this.#paint();
     this.nameHeads(this.roles);
     this.entries[focused]?.button.focus();
+  }
+
+  /** Set whether the selected kind has one map per head. Otherwise the thumbnails are those of another kind. */
+  setHasHeads(/** @type {boolean} */ hasHeads) {
+    this.hasHeads = hasHeads;
+    this.caption.textContent = `One map per layer and head, for kind ${this.kind}. Select a map to show it with its values.`
+      + (hasHeads ? "" : " The selected kind has no maps per head.");
   }
 
   #entry(/** @type {number} */ layer, /** @type {number} */ head, /** @type {number[][]} */ matrix) {
@@ -115,11 +125,11 @@ export class Multiples {
     }
     const named = Object.entries(ROLES).filter(([role]) => counts.has(role));
     const meaning = named.length
-      ? "Names of heads, measured on the attention weights between the tokens of these sentences: "
-      : `No head has a name: none of the rules of docs/maps.md reaches a mean weight of ${formatNumber(THRESHOLD)} in these sentences.`;
-    this.legend.replaceChildren(meaning, ...named.flatMap(([role, { symbol, name, rule }], place) => [
-      place ? "; " : "", element("span", { className: "symbol" }, symbol), ` ${name} (${counts.get(role)}): ${rule}`]),
-      named.length ? `, if its mean is at least ${formatNumber(THRESHOLD)}.` : "");
+      ? `A symbol marks a head whose mean attention weight on such tokens is at least ${formatNumber(THRESHOLD)} in these sentences. `
+      : `No head is named: none puts a mean weight of ${formatNumber(THRESHOLD)} or more on the previous, next, first, separator or same token.`;
+    this.legend.replaceChildren(meaning, ...named.flatMap(([role, { symbol, tokens }], place) => [
+      place ? ", " : "", element("span", { className: "symbol" }, symbol),
+      ` ${tokens} (${counts.get(role)} ${counts.get(role) === 1 ? "head" : "heads"})`]), named.length ? "." : "");
   }
 
   /** Mark the thumbnail of the selected layer and head. */

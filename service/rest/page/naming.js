@@ -16,8 +16,27 @@ export function isolated(/** @type {string} */ text) {
 }
 
 /** Join words to a list of nodes. */
-export function joinWords(/** @type {string[]} */ texts, between = ", ") {
-  return texts.flatMap((text, position) => (position ? [between, bdi(text)] : [bdi(text)]));
+export function joinWords(/** @type {string[]} */ texts) {
+  return texts.flatMap((text, position) => (position ? [", ", bdi(text)] : [bdi(text)]));
+}
+
+/** Return what is between an item of a list and the item before: ", ", " and " or ", and ". */
+export function separator(/** @type {number} */ position, /** @type {number} */ count, /** @type {string} */ conjunction) {
+  if (position < count - 1) return ", ";
+  return count > 2 ? `, ${conjunction} ` : ` ${conjunction} `;
+}
+
+/**
+ * Join words to a list of nodes with a conjunction, such as "cat, dog, and cow".
+ *
+ * @param {string[]} texts
+ * @param {string} conjunction
+ * @param {boolean} [more] whether the list ends with "others"
+ * @returns {(string | Node)[]}
+ */
+export function listWords(texts, conjunction, more = false) {
+  const items = [...texts.map(bdi), ...(more ? ["others"] : [])];
+  return items.flatMap((item, position) => (position ? [separator(position, items.length, conjunction), item] : [item]));
 }
 
 /**

@@ -57,7 +57,7 @@ class Card {
       if (!this.pair.hidden) this.pair.focus();
     }, { className: "plain" });
     this.sense = element("select", { className: "plain", on: { change: () => onSense(id, this.sense.value) } },
-      element("option", { value: "" }, "no sense"),
+      element("option", { value: "" }, "sense unknown"),
       ...SENSES.map((name) => element("option", { value: name }, `sense ${name}`)));
     this.line = element("p", { className: "line" });
     /** @type {(string | Node)[]} */
@@ -86,8 +86,8 @@ class Card {
     this.number.textContent = String(number);
     this.pairLabel.textContent = `Second text of sentence ${number}`;
     this.pair.hidden = this.pairLabel.hidden = pair === null;
-    this.togglePair.textContent = pair === null ? "Add pair" : "Remove pair";
-    this.togglePair.setAttribute("aria-label", `${pair === null ? "Add pair to" : "Remove pair from"} sentence ${number}`);
+    this.togglePair.textContent = pair === null ? "Add second text" : "Remove second text";
+    this.togglePair.setAttribute("aria-label", `${pair === null ? "Add second text to" : "Remove second text from"} sentence ${number}`);
     this.sense.setAttribute("aria-label", `Sense of the word in sentence ${number}`);
     this.sense.value = sense ?? "";
     this.root.dataset.sense = sense ?? "";
