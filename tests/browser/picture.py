@@ -7,11 +7,11 @@ from tests.browser.page_driver import PageDriver
 from tests.conftest import ROOT, start_server, stop_server
 
 PICTURE = ROOT / "docs" / "images" / "page.png"
-SIZE = (1280, 1175)
+SIZE = (1280, 1365)
 
 
 def main() -> None:
-    """Draw the opened page, with the pointer on a word, down to the end of the chart."""
+    """Draw the opened page, with the pointer on a word, down to the buttons below the chart."""
     server = start_server(model_dir=ROOT / "models" / "all-MiniLM-L6-v2")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
