@@ -223,7 +223,7 @@ def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     assert other.cells("#word-pairs tbody tr") == tab.cells("#word-pairs tbody tr")
 
 
-@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers", "cls_pooling"])
+@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers"])
 def test_unavailable_contributions_are_explained(opened: PageDriver, reason: str) -> None:
     """The effects of words are still shown."""
     intercept(opened, reason)
@@ -274,7 +274,7 @@ def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, res
         held.append(route)
 
     opened.page.route("**/v1/model", hold)
-    intercept(opened, "cls_pooling")
+    intercept(opened)
     opened.page.goto("about:blank")
     opened.page.goto(f"{opened.base}/#v=1&tab=similarity")
     opened.page.get_by_role("tab", name="Similarity", selected=True).wait_for()

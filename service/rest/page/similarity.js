@@ -195,13 +195,15 @@ export class SimilarityView {
     this.result.hidden = !pair && !(this.busy && this.latest && this.hint.hidden);
     this.result.classList.toggle("stale", !pair);
     if (!pair) return;
-    const available = pair.contributions !== null;
+    // With cls pooling, no pair of words contributes: the whole score is that of the first tokens.
+    const reason = this.model?.pooling === "cls" ? "cls_pooling" : response.contributions_unavailable;
+    const available = pair.contributions !== null && reason !== "cls_pooling";
     this.tintPicker.hidden = !available || pair.query_effects === null;
     const tint = !available ? "effect" : pair.query_effects === null ? "sum" : this.tint;
     const effect = this.latest?.request.effect;
     const agreement = available && effect === "leave_one_out" ? AGREEMENT : "";
     this.meaning.textContent = tint === "sum" ? SUM_MEANING : EFFECT_MEANINGS[effect] + agreement;
-    this.message.textContent = available ? "" : UNAVAILABLE[response.contributions_unavailable] ?? "Contributions are not available.";
+    this.message.textContent = available ? "" : UNAVAILABLE[reason] ?? "Contributions are not available.";
     this.message.hidden = available;
     this.map.hidden = this.sum.hidden = this.save.hidden = !available;
     this.#drawWords(pair, tint === "sum"
