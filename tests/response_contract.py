@@ -153,6 +153,8 @@ def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: 
             assert_finite(values)
         return
     matrix = array_of(attention_map["matrix"], dtype)
+    if not rows:
+        matrix = matrix.reshape(0, columns)  # a list of no rows does not tell the number of columns
     assert matrix.shape == (rows, columns)
     assert_finite(matrix)
     if kind == "scores" or dtype == "sqrt_uint8" or "decimals" in request or not rows:
