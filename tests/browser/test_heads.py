@@ -181,7 +181,7 @@ def test_head_with_one_target_has_its_role(driver: PageDriver, role: str, weight
     weights = (weight * SHIFTS[role] + (1 - weight) * np.eye(8)).tolist()
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"
     named = driver.page.evaluate(script, synthetic(TOKENS, weights))
-    assert [(key, found["role"]) for key, found in named] == ([("1.0", role)] if is_named else [])
+    assert [(key, head["role"]) for key, head in named] == ([("1.0", role)] if is_named else [])
 
 
 def test_head_that_attends_to_equal_words_is_named(driver: PageDriver) -> None:
@@ -189,5 +189,5 @@ def test_head_that_attends_to_equal_words_is_named(driver: PageDriver) -> None:
     weights = np.eye(8)
     weights[[1, 3]] = weights[[3, 1]]
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"
-    ((key, found),) = driver.page.evaluate(script, synthetic(TOKENS, weights.tolist()))
-    assert (key, found["role"], found["value"]) == ("1.0", "same", 1)
+    ((key, head),) = driver.page.evaluate(script, synthetic(TOKENS, weights.tolist()))
+    assert (key, head["role"], head["value"]) == ("1.0", "same", 1)

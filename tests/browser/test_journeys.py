@@ -1,4 +1,4 @@
-"""What people do with the page: type, paste, repeat words, use a phone, and return."""
+"""Journeys of users: type, paste, repeat words, use a phone, and return."""
 
 import httpx
 import pytest

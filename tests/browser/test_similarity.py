@@ -23,12 +23,12 @@ RESULT = "() => document.querySelector('#word-pairs') && !document.querySelector
 
 def units(text: str) -> list[dict[str, Any]]:
     """Return the words of a text that are separated by spaces."""
-    found, start = [], 0
+    words, start = [], 0
     for word in text.split():
         start = text.index(word, start)
-        found.append({"text": word, "start": start, "end": start + len(word), "segment": 0, "special": False})
+        words.append({"text": word, "start": start, "end": start + len(word), "segment": 0, "special": False})
         start += len(word)
-    return found
+    return words
 
 
 def response_to(body: dict[str, Any], unavailable: str | None = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Embedder:
     dense_layers: DenseLayers
     dimensions: int | None
     unit_length: bool
-    """Whether embeddings have length 1: for the cosine, and for models that normalize."""
+    """True if embeddings have length 1: for the cosine, and for models that normalize."""
 
     def embed(self, pooled: NDArray[Any]) -> Vectors:
         """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
