@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.page_driver import PageDriver
+from tests.browser.similarity_tab import RESULT
 from tests.conftest import RunningServer
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -61,3 +62,11 @@ def opened(window: PageDriver) -> PageDriver:
 def driver(window: PageDriver) -> PageDriver:
     """A driver of the page with two sentences from a link, and all parts unfolded."""
     return window.reset().open_texts(*TWO_SENTENCES, explore=True)
+
+
+@pytest.fixture
+def tab(opened: PageDriver) -> PageDriver:
+    """A driver of the tab of similarity, with responses of the server."""
+    opened.page.get_by_role("tab", name="Similarity").click()
+    opened.page.wait_for_function(RESULT)
+    return opened

@@ -8,7 +8,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
-from tests.browser.test_similarity import intercept
+from tests.browser.similarity_tab import intercept
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "test-results"
