@@ -17,6 +17,7 @@ ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canva
 })"""
 OPAQUE = """(color) => {
     const canvas = document.querySelectorAll(".multiples canvas")[2];
+    if (!canvas) return false;  // the grid is being replaced
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const opaque = pixels.findIndex((value, place) => place % 4 === 3 && value === 255);
     return color.every((value, channel) => pixels[opaque - 3 + channel] === value);

@@ -32,7 +32,7 @@ def test_pasted_text_replaces_a_sentence(new_driver: NewDriver) -> None:
     driver.field(1).focus()
     driver.page.keyboard.press("ControlOrMeta+a")
     driver.page.keyboard.press("ControlOrMeta+v")
-    driver.page.wait_for_function("() => document.querySelector('#sentences input').value.includes('Meuse')")
+    driver.page.wait_for_function("() => document.querySelector('#sentences input')?.value.includes('Meuse')")
     driver.settle()
     text = driver.field(1).input_value()
     assert "\n" not in text
@@ -76,7 +76,7 @@ def test_hidden_columns_fade_until_they_are_scrolled_into_view(new_driver: NewDr
     assert hidden is (width == 400)
     assert box.evaluate(mask) is hidden
     box.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
-    driver.page.wait_for_function("() => document.querySelector('#map .scroller').dataset.after === 'false'")
+    driver.page.wait_for_function("() => document.querySelector('#map .scroller')?.dataset.after === 'false'")
     assert box.evaluate(mask) is False
 
 
