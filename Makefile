@@ -8,7 +8,7 @@ MODEL := models/all-MiniLM-L6-v2
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 
-.PHONY: help run test test-slow fuzz browsers check format proto docs picture lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz browsers deploy-tools check format proto docs picture lock model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -16,16 +16,23 @@ help:  ## list the targets
 run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
-test: $(VENV)/dev model browsers  ## run all tests except slow ones; WORKERS=1 for one process
+test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones; WORKERS=1 for one process
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-test-slow: $(VENV)/dev model  ## run the slow tests: oracles on many texts, every model family, a fresh installation
+test-slow: $(VENV)/dev model deploy-tools  ## run the slow tests: oracles on many texts, every model family, a fresh installation
 	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
 
 browsers:
 	@test -x /usr/bin/chromium -a -x /usr/bin/firefox-esr || \
 	  (apt-get update -qq && apt-get install -qq -y chromium firefox-esr fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
+
+deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus and nginx
+	@(command -v promtool && command -v nginx) >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus nginx-light >/dev/null) || \
+	  echo "test: prometheus or nginx is missing and cannot be installed here; tests that need them will be skipped" >&2
+	@kubectl kustomize --help >/dev/null 2>&1 || \
+	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 
 check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .
@@ -74,7 +81,7 @@ wrk:
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
 
 clean:  ## remove generated files and environments
-	rm -rf $(VENV) $(VENV)-gpu models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-gpu $(VENV)-deploy models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -86,6 +93,12 @@ $(VENV)/run: $(INPUTS)
 $(VENV)/dev: $(VENV)/run
 	@echo "installing the dependencies of checks and tests into $(VENV)"
 	@$(PIP) -e '.[cpu,export,dev]' -e ./client
+	@touch $@
+
+$(VENV)-deploy/installed: deploy/requirements-checks.txt
+	@test -x $(VENV)-deploy/bin/python || $(PYTHON) -m venv $(VENV)-deploy
+	@echo "installing the checkers of deploy/ into $(VENV)-deploy"
+	@$(VENV)-deploy/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/requirements-checks.txt
 	@touch $@
 
 $(VENV)/bench: $(VENV)/dev

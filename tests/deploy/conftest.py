@@ -1,0 +1,27 @@
+"""Tools of the tests of deploy/, which `make deploy-tools` installs."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+DEPLOY = ROOT / "deploy"
+CHECKERS = ROOT / ".venv-deploy" / "bin"
+
+
+def find_tool(name: str) -> str:
+    """Return the path of a command; skip the test if it is not installed."""
+    own = CHECKERS / name
+    path = str(own) if own.exists() else shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed; make deploy-tools installs what this machine offers")
+    return path
+
+
+def run_tool(name: str, *arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its status and output."""
+    command = [find_tool(name), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
