@@ -46,7 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
         # A signal arrived, or a port could not be bound, while the runtime was loading: it cannot be interrupted, and
         # may crash at interpreter exit.
         logging.shutdown()
-        sys.stderr.flush()
         os._exit(status)
     return status
 

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,6 +31,7 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.request_log import RequestLog
 
 if TYPE_CHECKING:
     from service.rest.server import Server
@@ -106,10 +106,11 @@ class App:
 
         settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
         header_timeout_s = settings.header_timeout_ms / 1000
+        requests = RequestLog(metrics, settings.access_log)
         rest = Server(
             make_app(lifecycle, settings, metrics, keys),
-            ConnectionLimits(header_timeout_s, settings.max_connections, metrics.count_rejection),
-            LoadShedder(lifecycle, metrics, keys),
+            ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
+            LoadShedder(lifecycle, requests, keys),
         )
         admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
         return rest, admin, RpcServer(lifecycle, settings, metrics, keys)
@@ -195,6 +196,7 @@ class App:
         def on_signal(number: signal.Signals) -> None:
             if self._stop.is_set():
                 log.warning("second signal received, exiting signal=%s", number.name)
+                logging.shutdown()
                 os._exit(EX_SOFTWARE)
             self._stop.set()
 
@@ -259,7 +261,6 @@ def exit_after(seconds: float) -> None:
     def force_exit() -> None:
         log.error("drain timeout exceeded, exiting")
         logging.shutdown()
-        sys.stderr.flush()
         os._exit(EX_SOFTWARE)
 
     timer = threading.Timer(seconds, force_exit)

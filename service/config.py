@@ -55,7 +55,7 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         "",
         description="Host names that requests may use, separated by commas. If empty, a server on a loopback address "
-        "accepts loopback names only, and any other server accepts every name.",
+        "accepts loopback names only, and any other server accepts every name. Does not apply to the admin port.",
     )
     cors_origins: str = Field(
         "", description="Origins that browsers may send requests from, separated by commas; * allows all."
@@ -112,6 +112,12 @@ class Settings(BaseSettings):
     )
     max_connections: Positive = Field(2048, description="Maximum number of REST connections.")
     max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
+    max_grpc_connection_age_ms: int = Field(
+        300_000,
+        ge=0,
+        description="Age of a gRPC connection, in milliseconds, after which the client is told to open a new one, so "
+        "that load is balanced again. Calls in progress finish. 0 sets no limit.",
+    )
     max_queue_ms: Positive = Field(
         2000,
         description="Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected.",
@@ -156,6 +162,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="Log format. auto selects text on a terminal and JSON elsewhere."
+    )
+    access_log: Literal["errors", "all", "none"] = Field(
+        "errors", description="Requests to log, one line each: rejected and failed ones, all, or none."
     )
 
     @classmethod

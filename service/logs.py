@@ -1,18 +1,26 @@
 """Logs: text on a terminal, JSON elsewhere. They never contain input text or API keys."""
 
+import contextlib
 import logging
+import os
+import queue
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Literal
 
 import orjson
+
+MAX_QUEUED_LINES = 10_000
+FLUSH_TIMEOUT_S = 1.0
+STDERR = 2
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, str | int | float] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -20,27 +28,83 @@ class JsonFormatter(logging.Formatter):
         }
         if request_id := getattr(record, "request_id", None):
             line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return orjson.dumps(line).decode()
 
 
 class TextFormatter(logging.Formatter):
-    """Time of day, level, message and request ID."""
+    """Time of day, level, message, fields and request ID."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s%(request)s", "%H:%M:%S")
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s%(details)s%(request)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = getattr(record, "fields", {})
+        record.details = "".join(f" {name}={value}" for name, value in fields.items())
         request_id = getattr(record, "request_id", None)
         record.request = f" (request {request_id})" if request_id else ""
         return super().format(record)
 
 
+class BackgroundHandler(logging.Handler):
+    """Writes lines to stderr in a thread.
+
+    Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
+    are dropped and counted while `MAX_QUEUED_LINES` are queued.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._dropped = 0
+        threading.Thread(target=self._write_lines, name="attendant-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line. It is formatted here, because a record may refer to a traceback and its frames."""
+        if self._lines.qsize() >= MAX_QUEUED_LINES:
+            self._dropped += 1
+        else:
+            self._lines.put(self.format(record) + "\n")
+
+    def flush(self) -> None:
+        """Wait until the lines queued so far are written, at most `FLUSH_TIMEOUT_S`."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(FLUSH_TIMEOUT_S)
+
+    def _write_lines(self) -> None:
+        while True:
+            items = [self._lines.get()]
+            while not self._lines.empty():
+                items.append(self._lines.get())
+            if self._dropped:
+                items.insert(0, self._describe_dropped())
+            _write("".join(item for item in items if isinstance(item, str)).encode())
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+
+    def _describe_dropped(self) -> str:
+        dropped, self._dropped = self._dropped, 0
+        record = logging.LogRecord(
+            "attendant.logs", logging.WARNING, __file__, 0, "log lines dropped count=%d", (dropped,), None
+        )
+        return self.format(record) + "\n"
+
+
+def _write(data: bytes) -> None:
+    """Write to stderr without the lock of `sys.stderr`, which a blocked write would hold when the process exits."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(STDERR, data) :]
+
+
 def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
     """Write the logs of the process to stderr."""
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler()
+    handler = BackgroundHandler()
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn.error"):

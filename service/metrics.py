@@ -14,12 +14,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STAGE_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 POWERS_OF_TWO = tuple(2**n for n in range(11))  # 1 to 1024
-TOKENS = tuple(2**n for n in range(14))  # 1 to 8192
+TOKENS = tuple(2**n for n in range(2, 14))  # 4 to 8192
 RESPONSE_BYTES = tuple(2**n for n in range(10, 27, 2))  # 1 KiB to 64 MiB
-SHARE = tuple(n / 10 for n in range(1, 10))  # 0.1 to 0.9
+SHARE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75)
 
 STAGES = ("tokenize", "queue", "inference", "postprocess")
-REJECTIONS = ("queue_full", "deadline", "draining", "overload", "auth", "too_large", "invalid")
+FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
+NO_LANE = "none"
+"""The lane of requests that are rejected before a lane is selected."""
+LANE_REJECTIONS = ("queue_full", "deadline")
+OTHER_REJECTIONS = ("draining", "overload", "auth", "too_large", "invalid")
 
 
 class Metrics:
@@ -52,7 +56,7 @@ class Metrics:
             "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", registry=registry
         )
         self.rejected_requests = Counter(
-            "attendant_rejected_requests", "Rejected requests by reason.", ["reason"], registry=registry
+            "attendant_rejected_requests", "Rejected requests by reason.", ["reason", "api", "lane"], registry=registry
         )
         self.cancelled_inputs = Counter(
             "attendant_cancelled_inputs",
@@ -118,8 +122,6 @@ class Metrics:
         )
         # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
         self._counters = cache(self._find_counters)
-        for reason in REJECTIONS:
-            self.rejected_requests.labels(reason)
         for stage in ("queue", "batch"):
             self.cancelled_inputs.labels(stage)
 
@@ -132,6 +134,11 @@ class Metrics:
             self.request_seconds.labels(api, endpoint, "ok")
             self.requests.labels(api, endpoint, "OK" if api == "grpc" else "200")
         self.response_bytes.labels(api)
+        for reason in OTHER_REJECTIONS:
+            self.rejected_requests.labels(reason, api, NO_LANE)
+        for reason in LANE_REJECTIONS:
+            for lane in LANES if api != "openai" else (FAST_LANE,):
+                self.rejected_requests.labels(reason, api, lane)
 
     def create_lane(self, lane: str) -> None:
         """Create the label sets of a lane."""
@@ -144,10 +151,9 @@ class Metrics:
         ):  # fmt: skip
             metric.labels(lane)
 
-    def count_rejection(self, label: str) -> None:
-        """Count a rejection by the label of its error; ignore ""."""
-        if label:
-            self.rejected_requests.labels(label).inc()
+    def count_rejection(self, reason: str, api: str, lane: str) -> None:
+        """Count a rejection by the label of its error."""
+        self.rejected_requests.labels(reason, api, lane).inc()
 
     def observe_request(self, api: str, endpoint: str, code: str, http_status: int, started: float) -> None:
         """Count a response; `started` is a time.perf_counter() reading."""

@@ -35,7 +35,8 @@ from service.engine.validation.explain import check_attend, check_compare
 from service.engine.validation.inputs import check_inputs
 from service.engine.validation.similarity import check_similarity
 from service.errors import DeadlineExceeded, NotFound
-from service.metrics import Metrics
+from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
+from service.request_log import note_tokens
 
 INLINE_CHARACTERS = 4096
 """Requests up to this size are prepared on the event loop, in about a millisecond; larger ones in a thread."""
@@ -57,10 +58,10 @@ class Engine:
         self._preparation = Preparation(model, self._limits)
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
         fast = Admission(model.tokens_per_second, settings.max_queue_ms, settings.max_queue_tokens)
-        self._fast: Lane[EncodeTask, TextVectors] = Lane("fast", model.backend, fast, metrics)
+        self._fast: Lane[EncodeTask, TextVectors] = Lane(FAST_LANE, model.backend, fast, metrics)
         explain = Admission(model.explain.warm_up(), settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
         self._explain: Lane[ExplainTask, Any] = Lane(
-            "explain", model.explain, explain, metrics, yields_to=lambda: self._fast.busy
+            EXPLAIN_LANE, model.explain, explain, metrics, yields_to=lambda: self._fast.busy
         )
 
     @property
@@ -109,6 +110,7 @@ class Engine:
             with lane.reserve(estimate_tokens(request.inputs) + prompts // CHARACTERS_PER_TOKEN, deadline):
                 prepared = await self._run(size, partial(self._preparation.encode, request, prompt))
                 timer.tokenized()
+                token_count, truncated = self._count([item.tokens for item in prepared])
                 submitted = lane.submit(encode_tasks(request, self._manifest, prepared, last=last), deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
@@ -117,7 +119,6 @@ class Engine:
                 build_results, prepared, vectors, request, self._manifest, model.dense_layers, model.static
             )
             results = await self._run(size, respond)
-        token_count, truncated = self._count([item.tokens for item in prepared])
         timing = timer.finish(lane.metrics)
         return EncodeResponse(self._manifest.name, lane.precision, results, token_count, truncated, timing, prompt)
 
@@ -132,10 +133,10 @@ class Engine:
                 prepare = partial(self._preparation.attend, request, spec)
                 tasks = await self._run(count_characters(request.inputs), prepare)
                 timer.tokenized()
+                self._count([task.tokens for task in tasks])
                 submitted = lane.submit(tasks, deadline)
             results = await lane.wait(submitted)
             timer.ran()
-        self._count([task.tokens for task in tasks])
         return AttendResponse(self._manifest.name, lane.precision, results, timer.finish(lane.metrics))
 
     async def compare(self, request: CompareRequest) -> CompareResponse:
@@ -149,12 +150,12 @@ class Engine:
                 prepare = partial(self._preparation.compare, request, len(layers))
                 tasks = await self._run(count_characters(inputs), prepare)
                 timer.tokenized()
+                self._count([task.tokens for task in tasks])
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
             respond = partial(compare, tasks, vectors, layers, self._model.static)
             occurrences, static, similarities = await self._run(count_characters(inputs), respond)
-        self._count([task.tokens for task in tasks])
         timing = timer.finish(lane.metrics)
         return CompareResponse(self._manifest.name, lane.precision, occurrences, static, similarities, timing)
 
@@ -169,11 +170,11 @@ class Engine:
             with lane.reserve(tokens, deadline):
                 prepared, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
                 timer.tokenized()
+                token_count, truncated = self._count([text.tokens for text in prepared.texts])
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
             scores, pairs = await self._run(size, partial(prepared.results, vectors))
-        token_count, truncated = self._count([text.tokens for text in prepared.texts])
         return SimilarityResponse(
             self._manifest.name, lane.precision, spec.similarity, scores,
             [text.result(explain=request.explain) for text in prepared.queries],
@@ -217,6 +218,7 @@ class Engine:
         token_count, truncated = sum(map(len, tokens)), sum(item.truncated for item in tokens)
         self._metrics.request_inputs.observe(len(tokens))
         self._metrics.request_tokens.observe(token_count)
+        note_tokens(token_count)
         if truncated:
             self._metrics.truncated_inputs.inc(truncated)
         return token_count, truncated

@@ -22,6 +22,7 @@ from service.engine.jobs import Entry, Job, Submitted
 from service.engine.lane_metrics import LaneMetrics
 from service.errors import Internal, NonFiniteOutput, ServiceError, Unavailable
 from service.metrics import Metrics
+from service.request_log import note_lane
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
@@ -99,6 +100,7 @@ class Lane(Generic[TaskT, Result]):
 
         Raises the same errors as `check_capacity`.
         """
+        note_lane(self.name)
         with self._tasks_available:
             self.check_capacity(tokens, deadline)
             self._queue.backlog.add(tokens)

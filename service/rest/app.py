@@ -20,6 +20,8 @@ from service.errors import Internal, NotFound, ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.request_ids import HEADER as REQUEST_ID_HEADER
+from service.request_ids import TRACE_HEADER
+from service.request_log import RequestLog
 from service.rest.codec import TIMEOUT_HEADER
 from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
@@ -56,7 +58,9 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES))
     hosts = HostCheck(settings.host, settings.allowed_hosts)
-    middleware = RequestMiddleware(app, routers, metrics, keys, (*health.PATHS, *docs.PATHS, *files), hosts)
+    middleware = RequestMiddleware(
+        app, routers, RequestLog(metrics, settings.access_log), keys, (*health.PATHS, *docs.PATHS, *files), hosts
+    )
     return with_cors(middleware, settings.cors_origins)
 
 
@@ -69,13 +73,14 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         app,
         allow_origins=allowed,
         allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
-        allow_headers=["authorization", "content-type", TIMEOUT_HEADER, REQUEST_ID_HEADER],
+        allow_headers=["authorization", "content-type", TIMEOUT_HEADER, REQUEST_ID_HEADER, TRACE_HEADER],
         expose_headers=[
             "retry-after",
             "server-timing",
             "x-attendant-model",
             "x-attendant-precision",
             REQUEST_ID_HEADER,
+            TRACE_HEADER,
         ],
     )
 
@@ -87,7 +92,8 @@ def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)
-    return RequestMiddleware(app, routers, None, None, (), HostCheck(settings.admin_host, settings.allowed_hosts))
+    # Probes and Prometheus address a pod by its IP address, so ATTENDANT_ALLOWED_HOSTS does not apply.
+    return RequestMiddleware(app, routers, None, None, (), HostCheck(settings.admin_host, ""))
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
@@ -117,7 +123,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def handle_service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
-        return error_response(request.scope["context"], error)
+        return error_response(request.scope["record"], error)
 
     async def handle_routing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -125,10 +131,10 @@ def install_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             return method_response(request, headers["Allow"].split(", "))
         not_found = NotFound("Path not found", "See /docs.")
-        return error_response(request.scope["context"], not_found if error.status_code == 404 else Internal())
+        return error_response(request.scope["record"], not_found if error.status_code == 404 else Internal())
 
     async def handle_exception(request: Request, error: Exception) -> Response:
-        return error_response(request.scope["context"], Internal())
+        return error_response(request.scope["record"], Internal())
 
     app.add_exception_handler(ServiceError, handle_service_error)
     app.add_exception_handler(HTTPException, handle_routing)

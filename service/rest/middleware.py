@@ -1,4 +1,4 @@
-"""Middleware for all REST requests: request ID, API key, HEAD and OPTIONS, metrics, errors in the format of the API.
+"""Middleware for all REST requests: request ID, API key, HEAD and OPTIONS, records, errors in the format of the API.
 
 FastAPI describes the routes. The middleware calls a route without path parameters directly: what FastAPI does before
 it (matching, dependencies, three layers of middleware) takes longer than all other Python code of a request.
@@ -6,9 +6,7 @@ it (matching, dependencies, three layers of middleware) takes longer than all ot
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -18,49 +16,36 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.auth import ApiKeys
 from service.errors import Cancelled, Internal, MethodNotAllowed, Overloaded, ServiceError, Unavailable
-from service.metrics import Metrics
-from service.request_ids import HEADER, request_id
+from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
+from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
 from service.rest.hosts import HostCheck
 from service.rest.responses import native_error
 from service.rest.routes import health, native, openai
 
-OTHER = "_OTHER"
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("attendant.rest")
 
 
-@dataclass
-class RequestContext:
-    """The state of one request in the middleware.
-
-    Holds only the error fields that metrics need. The exception's traceback references every frame and would keep the
-    request in memory until the next garbage collection.
-    """
-
-    request_id: str
-    api: str
-    route: str = ""
-    rejection: str = ""
-    cancelled: bool = False
-
-
 class RequestMiddleware:
-    """The outermost ASGI application. Health checks are not counted. If `metrics` is None, nothing is counted."""
+    """The outermost ASGI application.
+
+    Health checks are neither counted nor logged. If `requests` is None, nothing is.
+    """
 
     def __init__(
         self,
         app: FastAPI,
         routers: Sequence[APIRouter],
-        metrics: Metrics | None,
+        requests: RequestLog | None,
         keys: ApiKeys | None,
         public_paths: Iterable[str],
         hosts: HostCheck,
     ) -> None:
         self._app = app
         self._endpoints = direct_endpoints(routers)
-        self._metrics = metrics
+        self._requests = requests
         self._keys = keys
         self._public_paths = frozenset(public_paths)
         self._hosts = hosts
@@ -68,38 +53,41 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = time.perf_counter()
         headers = dict(scope["headers"])
-        sent_id = headers.get(HEADER.encode(), b"").decode("latin-1")
-        context = RequestContext(request_id(sent_id), api_of(scope["path"]))
+        record = make_record(scope["path"], headers)
+        added_headers = [(HEADER.encode(), record.request_id.encode())]
+        if record.traceparent:
+            added_headers.append((TRACE_HEADER.encode(), record.traceparent.encode()))
         is_head = scope["method"] == "HEAD"
-        scope = {**scope, "context": context, "method": "GET" if is_head else scope["method"]}
+        scope = {**scope, "record": record, "method": "GET" if is_head else scope["method"]}
         status, size = 0, 0
 
         async def send_response(message: Message) -> None:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (HEADER.encode(), context.request_id.encode())]
+                message["headers"] = [*message["headers"], *added_headers]
             elif is_head:
                 message["body"] = b""
             else:
                 size += len(message.get("body", b""))
             await send(message)
 
-        if self._metrics is None or context.api == health.API:
-            await self._respond(scope, receive, send_response, context, headers)
+        if self._requests is None or record.api == health.API:
+            await self._respond(scope, receive, send_response, record, headers)
             return
-        self._metrics.in_flight.inc()
+        set_current(record)
+        metrics = self._requests.metrics
+        metrics.in_flight.inc()
         try:
-            await self._respond(scope, receive, send_response, context, headers)
+            await self._respond(scope, receive, send_response, record, headers)
         finally:
-            self._metrics.in_flight.dec()
-            context.route = context.route or getattr(scope.get("route"), "path", OTHER)
-            count_request(self._metrics, context, status or Cancelled.http_status, size, started)
+            metrics.in_flight.dec()
+            record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER)
+            finish_request(self._requests, record, status or Cancelled.http_status, size)
 
     async def _respond(
-        self, scope: Scope, receive: Receive, send: Send, context: RequestContext, headers: dict[bytes, bytes]
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
     ) -> None:
         """Send the response of the route, or of the error that it raises."""
         request = Request(scope, receive)
@@ -112,32 +100,34 @@ class RequestMiddleware:
             if endpoints is None:
                 response = self._app
             else:
-                context.route = scope["path"]
+                record.endpoint = scope["path"]
                 endpoint = endpoints.get(scope["method"])
                 response = await endpoint(request) if endpoint else method_response(request, endpoints)
         except ServiceError as error:
-            response = error_response(context, error)
+            response = error_response(record, error)
         except asyncio.CancelledError:  # uvicorn cancels a request only after the drain timeout
             stopped = Unavailable(
                 "Server stopped before it finished the request", "Retry on another instance.", reason="DRAINING"
             )
-            response = error_response(context, stopped)
+            response = error_response(record, stopped)
         except Exception:  # noqa: BLE001  # log_exception logs it
-            log_exception(context)
-            response = error_response(context, Internal())
+            log_exception(record)
+            response = error_response(record, Internal())
         try:
             await response(scope, receive, send)
         except Exception:
             if response is not self._app:
                 raise
-            log_exception(context)  # FastAPI has responded, and re-raises the error
+            log_exception(record)  # FastAPI has responded, and re-raises the error
 
 
-def log_exception(context: RequestContext) -> None:
+def log_exception(record: RequestRecord) -> None:
     """Log the exception that is being handled."""
-    route = context.route or OTHER
     log.exception(
-        "unhandled exception api=%s endpoint=%s", context.api, route, extra={"request_id": context.request_id}
+        "unhandled exception api=%s endpoint=%s",
+        record.api,
+        record.endpoint or OTHER,
+        extra={"request_id": record.request_id},
     )
 
 
@@ -159,7 +149,7 @@ def method_response(request: Request, methods: Iterable[str]) -> Response:
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=headers)
     response = error_response(
-        request.scope["context"],
+        request.scope["record"],
         MethodNotAllowed("Method not allowed for this path", "Use a method listed in the Allow header."),
     )
     response.headers.update(headers)
@@ -173,30 +163,37 @@ def api_of(path: str) -> str:
     return health.API if path in health.PATHS else native.API
 
 
-def error_response(context: RequestContext, error: ServiceError) -> Response:
+def error_response(record: RequestRecord, error: ServiceError) -> Response:
     """Return an error response in the format of the API."""
-    context.rejection, context.cancelled = error.label, isinstance(error, Cancelled)
+    record.fail(error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
-    if context.api == openai.API and not error.retryable and error.http_status >= 500:
+    if record.api == openai.API and not error.retryable and error.http_status >= 500:
         headers["x-should-retry"] = "false"  # else OpenAI's clients retry every 5xx
     if error.http_status in (408, 413) or isinstance(error, Overloaded):
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
-        log.error("request failed", exc_info=error.__cause__, extra={"request_id": context.request_id})
-    if context.api == openai.API:
+        log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})
+    if record.api == openai.API:
         return Response(openai.render_error(error), openai.http_status(error), headers, JSON)
-    return Response(native_error(error, context.request_id), error.http_status, headers, JSON)
+    return Response(native_error(error, record.request_id), error.http_status, headers, JSON)
 
 
-def count_request(metrics: Metrics, context: RequestContext, status: int, size: int, started: float) -> None:
-    """Count a response; `started` is a time.perf_counter() reading."""
-    if context.rejection:
-        metrics.rejected_requests.labels(context.rejection).inc()
-    if context.cancelled:
+def make_record(path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
+    """Return the record of a request that has just arrived."""
+    return RequestRecord(
+        api_of(path),
+        request_id(headers.get(HEADER.encode(), b"").decode("latin-1")),
+        traceparent(headers.get(TRACE_HEADER.encode(), b"").decode("latin-1")),
+    )
+
+
+def finish_request(requests: RequestLog, record: RequestRecord, status: int, size: int) -> None:
+    """Count and log a request whose response had `size` bytes."""
+    if record.cancelled:
         status = Cancelled.http_status
-    metrics.observe_request(context.api, context.route, str(status), status, started)
-    metrics.response_bytes.labels(context.api).observe(size)
+    requests.finish(record, str(status), status)
+    requests.metrics.response_bytes.labels(record.api).observe(size)

@@ -6,7 +6,6 @@ rejections by the engine took half a core from the accepted requests.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -14,18 +13,19 @@ from starlette.responses import Response
 from service.auth import ApiKeys
 from service.errors import ServiceError
 from service.lifecycle import Lifecycle
-from service.metrics import Metrics
-from service.request_ids import HEADER, request_id
-from service.rest.middleware import RequestContext, api_of, count_request, error_response
+from service.metrics import FAST_LANE
+from service.request_ids import HEADER, TRACE_HEADER
+from service.request_log import RequestLog
+from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import native, openai
 
 
 class LoadShedder:
     """Rejects requests that exceed the capacity of the fast lane's queue."""
 
-    def __init__(self, lifecycle: Lifecycle, metrics: Metrics, keys: ApiKeys | None) -> None:
+    def __init__(self, lifecycle: Lifecycle, requests: RequestLog, keys: ApiKeys | None) -> None:
         self._lifecycle = lifecycle
-        self._metrics = metrics
+        self._requests = requests
         self._keys = keys
 
     @property
@@ -39,8 +39,8 @@ class LoadShedder:
         is_fast = route == openai.EMBEDDINGS_PATH or (route == native.ENCODE_PATH and native.is_for_fast_lane(body))
         if method != b"POST" or not is_fast:
             return None
-        started = time.perf_counter()
-        context = RequestContext(request_id(headers.get(HEADER.encode(), b"").decode("latin-1")), api_of(route), route)
+        record = make_record(route, headers)
+        record.endpoint, record.lane = route, FAST_LANE
         reservation = contextlib.ExitStack()
         try:
             if self._keys is not None:
@@ -49,9 +49,11 @@ class LoadShedder:
             engine.check_capacity(len(body))  # the most common outcome is an error, which costs less from here
             reservation.enter_context(engine.reserve(len(body)))
         except ServiceError as error:
-            response = error_response(context, error)
-            response.headers[HEADER] = context.request_id
-            count_request(self._metrics, context, response.status_code, len(response.body), started)
+            response = error_response(record, error)
+            response.headers[HEADER] = record.request_id
+            if record.traceparent:
+                response.headers[TRACE_HEADER] = record.traceparent
+            finish_request(self._requests, record, response.status_code, len(response.body))
             return response
         # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.
         # Without this reservation, all requests of a step are accepted here, and most of them rejected by the engine.

@@ -51,13 +51,13 @@ class NoLoadShedding:
 class ConnectionLimits:
     """Limits of the connections of a server.
 
-    `max_connections`: None means no limit. `count_rejection`: called with the metric label of each rejection in this
-    module.
+    `max_connections`: None means no limit. `report`: called with the error and the request ID of each rejection in
+    this module.
     """
 
     header_timeout_s: float
     max_connections: int | None = None
-    count_rejection: Callable[[str], None] = lambda label: None
+    report: Callable[[ServiceError, str], None] = lambda error, request_id: None
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -235,8 +235,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _rejection(self, error: ServiceError) -> Response:
-        self.limits.count_rejection(error.label)
         new_request_id = request_id("")
+        self.limits.report(error, new_request_id)
         headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -12,13 +11,12 @@ from google.protobuf.message import Message
 
 from service.auth import ApiKeys
 from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
-from service.metrics import Metrics
-from service.request_ids import HEADER, request_id
+from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
+from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rpc.messages import STREAM_DEPTH, UNARY_DEPTH, reject_malformed, tolerant
 from service.rpc.status import retry_after_ms, status_of
 
 API = "grpc"
-OTHER = "_OTHER"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 Context = Any
@@ -31,8 +29,9 @@ log = logging.getLogger("attendant.rpc")
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
     """Wraps unary-unary, unary-stream and stream-stream handlers."""
 
-    def __init__(self, metrics: Metrics, keys: ApiKeys | None, methods: frozenset[str]) -> None:
-        self._metrics = metrics
+    def __init__(self, requests: RequestLog, keys: ApiKeys | None, methods: frozenset[str]) -> None:
+        self._requests = requests
+        self._metrics = requests.metrics
         self._keys = keys
         self._methods = methods
 
@@ -95,16 +94,17 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     @contextlib.asynccontextmanager
     async def _observe(self, context: Context, method: str) -> AsyncIterator[None]:
-        started = time.perf_counter()
         metadata = dict(context.invocation_metadata() or ())
-        sent_id = metadata.get(HEADER, "")
-        call_id = request_id(sent_id if isinstance(sent_id, str) else "")
+        record = RequestRecord(
+            API, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method
+        )
+        set_current(record)
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled()
         try:
             if self._keys is not None:
                 self._keys.check(metadata.get("authorization"))
-            context.set_trailing_metadata(((HEADER, call_id),))
+            context.set_trailing_metadata(identity(record))
             yield
             error = None
         except ServiceError as raised:
@@ -116,36 +116,46 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             error.__cause__ = exception
         finally:
             self._metrics.in_flight.dec()
-            self._count(method, error, started)
+            if error is None:
+                self._requests.finish(record, "OK", 200)
+            else:
+                record.fail(error)
+                self._requests.finish(record, error.code, error.http_status)
         if error is not None:
-            log_internal(error, method, call_id)
+            log_internal(error, record)
             error.__cause__ = None
-            await abort(context, error, call_id)
-
-    def _count(self, method: str, error: ServiceError | None, started: float) -> None:
-        code, status = ("OK", 200) if error is None else (error.code, error.http_status)
-        self._metrics.count_rejection("" if error is None else error.label)
-        self._metrics.observe_request(API, method, code, status, started)
+            await abort(context, error, record)
 
 
-def log_internal(error: ServiceError, method: str, call_id: str) -> None:
+def log_internal(error: ServiceError, record: RequestRecord) -> None:
     """Log the cause of an internal error; the client gets only the request ID."""
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error(
-            "unhandled exception api=%s endpoint=%s", API, method, exc_info=error.__cause__,
-            extra={"request_id": call_id},
+            "unhandled exception api=%s endpoint=%s", API, record.endpoint, exc_info=error.__cause__,
+            extra={"request_id": record.request_id},
         )  # fmt: skip
+
+
+def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
+    """Return the metadata by which a client finds the request in the logs and traces of both sides."""
+    request = (HEADER, record.request_id)
+    return (request, (TRACE_HEADER, record.traceparent)) if record.traceparent else (request,)
+
+
+def _text(metadata: dict[str, str | bytes], key: str) -> str:
+    value = metadata.get(key, "")
+    return value if isinstance(value, str) else ""
 
 
 async def _no_such_method(request: object, context: Context) -> Message:
     raise Unsupported("Method not found", "See proto/attendant/v1/encoder.proto.", reason="METHOD_NOT_FOUND")
 
 
-async def abort(context: Context, error: ServiceError, call_id: str) -> NoReturn:
+async def abort(context: Context, error: ServiceError, record: RequestRecord) -> NoReturn:
     """End the call with the status of the error, and a retry pushback (gRFC A6) if the queue is full."""
     trailing: list[tuple[str, str | bytes]] = [
-        (HEADER, call_id),
-        ("grpc-status-details-bin", status_of(error, call_id).SerializeToString()),
+        *identity(record),
+        ("grpc-status-details-bin", status_of(error, record.request_id).SerializeToString()),
     ]
     if isinstance(error, QueueFull):
         trailing.append(("grpc-retry-pushback-ms", str(retry_after_ms(error.retry_after_s or 1))))

@@ -9,6 +9,7 @@ from service.config import Settings
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.pb import encoder_pb2, encoder_pb2_grpc
+from service.request_log import RequestLog
 from service.rpc.interceptor import API, Interceptor
 from service.rpc.servicer import SERVICE, EncoderServicer
 
@@ -24,9 +25,14 @@ class RpcServer:
             f"/{SERVICE}/{method.name}" for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
         ]
         metrics.create_requests(API, methods)
+        requests = RequestLog(metrics, settings.access_log)
+        # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
+        # calls in progress is unlimited.
+        age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(metrics, keys, frozenset(methods))],
+            interceptors=[Interceptor(requests, keys, frozenset(methods))],
             options=[
+                *([("grpc.max_connection_age_ms", age)] if age else []),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
@@ -34,7 +40,7 @@ class RpcServer:
             ],
         )
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            EncoderServicer(lifecycle, settings, metrics), self._server
+            EncoderServicer(lifecycle, settings, requests), self._server
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

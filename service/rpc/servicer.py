@@ -25,10 +25,9 @@ from service.engine.schema.encode import (
 from service.errors import Internal, InvalidArgument, ServiceError
 from service.lifecycle import Lifecycle
 from service.limits import item_limits
-from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
-from service.request_ids import HEADER
+from service.request_log import RequestLog, RequestRecord, current_record, set_current
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.interceptor import log_internal
@@ -51,10 +50,10 @@ DTYPES = ("float32", *get_args(DType))
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Translates requests and responses."""
 
-    def __init__(self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, lifecycle: Lifecycle, settings: Settings, requests: RequestLog) -> None:
         self._lifecycle = lifecycle
         self._settings = settings
-        self._metrics = metrics
+        self._requests = requests
 
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
         engine = self._lifecycle.engine
@@ -66,11 +65,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
         info = self._lifecycle.engine.info
-        call_id = dict(context.trailing_metadata())[HEADER]
+        call = current_record()
+        assert call is not None
         context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, f"{info.name}@{info.digest}")))
 
         async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
-            return await self._stream_response(request, _deadline(context), call_id)
+            return await self._stream_response(request, _deadline(context), call)
 
         responses = respond_in_order(request_iterator, respond, STREAM_WINDOW)
         async with contextlib.aclosing(responses):
@@ -152,10 +152,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return item_limits(engine.info)
 
     async def _stream_response(
-        self, message: pb.EncodeStreamRequest | Rejected, deadline: float | None, call_id: str
+        self, message: pb.EncodeStreamRequest | Rejected, deadline: float | None, call: RequestRecord
     ) -> pb.EncodeStreamResponse:
         """Return the response to one request of a stream; an error fails that request alone."""
         error: ServiceError
+        record = RequestRecord(call.api, call.request_id, call.traceparent, call.endpoint)
+        set_current(record)  # each request of a stream has a task of its own
         request_id = "" if isinstance(message, Rejected) else message.id
         try:
             reject_malformed(message)
@@ -169,9 +171,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             error.__cause__ = exception
         else:
             return pb.EncodeStreamResponse(id=request_id, response=_encode_response(response))
-        log_internal(error, f"/{SERVICE}/EncodeStream", call_id)
-        self._metrics.count_rejection(error.label)
-        return pb.EncodeStreamResponse(id=request_id, error=status_of(error, call_id))
+        finally:
+            call.tokens += record.tokens
+        log_internal(error, record)
+        record.fail(error)
+        self._requests.reject(record, error.code, error.http_status)
+        return pb.EncodeStreamResponse(id=request_id, error=status_of(error, record.request_id))
 
 
 class _Response(Protocol):

@@ -25,6 +25,7 @@ from service.engine.scheduler import Lane
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.request_log import RequestLog
 from service.rest.app import make_app
 
 GOLDEN = "money bank grows"
@@ -66,10 +67,20 @@ class ServiceHarness:
     settings: Settings
 
     def sample(self, name: str, **labels: str) -> float:
-        """Return the current value of a metric, which must exist."""
-        value = self.metrics.registry.get_sample_value(name, labels)
-        assert value is not None, name
-        return value
+        """Return the sum of the current values of a metric with these labels, which must exist."""
+        values = [
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        assert values, name
+        return sum(values)
+
+    @property
+    def requests(self) -> RequestLog:
+        """A log of requests like the one of the server."""
+        return RequestLog(self.metrics, self.settings.access_log)
 
     @property
     def batches_run(self) -> float:

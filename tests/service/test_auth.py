@@ -148,7 +148,8 @@ def test_probes_and_docs_require_no_key(secured: RunningServer, path: str) -> No
 def test_admin_port_requires_no_key(secured: RunningServer) -> None:
     """It listens on loopback. Its metrics count rejections."""
     response = httpx.get(secured.admin + "/metrics")
-    counter = re.search(r'^attendant_rejected_requests_total\{reason="auth"\} (\S+)$', response.text, re.MULTILINE)
+    name = 'attendant_rejected_requests_total{api="rest",lane="none",reason="auth"}'
+    counter = re.search(rf"^{re.escape(name)} (\S+)$", response.text, re.MULTILINE)
     assert response.status_code == 200
     assert counter is not None
 

@@ -49,6 +49,8 @@ VALUES = {
     "drain_timeout_ms": "16",
     "log_level": "debug",
     "log_format": "json",
+    "access_log": "all",
+    "max_grpc_connection_age_ms": "18",
 }
 WRONG = {
     "rest_port": "70000",

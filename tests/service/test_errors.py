@@ -11,8 +11,9 @@ from google.rpc.status_pb2 import Status
 
 from service import errors
 from service.errors import Cancelled, InputTooLong, Internal, NonFiniteOutput, QueueFull, RequestTooLarge, ServiceError
-from service.metrics import REJECTIONS
-from service.rest.middleware import RequestContext, error_response
+from service.metrics import LANE_REJECTIONS, OTHER_REJECTIONS
+from service.request_log import RequestRecord
+from service.rest.middleware import error_response
 from service.rpc.interceptor import abort
 
 
@@ -50,7 +51,7 @@ def test_error_matches_the_docstring(kind: type[ServiceError]) -> None:
     """Check code, HTTP status and metric label."""
     assert documented()[kind.__name__] == (kind.http_status, kind.code)
     assert kind.code in grpc.StatusCode.__members__
-    assert kind.label in ("", *REJECTIONS)
+    assert kind.label in ("", *LANE_REJECTIONS, *OTHER_REJECTIONS)
     assert make(kind).reason.replace("_", "").isalpha()
 
 
@@ -81,10 +82,10 @@ class FakeContext:
 async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> None:
     """Compare code, reason, message and request ID. Both are at most 1 KiB."""
     error, context = make(kind), FakeContext()
-    response = error_response(RequestContext("id-1", "rest"), error)
+    response = error_response(RequestRecord("rest", "id-1"), error)
     body = json.loads(bytes(response.body))["error"]
     with pytest.raises(Aborted):
-        await abort(context, error, "id-1")
+        await abort(context, error, RequestRecord("grpc", "id-1"))
     assert (response.status_code, len(response.body) <= 1024) == (kind.http_status, True)
     assert body == {
         "code": kind.code,
@@ -105,7 +106,7 @@ async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
     """Invalid content has status 400 in this API."""
-    response = error_response(RequestContext("id-1", "openai"), make(kind))
+    response = error_response(RequestRecord("openai", "id-1"), make(kind))
     body = json.loads(bytes(response.body))["error"]
     assert set(body) == {"message", "type", "param", "code"}
     assert response.status_code == (400 if kind.http_status == 422 else kind.http_status)
@@ -120,9 +121,9 @@ async def test_full_queue_error_has_a_retry_delay(
 ) -> None:
     """Retry-After is in whole seconds and at least 1. The gRPC pushback is in milliseconds."""
     error, context = QueueFull("full", retry_after_s=delay_s), FakeContext()
-    assert error_response(RequestContext("id-1", "rest"), error).headers.get("retry-after") == seconds
+    assert error_response(RequestRecord("rest", "id-1"), error).headers.get("retry-after") == seconds
     with pytest.raises(Aborted):
-        await abort(context, error, "id-1")
+        await abort(context, error, RequestRecord("grpc", "id-1"))
     assert context.trailing["grpc-retry-pushback-ms"] == milliseconds
 
 
@@ -130,7 +131,7 @@ async def test_too_large_error_forbids_retries() -> None:
     """Clients retry other errors with this code."""
     context = FakeContext()
     with pytest.raises(Aborted):
-        await abort(context, RequestTooLarge("large"), "id-1")
+        await abort(context, RequestTooLarge("large"), RequestRecord("grpc", "id-1"))
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"
 
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.conftest import start_server
+from tests.conftest import start_server, stop_server
 
 
 @pytest.mark.parametrize(("host", "with_keys", "expected"), [("0.0.0.0", False, True), ("0.0.0.0", True, False)])
@@ -24,3 +25,14 @@ def test_server_on_loopback_does_not_warn() -> None:
     server.process.terminate()
     _, log = server.process.communicate(timeout=60)
     assert "API keys disabled" not in log
+
+
+def test_allowed_hosts_do_not_apply_to_the_admin_port() -> None:
+    """Probes address a pod by its IP address."""
+    server = start_server(host="0.0.0.0", admin_host="0.0.0.0", allowed_hosts="api.example.org")
+    try:
+        headers = {"host": "10.1.2.3:8082"}
+        assert httpx.get(server.admin.replace("0.0.0.0", "127.0.0.1") + "/readyz", headers=headers).status_code == 200
+        assert httpx.get(server.rest.replace("0.0.0.0", "127.0.0.1") + "/v1/model", headers=headers).status_code == 403
+    finally:
+        stop_server(server)

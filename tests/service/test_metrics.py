@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.model_loader import LoadedModel
-from service.metrics import REJECTIONS, STAGES, Metrics
+from service.metrics import FAST_LANE, LANE_REJECTIONS, LANES, NO_LANE, OTHER_REJECTIONS, STAGES, Metrics
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.service.conftest import ServiceHarness, open_harness
 
@@ -34,7 +34,13 @@ def labels(family: Metric, *names: str) -> set[tuple[str, ...]]:
 async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) -> None:
     """A rate then starts from 0, and an alert does not miss the first error."""
     exposed = families(generate_latest(fresh.metrics.registry).decode())
-    assert labels(exposed["attendant_rejected_requests"], "reason") == {(reason,) for reason in REJECTIONS}
+    assert labels(exposed["attendant_rejected_requests"], "reason", "api", "lane") == {
+        (reason, api, lane)
+        for api, own_lanes in (("rest", LANES), ("openai", (FAST_LANE,)))
+        for reasons, lanes in ((LANE_REJECTIONS, own_lanes), (OTHER_REJECTIONS, (NO_LANE,)))
+        for reason in reasons
+        for lane in lanes
+    }
     assert labels(exposed["attendant_cancelled_inputs"], "stage") == {("queue",), ("batch",)}
     assert labels(exposed["attendant_stage_duration_seconds"], "stage", "lane") == {
         (stage, lane) for stage in STAGES for lane in ("fast", "explain")

@@ -3,9 +3,10 @@
 `make fuzz` runs this file with 20,000 examples.
 """
 
+import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from tests.response_contract import (
     check_tokens,
     check_words,
 )
+from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 
 EXAMPLES = int(os.environ.get("ATTENDANT_FUZZ_EXAMPLES", "300"))
@@ -45,23 +47,40 @@ class Clients:
     stub: EncoderServiceStub
     facts: ModelFacts
     tolerance: float
+    codes: dict[str, str] = field(default_factory=dict)
+    """The status of each request, by request ID."""
 
     def post(self, operation: str, request: Body) -> httpx.Response:
-        return self.rest.post(f"/v1/{operation}", json=request)
+        response = self.rest.post(f"/v1/{operation}", json=request)
+        self.codes[response.headers["x-request-id"]] = str(response.status_code)
+        return response
 
     def call(self, operation: str, message: Any) -> Any:
         """Return the response message, the list of a stream's messages, or the error."""
+        request_id = f"call-{len(self.codes)}"
+        self.codes[request_id] = "OK"
         try:
-            response = getattr(self.stub, operation.capitalize())(message)
+            response = getattr(self.stub, operation.capitalize())(message, metadata=(("x-request-id", request_id),))
             return list(response) if operation == "attend" else response
         except grpc.RpcError as error:
+            self.codes[request_id] = error.code().name
             return error
 
 
 @pytest.fixture(scope="module")
-def clients(model: LoadedModel) -> Iterator[Clients]:
+def access_log() -> Iterator[Lines]:
+    logger, lines = logging.getLogger("attendant.access"), Lines()
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(lines)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def clients(model: LoadedModel, access_log: Lines) -> Iterator[Clients]:
     with (
-        ServiceThread(model, openai_token_ids=True) as service,
+        ServiceThread(model, openai_token_ids=True, access_log="all") as service,
         httpx.Client(base_url=service.rest, timeout=120) as rest,
     ):
         info = rest.get("/v1/model").json()
@@ -72,7 +91,9 @@ def clients(model: LoadedModel) -> Iterator[Clients]:
         with grpc.insecure_channel(service.grpc, options=options) as channel:
             tolerance = 1e-5 if info["precision"] == "float32" else 5e-4
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-            yield Clients(service, rest, stub, facts, tolerance)
+            opened = Clients(service, rest, stub, facts, tolerance)
+            yield opened
+    check_access_log(access_log.lines, opened.codes)
 
 
 @settings(

@@ -19,7 +19,7 @@ JSON = {b"content-type": b"application/json"}
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
     """Both APIs have the same status, headers and body in both cases, and count each rejection once."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL):
             assert shedder.active
             for api, path, body in (
@@ -48,7 +48,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                                             ("/livez", b""), ("/v1/encode%32", b""), ("/\xff", b"")])  # fmt: skip
 async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel, path: str, body: bytes) -> None:
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL):
             assert shedder.try_reject(b"POST", path.encode("latin-1"), JSON, body) is None
 
@@ -56,7 +56,7 @@ async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel,
 async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> None:
     """The queue is near its capacity, but not full."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL - 8):
             assert shedder.active
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
@@ -66,7 +66,7 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
 async def test_load_shedder_counts_requests_whose_task_has_not_started(model: LoadedModel) -> None:
     """It counts requests of one event-loop iteration itself. Later the engine counts them."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         body = b'{"inputs": "%s"}' % (b"bank " * 5)
         with fast_lane(harness).reserve(FULL - 3 * len(body) // CHARACTERS_PER_TOKEN):
             accepted = [shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None for _ in range(5)]
@@ -79,7 +79,7 @@ async def test_load_shedder_counts_requests_whose_task_has_not_started(model: Lo
 async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
     """A request without a valid key gets 401, as it does from the application."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, ApiKeys(["secret"]))
+        shedder = LoadShedder(harness.lifecycle, harness.requests, ApiKeys(["secret"]))
         with fast_lane(harness).reserve(FULL):
             responses = [
                 shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **headers}, b'{"inputs": "bank"}')

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
+from service.errors import ServiceError
 from service.rest.app import make_admin_app, make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
@@ -205,7 +206,7 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
     """The requests have a body. HEAD responses have none."""
     async with open_harness(model, max_queue_tokens=100) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         async with serving(app, load_shedder=shedder) as (reader, writer):
             with fast_lane(harness).reserve(100):
                 for path in ("/v1/encode", "/v1/embeddings", "/v1/model", "/v1/models/a", "/livez", "/", "/nothing",
@@ -226,7 +227,11 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
 async def test_connections_over_the_limit_get_503() -> None:
     """A closed connection frees its place."""
     rejections: list[str] = []
-    async with serving(echo, max_connections=2, count_rejection=rejections.append) as (reader, writer):
+
+    def report(error: ServiceError, request_id: str) -> None:
+        rejections.append(error.label)
+
+    async with serving(echo, max_connections=2, report=report) as (reader, writer):
         address = writer.get_extra_info("peername")
         second = await asyncio.open_connection(*address)
         for stream in (writer, second[1]):

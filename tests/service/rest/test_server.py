@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
+from service.errors import ServiceError
 from service.rest.app import make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
@@ -35,12 +36,12 @@ async def serving(
     header_timeout_s: float = 10,
     load_shedder: Shedder | None = None,
     max_connections: int | None = None,
-    count_rejection: Callable[[str], None] = lambda label: None,
+    report: Callable[[ServiceError, str], None] = lambda error, request_id: None,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Open a connection to a server of `app`."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, count_rejection), load_shedder)
+    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, report), load_shedder)
     await server.start(bound)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     try:
@@ -244,7 +245,7 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
     async with open_harness(model, max_queue_tokens=200) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
 
-        shedder = LoadShedder(harness.lifecycle, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
 
         async def send_all() -> list[int]:
             async with serving(app, 10, shedder) as (reader, writer):
@@ -262,6 +263,6 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
         await send_all()
         with garbage() as uncollected:
             assert await send_all() == [200, 422, 422, 400, 429, 429]
-    assert not {"RequestContext", "Request", "RequestResponseCycle", "frame", "traceback"} & set(uncollected), (
+    assert not {"RequestRecord", "Request", "RequestResponseCycle", "frame", "traceback"} & set(uncollected), (
         uncollected
     )

@@ -16,6 +16,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.request_log import RequestRecord, set_current
 from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
 from tests.service.conftest import ServiceHarness, fast_lane, open_harness
@@ -164,6 +165,14 @@ async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server:
     assert (await stub.Encode(request_of("a"))).usage.tokens == 3
 
 
+@pytest.fixture
+def call_record() -> RequestRecord:
+    """The record of a call, which the interceptor would make."""
+    record = RequestRecord("grpc", "call-1", endpoint="/attendant.v1.EncoderService/EncodeStream")
+    set_current(record)
+    return record
+
+
 class CallContext:
     """The context of a call without a deadline."""
 
@@ -177,6 +186,7 @@ class CallContext:
         return (("x-request-id", "call-1"),)
 
 
+@pytest.mark.usefixtures("call_record")
 async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> None:
     """The requests before the failure get responses."""
 
@@ -184,7 +194,7 @@ async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> Non
         yield stream_request("money")
         raise RuntimeError("connection lost")
 
-    responses = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics).EncodeStream(
+    responses = EncoderServicer(harness.lifecycle, harness.settings, harness.requests).EncodeStream(
         broken(), CallContext()
     )
     async with asyncio.timeout(30):
@@ -193,6 +203,7 @@ async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> Non
             await anext(responses)
 
 
+@pytest.mark.usefixtures("call_record")
 async def test_internal_error_in_stream_is_logged_and_counted(
     harness: ServiceHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,7 +216,7 @@ async def test_internal_error_in_stream_is_logged_and_counted(
 
     encode = harness.engine.encode
     harness.engine.encode = broken  # type: ignore[method-assign]
-    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
     requests = stream(stream_request("bad", "1"), stream_request("money", "2"), stream_request("", "3"))
     responses = [response async for response in servicer.EncodeStream(requests, CallContext())]
     assert [(response.id, response.WhichOneof("result")) for response in responses] == [
@@ -216,16 +227,18 @@ async def test_internal_error_in_stream_is_logged_and_counted(
     assert (responses[0].error.code, error_info(responses[0].error).reason) == (13, "INTERNAL")
     assert [error_info(response.error).metadata["request_id"] for response in responses[::2]] == ["call-1"] * 2
     assert "secret" not in str(responses)
-    (record,) = caplog.records
+    record, *lines = caplog.records
     assert (record.levelname, record.request_id) == ("ERROR", "call-1")  # type: ignore[attr-defined]
+    assert [line.fields["reason"] for line in lines] == ["INTERNAL"]  # type: ignore[attr-defined]
     assert "KeyError" in caplog.text
     assert harness.sample("attendant_rejected_requests_total", reason="invalid") == 1
 
 
+@pytest.mark.usefixtures("call_record")
 async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None:
     """Other errors have no RetryInfo."""
     async with open_harness(model, max_queue_tokens=100) as harness:
-        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
         with fast_lane(harness).reserve(100):
             requests = stream(stream_request("money"), stream_request(""))
             full, empty = [response.error async for response in servicer.EncodeStream(requests, CallContext())]
@@ -258,7 +271,7 @@ async def test_tokenize_has_the_deadline_of_the_call(harness: ServiceHarness) ->
             return 5.0
 
     harness.engine.tokenize = record  # type: ignore[method-assign]
-    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.metrics)
+    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
     for context in (CallContext(), ContextWithDeadline()):
         await servicer.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="a")]), context)
     assert [deadline is not None for deadline in deadlines] == [False, True]

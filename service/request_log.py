@@ -1,0 +1,111 @@
+"""One record per request, from which metrics are counted and a line of the access log is written."""
+
+import logging
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+from service.errors import Cancelled, ServiceError
+from service.metrics import NO_LANE, Metrics
+
+OTHER = "_OTHER"
+"""The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
+
+AccessLog = Literal["errors", "all", "none"]
+
+log = logging.getLogger("attendant.access")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The facts about one request that operators see. They never contain input text.
+
+    Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
+    the request in memory until the next garbage collection.
+    """
+
+    api: str
+    request_id: str
+    traceparent: str = ""
+    endpoint: str = ""
+    lane: str = NO_LANE
+    tokens: int = 0
+    rejection: str = ""
+    reason: str = ""
+    cancelled: bool = False
+    started: float = field(default_factory=time.perf_counter)
+
+    def fail(self, error: ServiceError) -> None:
+        """Note the error that the client gets."""
+        self.rejection, self.reason, self.cancelled = error.label, error.reason, isinstance(error, Cancelled)
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("current request", default=None)
+
+
+def set_current(record: RequestRecord) -> None:
+    """Make a record the one that `note_lane` and `note_tokens` write to, in this task and the tasks it starts."""
+    _current.set(record)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the current request, if any."""
+    return _current.get()
+
+
+def note_lane(lane: str) -> None:
+    """Note the lane of the current request, if any."""
+    if (record := current_record()) is not None:
+        record.lane = lane
+
+
+def note_tokens(tokens: int) -> None:
+    """Add to the tokens of the current request, if any."""
+    if (record := current_record()) is not None:
+        record.tokens += tokens
+
+
+class RequestLog:
+    """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
+
+    def __init__(self, metrics: Metrics, access_log: AccessLog) -> None:
+        self.metrics = metrics
+        self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
+
+    def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
+        """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
+        self.metrics.observe_request(record.api, record.endpoint, code, http_status, record.started)
+        self.reject(record, code, http_status)
+
+    def reject(self, record: RequestRecord, code: str, http_status: int) -> None:
+        """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""
+        if record.rejection:
+            self.metrics.count_rejection(record.rejection, record.api, record.lane)
+        if http_status >= self._lowest_status:
+            self._write(record, code, http_status)
+
+    def reject_connection(self, error: ServiceError, request_id: str) -> None:
+        """Count and log the rejection of a connection, or of a request whose head is not valid."""
+        record = RequestRecord("rest", request_id, endpoint=OTHER)
+        record.fail(error)
+        self.reject(record, str(error.http_status), error.http_status)
+
+    def _write(self, record: RequestRecord, code: str, http_status: int) -> None:
+        if http_status in (429, 503):
+            level = logging.WARNING
+        else:
+            level = logging.ERROR if http_status >= 500 and http_status != 501 else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        fields: dict[str, str | int | float] = {
+            "api": record.api,
+            "endpoint": record.endpoint,
+            "status": code,
+            "reason": record.reason,
+            "ms": round((time.perf_counter() - record.started) * 1000, 1),
+            "tokens": record.tokens,
+            "traceparent": record.traceparent,
+        }
+        present = {name: value for name, value in fields.items() if value != ""}
+        log.log(level, "request", extra={"request_id": record.request_id, "fields": present})

@@ -1,0 +1,37 @@
+"""The lines of the access log, and what they must have."""
+
+import json
+import logging
+from typing import Any, get_args
+
+from service.errors import Reason
+from service.logs import JsonFormatter
+
+LINE_FIELDS = {"time", "level", "logger", "message", "request_id", "api", "endpoint", "status", "ms", "tokens"}
+
+
+class Lines(logging.Handler):
+    """The lines of the access log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(JsonFormatter().format(record)))
+
+
+def check_access_log(lines: list[dict[str, Any]], codes: dict[str, str]) -> None:
+    """Check that each request has one line, which has nothing that a client could have written but the request ID."""
+    requests = [line for line in lines if line["endpoint"] != "/v1/model"]
+    assert {line["request_id"]: line["status"] for line in requests} == codes
+    assert len(requests) == len(codes)
+    for line in requests:
+        assert set(line) - {"reason"} == LINE_FIELDS
+        assert line["endpoint"].removeprefix("/v1/").removeprefix("/attendant.v1.EncoderService/").isalpha()
+        assert line.get("reason") in (None, *get_args(Reason))
+        assert (line["status"] in ("200", "OK")) == ("reason" not in line)
+        assert (line["level"], line["message"]) == ("info", "request")
+        assert (
+            line["tokens"] > 0 or line["status"] not in ("200", "OK") or line["endpoint"].lower().endswith("tokenize")
+        )

@@ -1,0 +1,124 @@
+"""The access log of a server process: which requests it has, and that it never delays them."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from service.pb import encoder_pb2 as pb
+from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.request_ids import traceparent
+from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TEXT = "zebra"
+VALID, INVALID = {"inputs": TEXT}, {"inputs": TEXT, TEXT: TEXT}
+
+
+@contextlib.contextmanager
+def logging_server(model_dir: Path, lines: list[dict[str, Any]], **options: object) -> Iterator[RunningServer]:
+    """Run a server. After the block, `lines` are the lines of its access log."""
+    server = start_server(model_dir=model_dir, log_format="json", **options)
+    try:
+        yield server
+    finally:
+        server.process.terminate()
+        _, log = server.process.communicate(timeout=READY_TIMEOUT_S)
+        assert TEXT not in log
+        parsed = [json.loads(line) for line in log.splitlines()]
+        lines += [line for line in parsed if line["logger"] == "attendant.access"]
+
+
+def send_requests(server: RunningServer) -> None:
+    """Send one valid and one invalid request to each API, a request with an unknown path, and one that is not HTTP."""
+    with httpx.Client(base_url=server.rest) as client:
+        for number, body in enumerate((VALID, INVALID)):
+            headers = {"x-request-id": f"rest-{number}", "traceparent": TRACE}
+            response = client.post("/v1/encode", json=body, headers=headers)
+            assert response.headers["traceparent"] == TRACE
+            openai_body = {"input": body["inputs"], "model": "all-MiniLM-L6-v2"} | ({TEXT: TEXT} if number else {})
+            client.post("/v1/embeddings", json=openai_body, headers={"x-request-id": f"openai-{number}"})
+        client.get(f"/{TEXT}", headers={"x-request-id": "unknown", "traceparent": f"00-{TEXT}"})
+        client.get("/livez")
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        for number, text in enumerate((TEXT, "")):
+            metadata = (("x-request-id", f"grpc-{number}"), ("traceparent", TRACE))
+            message = pb.EncodeRequest(inputs=[pb.Input(text=text)])
+            _, call = stub.Encode.with_call(message, metadata=metadata) if text else (None, None)
+            if call is not None:
+                assert dict(call.trailing_metadata())["traceparent"] == TRACE
+                continue
+            with pytest.raises(grpc.RpcError) as raised:
+                stub.Encode(message, metadata=metadata)
+            assert dict(raised.value.trailing_metadata())["traceparent"] == TRACE
+        messages = [pb.EncodeStreamRequest(id=str(index), request=pb.EncodeRequest(inputs=[pb.Input(text=text)]))
+                    for index, text in enumerate((TEXT, "", f"{TEXT} {TEXT}"))]  # fmt: skip
+        assert len(list(stub.EncodeStream(iter(messages), metadata=(("x-request-id", "stream"),)))) == 3
+
+
+FINISHED = {
+    ("rest-0", "rest", "/v1/encode", "200", None),
+    ("openai-0", "openai", "/v1/embeddings", "200", None),
+    ("grpc-0", "grpc", "/attendant.v1.EncoderService/Encode", "OK", None),
+    ("stream", "grpc", "/attendant.v1.EncoderService/EncodeStream", "OK", None),
+}
+REJECTED = {
+    ("rest-1", "rest", "/v1/encode", "422", "UNKNOWN_FIELD"),
+    ("openai-1", "openai", "/v1/embeddings", "400", "UNKNOWN_FIELD"),
+    ("grpc-1", "grpc", "/attendant.v1.EncoderService/Encode", "INVALID_ARGUMENT", "EMPTY_INPUT"),
+    ("stream", "grpc", "/attendant.v1.EncoderService/EncodeStream", "INVALID_ARGUMENT", "EMPTY_INPUT"),
+    ("unknown", "rest", "_OTHER", "404", "ROUTE_NOT_FOUND"),
+}
+
+
+@pytest.mark.parametrize(
+    ("access_log", "expected"), [("errors", REJECTED), ("all", FINISHED | REJECTED), ("none", set())]
+)
+def test_access_log_has_one_line_per_request(default_artifact: Path, access_log: str, expected: set[Any]) -> None:
+    """A failed message of a stream has a line too. Health checks have none, and no line has text of a client."""
+    lines: list[dict[str, Any]] = []
+    with logging_server(default_artifact, lines, access_log=access_log) as server:
+        send_requests(server)
+    names = ("request_id", "api", "endpoint", "status", "reason")
+    assert sorted(str([line.get(name) for name in names]) for line in lines) == sorted(
+        str(list(line)) for line in expected
+    )
+    for line in lines:
+        assert line["message"] == "request"
+        assert line["ms"] >= 0
+        assert line.get("traceparent") == (TRACE if line["request_id"][:5] in ("rest-", "grpc-") else None)
+    tokens = {line["request_id"]: line["tokens"] for line in lines if line.get("reason") is None}
+    assert tokens == ({"rest-0": 3, "openai-0": 3, "grpc-0": 3, "stream": 7} if access_log == "all" else {})
+
+
+def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
+    """Nobody reads the log, whose lines exceed the buffer of a pipe several times."""
+    lines: list[dict[str, Any]] = []
+    with logging_server(default_artifact, lines) as server, httpx.Client(base_url=server.rest, timeout=5) as client:
+        for _ in range(2000):
+            assert client.post("/v1/encode", json={}).status_code == 422
+    assert len(lines) == 2000
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"),
+    [
+        (TRACE, True),
+        (TRACE.replace("00-", "cc-", 1) + "-more", True),
+        (TRACE + "-more", False),
+        (TRACE.replace("00-", "ff-", 1), False),
+        (TRACE.upper(), False),
+        (TRACE[:-1], False),
+        ("00-" + "0" * 32 + TRACE[35:], False),
+        (TRACE[:36] + "0" * 16 + "-01", False),
+        ("", False),
+    ],
+)
+def test_invalid_trace_context_is_ignored(value: str, is_valid: bool) -> None:
+    assert traceparent(value) == (value if is_valid else "")
