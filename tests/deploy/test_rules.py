@@ -1,6 +1,7 @@
 """Every rule of the manifests fails on an object that violates it."""
 
 import copy
+import fnmatch
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.deploy import network_rules, object_rules, pod_rules
 from tests.deploy.builds import Object, build, build_job, full_combination, parse
-from tests.deploy.manifests import RULES, Manifests, Rule
+from tests.deploy.manifests import RULES, Manifests, Rule, name_of
 
 REMOVED = object()
 POD = "/spec/template/spec"
@@ -17,7 +18,10 @@ CONTAINER = f"{POD}/containers/0"
 
 @dataclass(frozen=True)
 class Violation:
-    """A value that violates a rule: the object by name, or by kind if that is unique, and a JSON pointer to a field."""
+    """A value that violates a rule.
+
+    `item` is the kind of the object if that is unique, or a pattern of kind and name. `pointer` is a JSON pointer.
+    """
 
     rule: Rule
     item: str
@@ -48,6 +52,7 @@ def policy(rule: Rule, name: str, pointer: str, value: Any = REMOVED) -> Violati
     return Violation(rule, f"NetworkPolicy/{name}", pointer, value)
 
 
+CONFIG = "ConfigMap/attendant-??????????"
 SPREAD = f"{POD}/topologySpreadConstraints"
 VIOLATIONS = (
     server(pod_rules.pods_do_not_use_the_host, f"{POD}/hostNetwork", True),
@@ -91,11 +96,11 @@ VIOLATIONS = (
     server(pod_rules.liveness_tolerates_more_than_readiness, f"{CONTAINER}/startupProbe/failureThreshold", 3),
     server(pod_rules.grace_period_covers_the_shutdown, f"{POD}/terminationGracePeriodSeconds"),
     server(pod_rules.grace_period_covers_the_shutdown, f"{CONTAINER}/lifecycle"),
-    Violation(pod_rules.grace_period_covers_the_shutdown, "ConfigMap", "/data/ATTENDANT_DRAIN_TIMEOUT_MS", "60000"),
+    Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_DRAIN_TIMEOUT_MS", "60000"),
     server(pod_rules.errors_are_termination_messages, f"{CONTAINER}/terminationMessagePolicy"),
     server(pod_rules.gpu_pods_are_placed_on_gpu_nodes, f"{POD}/tolerations"),
     server(pod_rules.gpu_pods_are_placed_on_gpu_nodes, f"{CONTAINER}/resources/limits/nvidia.com~1gpu"),
-    Violation(pod_rules.gpu_pods_are_placed_on_gpu_nodes, "ConfigMap", "/data/ATTENDANT_PROVIDER", "auto"),
+    Violation(pod_rules.gpu_pods_are_placed_on_gpu_nodes, CONFIG, "/data/ATTENDANT_PROVIDER", "auto"),
     Violation(object_rules.namespace_is_shared_and_not_a_system_one, "Namespace", "/metadata/name", "default"),
     Violation(object_rules.namespace_is_shared_and_not_a_system_one, "ScaledObject", "/metadata/namespace"),
     Violation(
@@ -186,8 +191,8 @@ def objects() -> list[Object]:
 def violate(objects: list[Object], violation: Violation) -> Manifests:
     """Return a copy of the objects with the violation."""
     changed = copy.deepcopy(objects)
-    kind, _, name = violation.item.partition("/")
-    (target,) = (item for item in changed if item["kind"] == kind and name in ("", item["metadata"]["name"]))
+    pattern = violation.item if "/" in violation.item else f"{violation.item}/*"
+    (target,) = (item for item in changed if fnmatch.fnmatchcase(name_of(item), pattern))
     *parents, last = (part.replace("~1", "/") for part in violation.pointer.split("/")[1:])
     container: Any = target
     for part in parents:
