@@ -92,9 +92,9 @@ def parse(manifest: str) -> list[Object]:
 @cache
 def all_builds() -> dict[str, list[Object]]:
     """Return the objects of every combination and job, by name. Do not change them."""
-    every = list(combinations())
+    overlays = list(combinations())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        builds = dict(zip(map(str, every), pool.map(build, every), strict=True))
+        builds = dict(zip(map(str, overlays), pool.map(build, overlays), strict=True))
     objects = {name: parse(manifest) for name, manifest in builds.items()}
     for name in names("jobs"):
         objects[f"job {name}"] = [*objects["cpu+model-pvc"], *parse(build_job(name))]

@@ -35,10 +35,10 @@ SCHEMAS = {
 
 
 def test_combinations_cover_every_overlay_and_component() -> None:
-    every = list(combinations())
-    assert {combination.overlay for combination in every} == set(names("overlays")) >= {"cpu", "gpu"}
-    assert {name for combination in every for name in combination.components} == set(names("components"))
-    assert len(every) >= 12
+    built = list(combinations())
+    assert {combination.overlay for combination in built} == set(names("overlays")) >= {"cpu", "gpu"}
+    assert {name for combination in built for name in combination.components} == set(names("components"))
+    assert len(built) >= 12
 
 
 @pytest.mark.parametrize("overlay", names("overlays"))
