@@ -1,0 +1,107 @@
+"""Kustomize builds: every allowed combination of an overlay and components, and the jobs."""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.conftest import DEPLOY, run_tool
+
+Object = dict[str, Any]
+"""A Kubernetes object."""
+
+EXCLUSIVE = ("autoscaling-hpa", "autoscaling-keda")
+"""Components of which a combination has at most one: two autoscalers would control one Deployment."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """An overlay and the components added to it."""
+
+    overlay: str
+    components: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "+".join((self.overlay, *self.components))
+
+
+def names(folder: str) -> list[str]:
+    """Return the kustomizations in a folder of deploy/."""
+    return sorted(path.parent.name for path in (DEPLOY / folder).glob("*/kustomization.yaml"))
+
+
+def combinations() -> Iterator[Combination]:
+    """Yield every overlay with every set of components, except sets of several exclusive ones."""
+    components = names("components")
+    for overlay in names("overlays"):
+        for size in range(len(components) + 1):
+            for chosen in itertools.combinations(components, size):
+                if len(set(EXCLUSIVE).intersection(chosen)) < 2:
+                    yield Combination(overlay, chosen)
+
+
+def full_combination(overlay: str, autoscaler: str) -> Combination:
+    """Return an overlay with all components but the other autoscaler."""
+    return Combination(overlay, tuple(name for name in names("components") if name not in {*EXCLUSIVE} - {autoscaler}))
+
+
+def kustomize(overlay: str, components: tuple[str, ...] = (), **fields: Any) -> tuple[str, str]:
+    """Build a kustomization as a user writes it, with other fields, and return output and errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        deploy = os.path.relpath(DEPLOY, os.path.realpath(folder))
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"{deploy}/overlays/{overlay}"],
+            "components": [f"{deploy}/components/{name}" for name in components],
+            **fields,
+        }
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        built = run_tool("kubectl", "kustomize", folder)
+    return built.stdout, built.stderr
+
+
+@cache
+def build(combination: Combination) -> str:
+    """Return the manifest of a combination."""
+    output, errors = kustomize(combination.overlay, combination.components)
+    assert not errors, f"{combination}: {errors}"  # warnings about deprecated fields included
+    return output
+
+
+@cache
+def build_job(name: str) -> str:
+    """Return the manifest of a job, which requires an overlay with the component model-pvc."""
+    built = run_tool("kubectl", "kustomize", DEPLOY / "jobs" / name)
+    assert not built.stderr, built.stderr
+    return built.stdout
+
+
+def parse(manifest: str) -> list[Object]:
+    """Return the objects of a manifest."""
+    return list(yaml.load_all(manifest, yaml.CSafeLoader))
+
+
+@cache
+def all_builds() -> dict[str, list[Object]]:
+    """Return the objects of every combination and job, by name. Do not change them."""
+    overlays = list(combinations())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        builds = dict(zip(map(str, overlays), pool.map(build, overlays), strict=True))
+    objects = {name: parse(manifest) for name, manifest in builds.items()}
+    for name in names("jobs"):
+        objects[f"job {name}"] = [*objects["cpu+model-pvc"], *parse(build_job(name))]
+    return objects
+
+
+def distinct_objects() -> list[Object]:
+    """Return the objects of all builds, equal ones once."""
+    by_content = {repr(item): item for objects in all_builds().values() for item in objects}
+    return list(by_content.values())
