@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -59,13 +58,11 @@ def read_dashboard() -> dict[str, Any]:
     return dashboard
 
 
-def all_panels() -> Iterator[dict[str, Any]]:
-    """Yield the panels of the dashboard, and those inside of collapsed rows, without the rows."""
-    for panel in read_dashboard()["panels"]:
-        if panel["type"] == "row":
-            yield from panel["panels"]
-        else:
-            yield panel
+def all_panels() -> list[dict[str, Any]]:
+    """Return the panels of the dashboard, and those inside of collapsed rows, without the rows."""
+    panels = read_dashboard()["panels"]
+    inside = [panel for row in panels if row["type"] == "row" for panel in row["panels"]]
+    return [*(panel for panel in panels if panel["type"] != "row"), *inside]
 
 
 def dashboard_queries() -> list[str]:
