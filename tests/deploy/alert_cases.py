@@ -63,7 +63,7 @@ REQUESTS = (
         one_namespace("page"),
         70,
         {OK: total(100), FAILED: total(1), FAILED_RPC: total(1), DRAINING: total(0)},
-        {OK: total(100), FAILED_RPC: total(20), DRAINING: total(20), UNSUPPORTED: total(20)},
+        {OK: total(100), FAILED: total(1), FAILED_RPC: total(20), DRAINING: total(20), UNSUPPORTED: total(20)},
     ),
     Case(
         "AttendantErrorBudgetBurnSteady",
@@ -169,9 +169,9 @@ SERVICE = (
         one_namespace("ticket", model="m"),
         40,
         {model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "1x60"},
-        # A rollout of 20 minutes, and another model.
+        # A rollout that began 20 minutes ago, and another model.
         {
-            model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "_x19 1x19 stale",
+            model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "_x19 1x60",
             model(POD, digest="sha256:c", name="n"): "1x60",
         },
     ),
@@ -208,7 +208,7 @@ CLUSTER = (
         {f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "0x60"},
         {
             f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "1x60",
-            f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="grafana"}}': "0x60",
+            'kube_deployment_status_replicas_available{namespace="b", deployment="grafana"}': "0x60",
             f"attendant_ready{{{POD}}}": "1x60",
         },
     ),
