@@ -15,6 +15,7 @@ apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
   name: attendant
+  namespace: attendant
   labels:
     app.kubernetes.io/name: attendant
 spec:
