@@ -81,6 +81,16 @@ def test_component_builds_with_dashboard_and_objects() -> None:
     assert len(built.stdout) < 262_144  # the limit of the annotation that kubectl apply writes
 
 
+def test_pod_monitor_has_only_fields_of_the_operator() -> None:
+    """The API server would drop a misspelled field without an error."""
+    monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())
+    assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert set(monitor["spec"]) == {"jobLabel", "sampleLimit", "selector", "podMetricsEndpoints"}
+    assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout", "relabelings"}
+    assert all(set(relabeling) == {"action", "regex"} for relabeling in endpoint["relabelings"])
+
+
 def test_pod_monitor_selects_the_admin_port_of_the_pods() -> None:
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
