@@ -189,7 +189,6 @@ def _variables() -> list[dict[str, Any]]:
             "includeAll": False,
             "multi": False,
             "options": [],
-            "current": {},
         },
         _label_values("namespace", "Namespace", "label_values(attendant_ready, namespace)", several=False),
         _label_values("pod", "Pod", 'label_values(attendant_ready{namespace="$namespace"}, pod)', several=True),
@@ -202,7 +201,6 @@ def _label_values(name: str, label: str, query: str, *, several: bool) -> dict[s
         "label": label,
         "type": "query",
         "datasource": DATASOURCE,
-        "definition": query,
         "query": {"query": query, "refId": f"variable-{name}"},
         "refresh": 2,
         "sort": 1,
@@ -210,6 +208,6 @@ def _label_values(name: str, label: str, query: str, *, several: bool) -> dict[s
         "includeAll": several,
         "multi": several,
         "options": [],
-        "current": {"selected": True, "text": ["All"], "value": ["$__all"]} if several else {},
     }
-    return variable | ({"allValue": ".*"} if several else {})
+    selected = {"selected": True, "text": ["All"], "value": ["$__all"]}
+    return variable | ({"allValue": ".*", "current": selected} if several else {})
