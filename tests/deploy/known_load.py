@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import grpc
@@ -28,7 +28,7 @@ RPCS = (
     ("Encode", pb.EncodeRequest()),
     ("Tokenize", pb.TokenizeRequest(inputs=[pb.Input(text="bank")])),
 )
-BULK = ["money bank grows " * 40] * 32
+BULK = ["money bank grows " * 40] * 16
 BULK_CLIENTS = 4
 
 
@@ -58,18 +58,23 @@ class KnownLoad:
         """Return the number of responses with one of these codes."""
         return sum(count for (_, _, code), count in self.responses.items() if code in codes)
 
+    @property
+    def sufficient(self) -> bool:
+        """Whether both lanes have responses, and requests were rejected, more than once."""
+        return self.responses["rest", "attend", "200"] >= 3 and self.count("429", "RESOURCE_EXHAUSTED") >= 3
+
     def _run(self) -> None:
+        bulk = pb.EncodeRequest(inputs=[pb.Input(text=text) for text in BULK])
         with ThreadPoolExecutor(2 * BULK_CLIENTS) as pool:
             while not self._stop.wait(0.2):
+                # The first bulk request fills the queue, so that the server rejects some of the others.
+                calls = [pool.submit(self._post, "rest", "/v1/encode", {"inputs": BULK}) for _ in range(BULK_CLIENTS)]
+                calls += [pool.submit(self._call, "Encode", bulk) for _ in range(BULK_CLIENTS)]
+                wait(calls)
                 for request in REQUESTS:
                     self._post(*request)
                 for name, message in RPCS:
                     self._call(name, message)
-                # The first bulk request fills the queue, so that the server rejects some of the others.
-                bulk = pb.EncodeRequest(inputs=[pb.Input(text=text) for text in BULK])
-                for _ in range(BULK_CLIENTS):
-                    pool.submit(self._post, "rest", "/v1/encode", {"inputs": BULK})
-                    pool.submit(self._call, "Encode", bulk)
 
     def _post(self, api: str, path: str, body: dict[str, Any]) -> None:
         self._count(api, path, str(self._http.post(path, json=body).status_code))
