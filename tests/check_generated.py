@@ -7,6 +7,7 @@ from pathlib import Path
 
 import google.rpc.status_pb2
 
+from deploy.components.monitoring import generate as monitoring
 from service.config import describe_options
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,7 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 def generated_files() -> dict[Path, str]:
     """Return the expected content of every generated file."""
-    files = {OPTIONS: describe_options()}
+    files = {OPTIONS: describe_options()} | monitoring.generated_files()
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")

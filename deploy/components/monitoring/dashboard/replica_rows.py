@@ -1,0 +1,191 @@
+"""Rows about the work of the replicas: queue and batches, replicas, GPUs."""
+
+from deploy.components.monitoring.dashboard.grafana import Panel, Query, Row
+from deploy.components.monitoring.dashboard.queries import largest, mean, metric, quantile, rate
+
+QUEUE = Row(
+    "Queue, batches and stages",
+    [
+        Panel(
+            "Tokens per second",
+            "Tokens processed by the model, without padding, and inputs per second that were truncated.",
+            "short",
+            [
+                Query(rate("attendant_tokens_total", "namespace"), "tokens"),
+                Query(rate("attendant_truncated_inputs_total", "namespace"), "truncated inputs"),
+            ],
+        ),
+        Panel(
+            "Queued tokens",
+            "Tokens in the queue by lane.",
+            "short",
+            [Query(f"sum by (lane) ({metric('attendant_queue_tokens')})", "{{lane}}")],
+        ),
+        Panel(
+            "Queued inputs",
+            "Inputs in the queue by lane.",
+            "short",
+            [Query(f"sum by (lane) ({metric('attendant_queue_size')})", "{{lane}}")],
+        ),
+        Panel(
+            "Queue utilization",
+            "Estimated wait of a small request divided by the limit, in the fullest replica. At 1, requests are "
+            "rejected. The autoscaler targets the mean.",
+            "percentunit",
+            [Query(f"max by (lane) ({metric('attendant_queue_utilization')})", "{{lane}}")],
+        ),
+        Panel(
+            "Queue time, p99",
+            "Time that inputs wait for a batch.",
+            "s",
+            [Query(quantile(0.99, "attendant_stage_duration_seconds", "lane", 'stage="queue"'), "{{lane}}")],
+        ),
+        Panel(
+            "Stage duration, p99",
+            "Tokenization and postprocessing per request, queue per input, inference per batch.",
+            "s",
+            [Query(quantile(0.99, "attendant_stage_duration_seconds", "stage, lane"), "{{stage}} {{lane}}")],
+        ),
+        Panel(
+            "Batch fill",
+            "Mean inputs and tokens per batch.",
+            "short",
+            [
+                Query(mean("attendant_batch_size", "lane"), "inputs {{lane}}"),
+                Query(mean("attendant_batch_tokens", "lane"), "tokens {{lane}}"),
+            ],
+        ),
+        Panel(
+            "Padding",
+            "Mean share of padding in a batch.",
+            "percentunit",
+            [Query(mean("attendant_batch_padding_ratio", "lane"), "{{lane}}")],
+        ),
+        Panel(
+            "Threads in inference",
+            "Mean number of threads that run the model. At the number of threads of all replicas, the CPUs are the "
+            "limit.",
+            "short",
+            [Query(rate("attendant_inference_thread_seconds_total", "lane"), "{{lane}}")],
+        ),
+        Panel(
+            "Inference errors",
+            "Failed batches, repeated parts of failed batches, and inputs with NaN or infinity, per second.",
+            "ops",
+            [
+                Query(rate("attendant_inference_errors_total", "lane"), "failed batches {{lane}}"),
+                Query(rate("attendant_batch_retries_total", "lane"), "repeated parts {{lane}}"),
+                Query(rate("attendant_nonfinite_outputs_total", "lane"), "non-finite inputs {{lane}}"),
+            ],
+        ),
+    ],
+)
+
+REPLICAS = Row(
+    "Replicas",
+    [
+        Panel(
+            "Tokens per second by replica",
+            "Replicas with equal resources have equal lines if the load is balanced.",
+            "short",
+            [Query(rate("attendant_tokens_total", "pod"), "{{pod}}")],
+        ),
+        Panel(
+            "Ready and draining replicas",
+            "A replica that is neither has not loaded the model, or its backend has failed.",
+            "short",
+            [
+                Query(f"sum ({metric('attendant_ready')})", "ready"),
+                Query(f"sum ({metric('attendant_draining')})", "draining"),
+                Query(f"count ({metric('attendant_ready')})", "all"),
+            ],
+        ),
+        Panel(
+            "Restarts",
+            "Restarts of containers. Source: kube-state-metrics.",
+            "short",
+            [Query(f"sum by (pod) ({metric('kube_pod_container_status_restarts_total')})", "{{pod}}")],
+        ),
+        Panel(
+            "Memory",
+            "Resident memory of the process, and working set and limit of the container. The kernel kills a container "
+            "at its limit. Sources of the last two: cAdvisor and kube-state-metrics.",
+            "bytes",
+            [
+                Query(metric("process_resident_memory_bytes"), "resident {{pod}}"),
+                Query(largest("container_memory_working_set_bytes", 'container!=""'), "working set {{pod}}"),
+                Query(largest("kube_pod_container_resource_limits", 'resource="memory"'), "limit {{pod}}"),
+            ],
+        ),
+        Panel(
+            "Event loop lag, p99",
+            "Delay of a periodic callback. Every request and probe of the replica is delayed by as much.",
+            "s",
+            [Query(quantile(0.99, "attendant_event_loop_lag_seconds", "pod"), "{{pod}}")],
+        ),
+        Panel(
+            "CPU",
+            "CPU seconds per second of the process.",
+            "short",
+            [Query(rate("process_cpu_seconds_total", "pod"), "{{pod}}")],
+        ),
+        Panel(
+            "Throttled periods",
+            "Share of the CPU periods in which the limit stopped the container. Source: cAdvisor.",
+            "percentunit",
+            [
+                Query(
+                    f"{rate('container_cpu_cfs_throttled_periods_total', 'pod')} / "
+                    f"{rate('container_cpu_cfs_periods_total', 'pod')}",
+                    "{{pod}}",
+                )
+            ],
+        ),
+        Panel(
+            "Models",
+            "Artifacts, precisions and backends that are served, with the number of pods. More than one line per model "
+            "means that the same text has different embeddings, depending on the replica.",
+            "none",
+            [
+                Query(
+                    f"count by (model, digest, precision, provider) ({metric('attendant_model_info')})",
+                    "",
+                    instant=True,
+                )
+            ],
+            type="table",
+            width=12,
+        ),
+        Panel(
+            "Server versions",
+            "Number of pods per version of the server.",
+            "none",
+            [Query(f"count by (version) ({metric('attendant_build_info')})", "{{version}}", instant=True)],
+            type="stat",
+            width=4,
+        ),
+    ],
+)
+
+
+def device(name: str, title: str, description: str, unit: str) -> Panel:
+    """Return a panel with one metric of the DCGM exporter."""
+    return Panel(title, description, unit, [Query(metric(name), "{{pod}} GPU {{gpu}}")])
+
+
+GPU = Row(
+    "GPU (needs the DCGM exporter)",
+    [
+        device("DCGM_FI_DEV_GPU_UTIL", "Utilization", "Share of the time with at least one kernel running.", "percent"),
+        device(
+            "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+            "Tensor cores",
+            "Share of the cycles in which tensor cores work. It shows how well batches are filled.",
+            "percentunit",
+        ),
+        device("DCGM_FI_DEV_FB_USED", "GPU memory", "Used memory of the GPU.", "decmbytes"),
+        device("DCGM_FI_DEV_GPU_TEMP", "Temperature", "A hot GPU lowers its clock.", "celsius"),
+        device("DCGM_FI_DEV_XID_ERRORS", "Last XID error", "Code of the last error of the driver; 0 is none.", "none"),
+    ],
+    collapsed=True,
+)

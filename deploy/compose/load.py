@@ -1,0 +1,112 @@
+"""A small load for the dashboard: requests to every REST operation, at a fixed rate, with one connection.
+
+It needs only the standard library, so that it runs in the image of the server. It exits with 1 if a request failed.
+"""
+
+import argparse
+import contextlib
+import http.client
+import itertools
+import json
+import logging
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+SENTENCES = (
+    "She sat on the bank of the river.",
+    "He cashed a check at the bank.",
+    "The bank raised its interest rates.",
+    "Money bank grows.",
+)
+Call = tuple[str, str, dict[str, Any] | None]
+REPORT_S = 10
+
+log = logging.getLogger("load")
+
+
+def calls(model: str) -> Iterator[Call]:
+    """Yield requests without end. Most are embeddings; every tenth one uses the explain lane."""
+    for number in itertools.count():
+        texts = [SENTENCES[index % len(SENTENCES)] for index in range(number, number + 1 + number % 8)]
+        match number % 10:
+            case 0:
+                yield "POST", "/v1/attend", {"inputs": texts[0], "unit": "word", "decimals": 3}
+            case 1:
+                yield "POST", "/v1/similarity", {"queries": texts[0], "documents": list(SENTENCES)}
+            case 2:
+                yield "GET", "/v1/model", None
+            case 3 | 4 | 5:
+                yield "POST", "/v1/embeddings", {"model": model, "input": texts}
+            case _:
+                yield "POST", "/v1/encode", {"inputs": texts, "outputs": ["pooled", "words"]}
+
+
+class Client:
+    """One connection that is opened again after an error."""
+
+    def __init__(self, url: str) -> None:
+        self._host = urllib.parse.urlsplit(url).netloc
+        self._connection = http.client.HTTPConnection(self._host, timeout=30)
+
+    def send(self, method: str, path: str, body: dict[str, Any] | None) -> int:
+        """Return the status; 0 if there is no response."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            self._connection.request(method, path, data, {"content-type": "application/json"})
+            response = self._connection.getresponse()
+            response.read()
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            return 0
+        return response.status
+
+    def model(self) -> str:
+        """Return the name of the served model, which the OpenAI API requires."""
+        self._connection.request("GET", "/v1/model")
+        name: str = json.loads(self._connection.getresponse().read())["name"]
+        return name
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def run(url: str, rate: float, seconds: float) -> int:
+    """Send `rate` requests per second for some seconds (0: without end); return the number of failed requests.
+
+    A slow server lowers the rate: the next request waits for the response to the previous one.
+    """
+    started = reported = time.monotonic()
+    sent = failed = 0
+    with contextlib.closing(Client(url)) as client:
+        for method, path, body in calls(client.model()):
+            now = time.monotonic()
+            if seconds and now - started >= seconds:
+                break
+            if now - reported >= REPORT_S:
+                log.info("sent=%d failed=%d", sent, failed)
+                reported = now
+            sent += 1
+            failed += client.send(method, path, body) != http.HTTPStatus.OK
+            # A request that is late does not make the next ones faster: the rate is a limit.
+            time.sleep(max(0.0, now + 1 / rate - time.monotonic()))
+    log.info("sent=%d failed=%d", sent, failed)
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 if every request succeeded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="REST address of the server.")
+    parser.add_argument("--rate", type=float, default=20.0, help="Maximum number of requests per second.")
+    parser.add_argument("--seconds", type=float, default=0.0, help="Duration in seconds. 0 runs without end.")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    return 1 if run(options.url, options.rate, options.seconds) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

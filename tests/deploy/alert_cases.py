@@ -1,0 +1,266 @@
+"""For each alert, series that make it fire and similar series that must not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Series = Mapping[str, str]
+"""Values by series, in the notation of promtool, one value per minute."""
+
+NAMESPACE = 'namespace="attendant"'
+POD = 'namespace="attendant", pod="attendant-0"'
+OTHER_POD = 'namespace="attendant", pod="attendant-1"'
+OK = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="200"}}'
+FAILED = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="500"}}'
+FAILED_RPC = f'attendant_requests_total{{{POD}, api="grpc", endpoint="/Encode", code="UNAVAILABLE"}}'
+FULL = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="429"}}'
+DRAINING = f'attendant_rejected_requests_total{{{POD}, reason="draining", api="grpc", lane="none"}}'
+UNSUPPORTED = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/attend", code="501"}}'
+DURATION = "attendant_request_duration_seconds"
+ENCODE_OK = f'{POD}, api="rest", endpoint="/v1/encode", outcome="ok"'
+STREAM_OK = f'{POD}, api="grpc", endpoint="/attendant.v1.EncoderService/EncodeStream", outcome="ok"'
+SHED = f'{DURATION}_count{{{POD}, api="rest", endpoint="/v1/encode", outcome="shed"}}'
+QUEUE = f'attendant_stage_duration_seconds_bucket{{{POD}, stage="queue", lane="fast"'
+LAG = f"attendant_event_loop_lag_seconds_bucket{{{POD}"
+HPA = f'{NAMESPACE}, horizontalpodautoscaler="attendant"'
+
+
+@dataclass(frozen=True)
+class Case:
+    """Input of one alert: `fires` at `minutes`, `silent` does not; `labels` are those of the alert."""
+
+    alert: str
+    labels: Mapping[str, str]
+    minutes: int
+    fires: Series
+    silent: Series
+
+
+def total(per_minute: float, minutes: int = 480) -> str:
+    """Return a counter that rises by the same amount each minute."""
+    return f"0+{per_minute}x{minutes}"
+
+
+def model(pod: str, digest: str = "sha256:a", precision: str = "bfloat16", name: str = "m") -> str:
+    labels = f'model="{name}", digest="{digest}", precision="{precision}", provider="openvino"'
+    return f"attendant_model_info{{{pod}, {labels}}}"
+
+
+def slow(share: float, labels: str = ENCODE_OK, per_minute: float = 100) -> dict[str, str]:
+    """Return a histogram in which a share of the requests takes longer than 1 s."""
+    return {
+        f"{DURATION}_count{{{labels}}}": total(per_minute),
+        f'{DURATION}_bucket{{{labels}, le="1.0"}}': total(per_minute * (1 - share)),
+    }
+
+
+def one_namespace(severity: str, **labels: str) -> dict[str, str]:
+    return {"severity": severity, "namespace": "attendant"} | labels
+
+
+REQUESTS = (
+    Case(
+        "AttendantErrorBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {OK: total(100), FAILED: total(1), FAILED_RPC: total(1), DRAINING: total(0)},
+        {OK: total(100), FAILED: total(1), FAILED_RPC: total(20), DRAINING: total(20), UNSUPPORTED: total(20)},
+    ),
+    Case(
+        "AttendantErrorBudgetBurnSteady",
+        one_namespace("page"),
+        400,
+        {OK: total(100), FAILED: total(0.8), DRAINING: total(0)},
+        # Too few requests: 72 in 6 hours.
+        {OK: total(0.1), FAILED: total(0.1), DRAINING: total(0)},
+    ),
+    Case(
+        "AttendantErrorBudgetBurnSlow",
+        one_namespace("ticket"),
+        470,
+        {OK: total(100), FAILED: total(0.2), DRAINING: total(0)},
+        {OK: total(100), FAILED: total(0.08), DRAINING: total(0)},
+    ),
+    Case("AttendantLatencyBudgetBurnFast", one_namespace("page"), 70, slow(0.2), slow(0.9, STREAM_OK) | slow(0.1)),
+    Case("AttendantLatencyBudgetBurnSlow", one_namespace("ticket"), 400, slow(0.08), slow(0.9, per_minute=0.2)),
+    Case(
+        "AttendantShedRateHigh",
+        one_namespace("page"),
+        30,
+        {OK: total(90), FULL: total(10), SHED: total(10)},
+        # The server drains: the outcome is the same, the code is not.
+        {OK: total(90), FAILED_RPC: total(10), SHED: total(10)},
+    ),
+)
+
+SERVICE = (
+    Case(
+        "AttendantQueueWaitHigh",
+        one_namespace("ticket", lane="fast"),
+        30,
+        {f'{QUEUE}, le="1.0"}}': total(90), f'{QUEUE}, le="5.0"}}': total(100), f'{QUEUE}, le="+Inf"}}': total(100)},
+        {f'{QUEUE}, le="1.0"}}': total(100), f'{QUEUE}, le="5.0"}}': total(100), f'{QUEUE}, le="+Inf"}}': total(100)},
+    ),
+    Case(
+        "AttendantNoReadyReplicas",
+        one_namespace("page"),
+        10,
+        {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "0x60"},
+        {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "1x60"},
+    ),
+    # Prometheus finds no replica at all.
+    Case("AttendantNoReadyReplicas", {"severity": "page"}, 10, {OK: total(1)}, {f"attendant_ready{{{POD}}}": "1x60"}),
+    Case(
+        "AttendantBackendFailed",
+        one_namespace("page", pod="attendant-0"),
+        10,
+        {f"attendant_ready{{{POD}}}": "0x60", f"attendant_draining{{{POD}}}": "0x60", model(POD): "1x60"},
+        {
+            # One replica drains, the other one is loading its model.
+            f"attendant_ready{{{POD}}}": "0x60", f"attendant_draining{{{POD}}}": "1x60", model(POD): "1x60",
+            f"attendant_ready{{{OTHER_POD}}}": "0x60", f"attendant_draining{{{OTHER_POD}}}": "0x60",
+        },
+    ),
+    Case(
+        "AttendantInferenceErrors",
+        one_namespace("ticket", pod="attendant-0", lane="fast"),
+        30,
+        {
+            f'attendant_inference_errors_total{{{POD}, lane="fast"}}': total(2),
+            f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(98),
+        },
+        {
+            f'attendant_inference_errors_total{{{POD}, lane="fast"}}': total(0.5),
+            f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(99),
+        },
+    ),
+    Case(
+        "AttendantNonFiniteOutputs",
+        one_namespace("ticket", pod="attendant-0", lane="explain"),
+        12,
+        {f'attendant_nonfinite_outputs_total{{{POD}, lane="explain"}}': "0x8 1x20"},
+        {f'attendant_nonfinite_outputs_total{{{POD}, lane="explain"}}': "1x60"},
+    ),
+    Case(
+        "AttendantEventLoopLag",
+        one_namespace("ticket", pod="attendant-0"),
+        30,
+        {f'{LAG}, le="0.25"}}': total(110), f'{LAG}, le="0.5"}}': total(120), f'{LAG}, le="+Inf"}}': total(120)},
+        {f'{LAG}, le="0.25"}}': total(120), f'{LAG}, le="0.5"}}': total(120), f'{LAG}, le="+Inf"}}': total(120)},
+    ),
+    # Two replicas: the ratio cannot exceed 2.
+    Case(
+        "AttendantReplicaImbalance",
+        one_namespace("ticket"),
+        40,
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), f"attendant_tokens_total{{{OTHER_POD}}}": total(600)},
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), f"attendant_tokens_total{{{OTHER_POD}}}": total(10_000)},
+    ),
+    Case(
+        "AttendantReplicaImbalance",
+        one_namespace("ticket"),
+        40,
+        {f'attendant_tokens_total{{{NAMESPACE}, pod="{n}"}}': total(60_000 if n == 0 else 10_000) for n in range(4)},
+        # One replica, or little load.
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), 'attendant_tokens_total{namespace="b", pod="0"}': total(60),
+         'attendant_tokens_total{namespace="b", pod="1"}': total(0)},
+    ),
+    Case(
+        "AttendantModelDigestSkew",
+        one_namespace("ticket", model="m"),
+        40,
+        {model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "1x60"},
+        # A rollout that began 20 minutes ago, and another model.
+        {
+            model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "_x19 1x60",
+            model(POD, digest="sha256:c", name="n"): "1x60",
+        },
+    ),
+    Case(
+        "AttendantPrecisionSkew",
+        one_namespace("ticket", model="m", digest="sha256:a"),
+        40,
+        {model(POD): "1x60", model(OTHER_POD, precision="float32"): "1x60"},
+        {model(POD): "1x60", model(OTHER_POD): "1x60"},
+    ),
+    Case(
+        "AttendantScrapeDown",
+        one_namespace("ticket", pod="attendant-0", job="attendant"),
+        10,
+        {f'up{{{POD}, job="attendant"}}': "0x60"},
+        {f'up{{{POD}, job="attendant"}}': "1x60", f'up{{{POD}, job="other"}}': "0x60"},
+    ),
+)  # fmt: skip
+
+MEMORY = f'container_memory_working_set_bytes{{{POD}, container="server"}}'
+LIMIT = f'kube_pod_container_resource_limits{{{POD}, container="server", resource="memory"}}'
+RESTARTS = f'kube_pod_container_status_restarts_total{{{POD}, container="server"}}'
+KILLED = f'kube_pod_container_status_last_terminated_reason{{{POD}, container="server", reason="OOMKilled"}}'
+THROTTLED = f'container_cpu_cfs_throttled_periods_total{{{POD}, container="server"}}'
+PERIODS = f'container_cpu_cfs_periods_total{{{POD}, container="server"}}'
+XID = f'DCGM_FI_DEV_XID_ERRORS{{{POD}, gpu="0"}}'
+
+CLUSTER = (
+    # No pod is left, but the Deployment exists.
+    Case(
+        "AttendantNoReadyReplicas",
+        one_namespace("page"),
+        10,
+        {f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "0x60"},
+        {
+            f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "1x60",
+            'kube_deployment_status_replicas_available{namespace="b", deployment="grafana"}': "0x60",
+            f"attendant_ready{{{POD}}}": "1x60",
+        },
+    ),
+    Case(
+        "AttendantRestartLoop",
+        one_namespace("page", pod="attendant-0"),
+        30,
+        {RESTARTS: "0x5 1x5 2x5 3x5 4x60"},
+        {RESTARTS: "0x5 1x60"},
+    ),
+    Case(
+        "AttendantOOMKilled",
+        one_namespace("ticket", pod="attendant-0"),
+        10,
+        {RESTARTS: "0x5 1x60", KILLED: "_x5 1x60"},
+        # It was killed long ago.
+        {RESTARTS: "1x60", KILLED: "1x60"},
+    ),
+    Case(
+        "AttendantMemoryNearLimit",
+        one_namespace("ticket", pod="attendant-0", container="server"),
+        20,
+        {MEMORY: "950x60", LIMIT: "1000x60"},
+        {MEMORY: "850x60", LIMIT: "1000x60"},
+    ),
+    Case(
+        "AttendantCpuThrottled",
+        one_namespace("ticket", pod="attendant-0"),
+        30,
+        {THROTTLED: total(300), PERIODS: total(600)},
+        {THROTTLED: total(60), PERIODS: total(600)},
+    ),
+    Case(
+        "AttendantHpaAtMax",
+        one_namespace("ticket", horizontalpodautoscaler="attendant"),
+        40,
+        {
+            f"kube_horizontalpodautoscaler_status_desired_replicas{{{HPA}}}": "10x60",
+            f"kube_horizontalpodautoscaler_spec_max_replicas{{{HPA}}}": "10x60",
+        },
+        {
+            f"kube_horizontalpodautoscaler_status_desired_replicas{{{HPA}}}": "9x60",
+            f"kube_horizontalpodautoscaler_spec_max_replicas{{{HPA}}}": "10x60",
+        },
+    ),
+    Case(
+        "AttendantGpuXidError",
+        one_namespace("ticket", pod="attendant-0", gpu="0"),
+        8,
+        {XID: "0x5 79x60"},
+        {XID: "79x60"},
+    ),
+)
+
+CASES = (*REQUESTS, *SERVICE, *CLUSTER)

@@ -1,0 +1,90 @@
+"""The rules, the dashboard and the PodMonitor, as the tests of monitoring read them."""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from service.metrics import Metrics
+from tests.deploy.conftest import DEPLOY
+
+MONITORING = DEPLOY / "components" / "monitoring"
+RULES = MONITORING / "rules.yaml"
+DASHBOARD = MONITORING / "dashboard.json"
+FOREIGN = ("kube_", "container_", "DCGM_")
+"""Prefixes of metrics of kube-state-metrics, cAdvisor and the DCGM exporter."""
+PROCESS = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+"""Metrics that Prometheus and its client library create."""
+METRIC = re.compile(r"\b(?:[a-z_]+:)?(?:attendant|kube|container|process|DCGM)_[A-Za-z0-9_]+(?::[a-z0-9_]+)?|\bup\b")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A recording or alert rule; `expression` is its PromQL."""
+
+    kind: str
+    name: str
+    expression: str
+    fields: dict[str, Any]
+
+
+@cache
+def read_rules() -> tuple[Rule, ...]:
+    """Return the rules of every group, in order."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return tuple(
+        Rule(kind, rule[kind], rule["expr"], rule)
+        for group in groups
+        for rule in group["rules"]
+        for kind in ("record", "alert")
+        if kind in rule
+    )
+
+
+def alerts() -> list[Rule]:
+    return [rule for rule in read_rules() if rule.kind == "alert"]
+
+
+def records() -> list[Rule]:
+    return [rule for rule in read_rules() if rule.kind == "record"]
+
+
+def read_dashboard() -> dict[str, Any]:
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return dashboard
+
+
+def all_panels() -> list[dict[str, Any]]:
+    """Return the panels of the dashboard, and those inside of collapsed rows, without the rows."""
+    panels = read_dashboard()["panels"]
+    inside = [panel for row in panels if row["type"] == "row" for panel in row["panels"]]
+    return [*(panel for panel in panels if panel["type"] != "row"), *inside]
+
+
+def dashboard_queries() -> list[str]:
+    return [target["expr"] for panel in all_panels() for target in panel["targets"]]
+
+
+def metrics_in(text: str) -> set[str]:
+    """Return the names of metrics and recorded series in PromQL or prose."""
+    return set(METRIC.findall(text))
+
+
+def is_foreign(expression: str) -> bool:
+    """Return whether another exporter has some of the metrics of an expression."""
+    return any(name.startswith(FOREIGN) for name in metrics_in(expression))
+
+
+@cache
+def known_metrics() -> frozenset[str]:
+    """Return the names of all series that the server exposes, and of those that the rules record."""
+    metrics = Metrics(CollectorRegistry())
+    names = {rule.name for rule in records()} | PROCESS
+    for family in metrics.registry.collect():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        names |= {family.name + suffix for suffix in suffixes}
+    return frozenset(names)

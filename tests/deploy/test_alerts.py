@@ -1,0 +1,70 @@
+"""Every alert fires and stays silent in promtool, and tells what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.alert_cases import CASES, Case, Series
+from tests.deploy.conftest import run_tool
+from tests.deploy.monitoring import RULES, Rule, alerts
+
+
+def test_rules_are_valid() -> None:
+    checked = run_tool("promtool", "check", "rules", RULES)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_alert_cases_cover_every_alert() -> None:
+    assert {case.alert for case in CASES} == {alert.name for alert in alerts()}
+
+
+@pytest.mark.parametrize("interval", ["1m", "5m"])
+def test_alerts_fire_and_stay_silent(tmp_path: Path, interval: str) -> None:
+    """Cases of hours are evaluated every 5 minutes, which takes a fifth of the time."""
+    cases = [case for case in CASES if (case.minutes > 60) == (interval == "5m")]
+    tests = [promtool_test(case, fires=fires) for case in cases for fires in (True, False)]
+    path = tmp_path / "tests.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": interval, "tests": tests}))
+    checked = run_tool("promtool", "test", "rules", path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def promtool_test(case: Case, *, fires: bool) -> dict[str, object]:
+    """Return a test of promtool that compares the labels of the firing alerts."""
+    series: Series = case.fires if fires else case.silent
+    labels = ", ".join(f'{name}="{value}"' for name, value in case.labels.items())
+    firing = f'ALERTS{{alertname="{case.alert}", alertstate="firing"'
+    return {
+        "name": f"{case.alert} {'fires' if fires else 'stays silent'}",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"{firing}}}",
+                "eval_time": f"{case.minutes}m",
+                "exp_samples": [{"labels": f"{firing}, {labels}}}", "value": 1}] if fires else [],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
+def test_alert_has_severity_duration_and_texts(alert: Rule) -> None:
+    assert alert.name.startswith("Attendant")
+    assert alert.fields["labels"]["severity"] in ("page", "ticket")
+    assert re.fullmatch(r"\d+[smh]", alert.fields["for"])
+    annotations = alert.fields["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert annotations["runbook_url"] == f"deploy/runbook.md#{alert.name.lower()}"
+    assert annotations["description"].endswith(".")
+    assert len(annotations["summary"]) <= 140
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_alert_texts_use_labels_that_the_alert_has(case: Case) -> None:
+    (alert,) = (alert for alert in alerts() if alert.name == case.alert)
+    texts = " ".join(alert.fields["annotations"].values())
+    optional = set(re.findall(r"with \$labels\.(\w+)", texts))
+    assert set(re.findall(r"\$labels\.(\w+)", texts)) - optional <= set(case.labels)

@@ -1,0 +1,176 @@
+"""compose.yaml agrees with the code and the shipped rules, and its load runs against a server."""
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from deploy.compose import load
+from service.config import PREFIX, Settings
+from tests.conftest import ROOT, RunningServer
+from tests.deploy.conftest import DEPLOY, run_tool
+from tests.deploy.monitoring import DASHBOARD, MONITORING, RULES
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+FOLDER = DEPLOY / "compose"
+OPTIONS = Settings()
+STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+SERVICE = {
+    "type": "object",
+    "required": ["image", "cap_drop", "security_opt", "mem_limit", "restart"],
+    "additionalProperties": False,
+    "properties": {
+        "image": {"type": "string", "pattern": r"^(attendant|[a-z]+/[a-z]+:v?\d+\.\d+\.\d+)$"},
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"context": {"const": "."}, "args": {"type": "object"}},
+        },
+        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"}},
+        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+        "volumes": {
+            "type": "array",
+            "items": {"type": "string", "pattern": r"^(\./.*:/.*:ro|prometheus:/prometheus)$"},
+        },
+        "read_only": {"const": True},
+        "tmpfs": STRINGS,
+        "cap_drop": {"const": ["ALL"]},
+        "security_opt": {"const": ["no-new-privileges:true"]},
+        "mem_limit": {"type": "string", "pattern": r"^\d+[mg]$"},
+        "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
+        "restart": {"const": "unless-stopped"},
+        "healthcheck": {
+            "type": "object",
+            "required": ["test", "interval", "timeout", "retries", "start_period"],
+            "additionalProperties": False,
+            "properties": {
+                "test": STRINGS,
+                "interval": {"type": "string", "pattern": r"^\d+s$"},
+                "timeout": {"type": "string", "pattern": r"^\d+s$"},
+                "retries": {"type": "integer"},
+                "start_period": {"type": "string", "pattern": r"^\d+s$"},
+            },
+        },
+        "profiles": STRINGS,
+        "entrypoint": STRINGS,
+        "command": STRINGS,
+        "depends_on": {"type": ["array", "object"]},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_service_has_valid_fields(name: str) -> None:
+    jsonschema.validate(SERVICES[name], SERVICE)
+
+
+def test_compose_file_is_valid_for_docker_compose() -> None:
+    checked = run_tool("docker-compose", "--file", ROOT / "compose.yaml", "config", "--quiet")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_server_has_the_restrictions_of_the_pod() -> None:
+    server = SERVICES["attendant"]
+    assert server["read_only"]
+    assert server["tmpfs"] == ["/tmp"]
+    assert server["mem_limit"] == "1g"
+    assert server["build"]["args"] == {"TARGET": "cpu"}
+
+
+def test_ports_are_the_defaults_of_the_options() -> None:
+    ports = [port.removeprefix("127.0.0.1:") for port in SERVICES["attendant"]["ports"]]
+    defaults = (OPTIONS.rest_port, OPTIONS.grpc_port, OPTIONS.admin_port)
+    assert ports == [f"{port}:{port}" for port in defaults]
+    (command,) = (part for part in SERVICES["load"]["command"] if part.startswith("--url="))
+    assert command == f"--url=http://attendant:{OPTIONS.rest_port}"
+
+
+def test_environment_has_valid_options() -> None:
+    environment = SERVICES["attendant"]["environment"]
+    settings = Settings(**{name.removeprefix(PREFIX).lower(): value for name, value in environment.items()})
+    grace_ms = 1000 * int(SERVICES["attendant"]["stop_grace_period"].removesuffix("s"))
+    assert settings.drain_timeout_ms < grace_ms
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_mounted_files_exist(name: str) -> None:
+    mounts = [volume.split(":")[0] for volume in SERVICES[name].get("volumes", []) if volume.startswith("./")]
+    assert all((ROOT / mount).exists() for mount in mounts)
+
+
+def test_prometheus_and_grafana_mount_the_shipped_rules_and_dashboard() -> None:
+    mounts = dict(volume.split(":")[:2] for name in ("prometheus", "grafana") for volume in SERVICES[name]["volumes"])
+    assert mounts[f"./{RULES.relative_to(ROOT)}"] == "/etc/prometheus/rules.yaml"
+    dashboards = yaml.safe_load((FOLDER / "grafana" / "dashboards" / "attendant.yaml").read_text())
+    (provider,) = dashboards["providers"]
+    assert mounts[f"./{DASHBOARD.relative_to(ROOT)}"].startswith(provider["options"]["path"] + "/")
+
+
+def test_prometheus_config_is_valid(tmp_path: Path) -> None:
+    """The rules lie beside the configuration, as in the container."""
+    for source in (FOLDER / "prometheus.yaml", RULES):
+        (tmp_path / source.name).write_text(source.read_text())
+    checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_prometheus_config_scrapes_like_the_pod_monitor() -> None:
+    config = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+    (job,) = config["scrape_configs"]
+    monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (target,) = job["static_configs"]
+    assert job["job_name"] == monitor["selector"]["matchLabels"][monitor["jobLabel"]]
+    assert job["sample_limit"] == monitor["sampleLimit"]
+    assert config["global"]["scrape_interval"] == endpoint["interval"]
+    assert config["global"]["scrape_timeout"] == endpoint["scrapeTimeout"]
+    assert target["targets"] == [f"attendant:{OPTIONS.admin_port}"]
+    assert set(target["labels"]) == {"namespace", "pod"}
+
+
+def test_data_source_is_the_prometheus_of_the_compose_file() -> None:
+    sources = yaml.safe_load((FOLDER / "grafana" / "datasources" / "prometheus.yaml").read_text())
+    (source,) = sources["datasources"]
+    ports = [port.rsplit(":", 1)[-1] for port in SERVICES["prometheus"]["ports"]]
+    assert source["url"] == f"http://prometheus:{ports[0]}"
+    assert source["isDefault"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/readyz", 0), ("/nothing", 1)])
+def test_health_check_follows_the_status_of_the_probe(server: RunningServer, path: str, status: int) -> None:
+    kind, python, *arguments = SERVICES["attendant"]["healthcheck"]["test"]
+    assert (kind, python) == ("CMD", "python")
+    address = f"http://127.0.0.1:{OPTIONS.admin_port}"
+    assert f"{address}/readyz" in arguments[-1]
+    arguments[-1] = arguments[-1].replace(address, server.admin).replace("/readyz", path)
+    checked = subprocess.run([sys.executable, *arguments], capture_output=True, check=False, timeout=30)
+    assert checked.returncode == status
+
+
+def test_load_sends_valid_requests_at_a_limited_rate(server: RunningServer) -> None:
+    command = [sys.executable, "-I", str(FOLDER / "load.py"), f"--url={server.rest}", "--rate=20", "--seconds=3"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    sent, failed = map(int, re.findall(r"\d+", finished.stdout.splitlines()[-1]))
+    assert failed == 0
+    assert 20 <= sent <= 61
+
+
+def test_load_counts_requests_that_fail(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "calls", lambda model: iter([("GET", f"/v1/models/{model}", None), ("GET", "/x", None)]))
+    assert load.run(server.rest, rate=100, seconds=0) == 1
+
+
+def test_load_survives_a_lost_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with contextlib.closing(load.Client(f"http://127.0.0.1:{port}")) as client:
+        assert client.send("GET", "/v1/model", None) == 0
