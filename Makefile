@@ -27,10 +27,10 @@ browsers:
 	  (apt-get update -qq && apt-get install -qq -y chromium firefox-esr fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
 
-deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus and nginx
-	@(command -v promtool && command -v nginx) >/dev/null || \
-	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus nginx-light >/dev/null) || \
-	  echo "test: prometheus or nginx is missing and cannot be installed here; tests that need them will be skipped" >&2
+deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus, nginx and docker-compose
+	@(command -v promtool && command -v nginx && command -v docker-compose) >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus nginx-light docker-compose >/dev/null) || \
+	  echo "test: prometheus, nginx or docker-compose is missing and cannot be installed here; tests that need them will be skipped" >&2
 	@kubectl kustomize --help >/dev/null 2>&1 || \
 	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 

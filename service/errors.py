@@ -15,7 +15,10 @@ ServiceError
 ├── NotFound          404  NOT_FOUND             unknown route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
-├── Unavailable       503  UNAVAILABLE           starting, draining, device lost
+├── Unavailable       503  UNAVAILABLE
+│   ├── Starting                                 the model is loading
+│   ├── Draining                                 the server is shutting down
+│   ├── BackendFailed                            the device is lost, or a worker thread has failed
 │   └── Overloaded                               too many connections, too much memory for request bodies
 ├── DeadlineExceeded  504  DEADLINE_EXCEEDED
 ├── Unsupported       501  UNIMPLEMENTED         this model or version does not support it
@@ -206,9 +209,21 @@ class QueueFull(ServiceError):
 
 
 class Unavailable(ServiceError):
-    code, http_status, label = "UNAVAILABLE", 503, "draining"
+    code, http_status = "UNAVAILABLE", 503
     reason: Reason = "UNAVAILABLE"
     retryable = True
+
+
+class Starting(Unavailable):
+    label, reason = "starting", "STARTING"
+
+
+class Draining(Unavailable):
+    label, reason = "draining", "DRAINING"
+
+
+class BackendFailed(Unavailable):
+    label, reason = "backend_failed", "BACKEND_FAILED"
 
 
 class Overloaded(Unavailable):

@@ -3,7 +3,7 @@
 import enum
 from typing import TYPE_CHECKING
 
-from service.errors import Unavailable
+from service.errors import Draining, Starting
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -37,11 +37,9 @@ class Lifecycle:
     def engine(self) -> "Engine":
         """The engine; raises `Unavailable` unless requests are accepted."""
         if self.rejecting:
-            raise Unavailable(
-                "Server is shutting down", "Retry on another instance.", reason="DRAINING", retry_after_s=RETRY_AFTER_S
-            )
+            raise Draining("Server is shutting down", "Retry on another instance.", retry_after_s=RETRY_AFTER_S)
         if self._engine is None:
-            raise Unavailable("Model is loading", "Retry later.", reason="STARTING", retry_after_s=RETRY_AFTER_S)
+            raise Starting("Model is loading", "Retry later.", retry_after_s=RETRY_AFTER_S)
         return self._engine
 
     @property

@@ -11,7 +11,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STAGE_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 POWERS_OF_TWO = tuple(2**n for n in range(11))  # 1 to 1024
 TOKENS = tuple(2**n for n in range(2, 14))  # 4 to 8192
@@ -23,7 +23,7 @@ FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline")
-OTHER_REJECTIONS = ("draining", "overload", "auth", "too_large", "invalid")
+OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")
 
 
 class Metrics:

@@ -20,7 +20,7 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry, Job, Submitted
 from service.engine.lane_metrics import LaneMetrics
-from service.errors import Internal, NonFiniteOutput, ServiceError, Unavailable
+from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
 from service.metrics import Metrics
 from service.request_log import note_lane
 
@@ -89,9 +89,9 @@ class Lane(Generic[TaskT, Result]):
     def check_capacity(self, tokens: int, deadline: float) -> None:
         """Raise `QueueFull` or `Unavailable` unless a request of `tokens` would be admitted now."""
         if self._closing:
-            raise Unavailable("Server is shutting down", "Retry on another instance.", reason="DRAINING")
+            raise Draining("Server is shutting down", "Retry on another instance.")
         if self._failure is not None:
-            raise Unavailable("Inference backend failed", "Retry on another instance.", reason="BACKEND_FAILED")
+            raise BackendFailed("Inference backend failed", "Retry on another instance.")
         self.admission.check(tokens, deadline)
 
     @contextmanager
@@ -160,9 +160,7 @@ class Lane(Generic[TaskT, Result]):
             self._tasks_available.notify_all()
             self._notify_if_idle()
         for entry in left:
-            error = Unavailable(
-                "Server shut down before this request ran", "Retry on another instance.", reason="DRAINING"
-            )
+            error = Draining("Server shut down before this request ran", "Retry on another instance.")
             entry.job.fail(error)
         await asyncio.to_thread(self._join)
 
@@ -312,7 +310,7 @@ class Lane(Generic[TaskT, Result]):
 
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
-            error = Unavailable("Inference backend failed", "Retry on another instance.", reason="BACKEND_FAILED")
+            error = BackendFailed("Inference backend failed", "Retry on another instance.")
             self._call_loop(entry.job.fail, error)
 
     def _call_loop(self, callback: Callable[..., None], *arguments: object) -> None:

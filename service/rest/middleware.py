@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from service.auth import ApiKeys
-from service.errors import Cancelled, Internal, MethodNotAllowed, Overloaded, ServiceError, Unavailable
+from service.errors import Cancelled, Draining, Internal, MethodNotAllowed, Overloaded, ServiceError
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
@@ -106,9 +106,7 @@ class RequestMiddleware:
         except ServiceError as error:
             response = error_response(record, error)
         except asyncio.CancelledError:  # uvicorn cancels a request only after the drain timeout
-            stopped = Unavailable(
-                "Server stopped before it finished the request", "Retry on another instance.", reason="DRAINING"
-            )
+            stopped = Draining("Server stopped before it finished the request", "Retry on another instance.")
             response = error_response(record, stopped)
         except Exception:  # noqa: BLE001  # log_exception logs it
             log_exception(record)
