@@ -20,14 +20,12 @@ FROM build AS server-packages
 ARG TARGET=cpu
 COPY deploy/locks/${TARGET}.txt /locks/
 RUN /build/bin/pip --python /opt/attendant/bin/python install --quiet --require-hashes --only-binary=:all: \
-      -r "/locks/${TARGET}.txt" && \
-    /opt/attendant/bin/python -m compileall -q -j 0 /opt/attendant/lib
+      -r "/locks/${TARGET}.txt"
 
 FROM build AS export-packages
 COPY deploy/locks/export.txt /locks/
 RUN /build/bin/pip --python /opt/attendant/bin/python install --quiet --require-hashes --only-binary=:all: \
-      -r /locks/export.txt && \
-    /opt/attendant/bin/python -m compileall -q -j 0 /opt/attendant/lib
+      -r /locks/export.txt
 
 FROM build AS source
 WORKDIR /source
@@ -36,8 +34,7 @@ COPY model model
 COPY service service
 RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . && \
     /build/bin/pip --python /opt/attendant/bin/python install --quiet --no-index --no-deps \
-      --prefix /layer/opt/attendant /wheels/attendant_server-*.whl && \
-    /opt/attendant/bin/python -m compileall -q /layer/opt/attendant/lib
+      --prefix /layer/opt/attendant /wheels/attendant_server-*.whl
 
 # The base without its own installers.
 FROM ${BASE} AS base

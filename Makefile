@@ -5,10 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODEL := models/all-MiniLM-L6-v2
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-annotate \
+  --custom-compile-command "make lock"
+COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
+TARGET := cpu
 
-.PHONY: help run test test-slow fuzz browsers deploy-tools check format proto docs picture lock model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz browsers deploy-tools image image-test check format proto docs picture lock image-locks model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -34,6 +38,19 @@ deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prom
 	@kubectl kustomize --help >/dev/null 2>&1 || \
 	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 
+image:  ## build the images of server and exporter; TARGET=gpu for a GPU, BASE= for another base image
+	@test -d $(MODEL) || $(MAKE) model
+	@docker build --build-arg TARGET=$(TARGET) $(if $(BASE),--build-arg BASE=$(BASE)) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
+	  --tag attendant:0.1.0-$(TARGET) .
+	@docker build --target export $(if $(BASE),--build-arg BASE=$(BASE)) --tag attendant-export:0.1.0 .
+
+image-test: $(VENV)/dev model  ## build the CPU images without a registry, run them, and print their sizes
+	@(command -v dockerd && command -v debootstrap) >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends docker.io debootstrap >/dev/null) || \
+	  echo "image-test: docker.io or debootstrap is missing and cannot be installed here" >&2
+	@$(BIN)/python -m pytest -m image tests/image -s
+
 check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -57,8 +74,15 @@ picture: $(VENV)/dev model browsers  ## draw docs/images/page.png, the page in t
 	@$(BIN)/python -m tests.browser.picture
 
 lock: $(VENV)/dev  ## pin the newest versions of all dependencies that satisfy pyproject.toml
-	@$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-emit-index-url \
-	  --no-annotate --custom-compile-command "make lock" pyproject.toml -o constraints.txt
+	@$(COMPILE) --upgrade --universal --all-extras pyproject.toml -o constraints.txt
+	@$(MAKE) image-locks
+
+image-locks: $(VENV)/dev  ## write the lock files of the images, with hashes, from constraints.txt
+	@$(COMPILE_HASHES) --universal --extra cpu pyproject.toml -o deploy/locks/cpu.txt
+	@$(COMPILE_HASHES) --python-platform x86_64-manylinux_2_28 --extra gpu pyproject.toml -o deploy/locks/gpu.txt
+	@$(COMPILE_HASHES) --python-platform x86_64-manylinux_2_28 --extra cpu --extra export \
+	  --override deploy/locks/torch-cpu.in $(addprefix --find-links ,$(PIP_FIND_LINKS)) pyproject.toml -o deploy/locks/export.txt
+	@$(COMPILE_HASHES) --universal deploy/locks/build.in -o deploy/locks/build.txt
 
 fuzz: $(VENV)/dev model  ## send 20,000 random requests through both protocols; FUZZ=1000 for as many
 	@ATTENDANT_FUZZ_EXAMPLES=$(or $(FUZZ),20000) $(BIN)/python -m pytest tests/service/test_products.py --hypothesis-show-statistics

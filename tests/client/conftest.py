@@ -1,6 +1,8 @@
 """A running service, and clients of it."""
 
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from attendant_client import Client
@@ -10,8 +12,20 @@ from tests.client.clients import KINDS, NO_RETRIES, url_of
 from tests.serving import ServiceThread
 
 
+@dataclass(frozen=True)
+class RemoteService:
+    """A service that runs elsewhere, such as in a container."""
+
+    rest: str
+    grpc: str
+
+
 @pytest.fixture(scope="module")
-def service(model: LoadedModel) -> Iterator[ServiceThread]:
+def service(model: LoadedModel) -> Iterator[ServiceThread | RemoteService]:
+    """A service in this process, or the one whose REST and gRPC addresses TEST_SERVICE names."""
+    if addresses := os.environ.get("TEST_SERVICE"):
+        yield RemoteService(*addresses.split())
+        return
     with ServiceThread(model) as running:
         yield running
 
