@@ -1,6 +1,9 @@
 # Targets: `server` (the default), `runtime` (the server without a model) and `export` (attendant-model with PyTorch).
 # Build arguments: BASE, TARGET (cpu or gpu), MODEL (its directory), MODEL_DIGEST, VERSION, REVISION. deploy/README.md has
 # the commands.
+#
+# checkov:skip=CKV_DOCKER_2:Kubernetes probes the admin port, and compose.yaml has a health check
+# checkov:skip=CKV_DOCKER_7:the default of BASE has a digest, which checkov does not see in a build argument
 
 ARG BASE=python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
@@ -8,6 +11,7 @@ ARG BASE=python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028
 FROM ${BASE} AS build
 # 1 takes every wheel from deploy/wheelhouse, for a build without a network.
 ARG PIP_NO_INDEX=
+ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_FIND_LINKS=/wheelhouse PYTHONDONTWRITEBYTECODE=1
 COPY deploy/wheelhouse /wheelhouse
 COPY deploy/locks/build.txt /locks/

@@ -11,8 +11,10 @@ COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 TARGET := cpu
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$$(git rev-parse HEAD) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow fuzz browsers deploy-tools image image-test check format proto docs picture lock image-locks model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model bench bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -38,12 +40,12 @@ deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prom
 	@kubectl kustomize --help >/dev/null 2>&1 || \
 	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 
-image:  ## build the images of server and exporter; TARGET=gpu for a GPU, BASE= for another base image
-	@test -d $(MODEL) || $(MAKE) model
-	@docker build --build-arg TARGET=$(TARGET) $(if $(BASE),--build-arg BASE=$(BASE)) \
-	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
-	  --tag attendant:0.1.0-$(TARGET) .
-	@docker build --target export $(if $(BASE),--build-arg BASE=$(BASE)) --tag attendant-export:0.1.0 .
+image: model  ## build the image of the server; TARGET=gpu for a GPU, FLAGS="--build-arg ..." for more
+	@$(DOCKER_BUILD) --build-arg TARGET=$(TARGET) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
+	  --tag attendant:$(VERSION)-$(TARGET) .
+
+image-export:  ## build the image of the exporter
+	@$(DOCKER_BUILD) --target export --tag attendant-export:$(VERSION) .
 
 image-test: $(VENV)/dev model  ## build the CPU images without a registry, run them, and print their sizes
 	@(command -v dockerd && command -v debootstrap) >/dev/null || \

@@ -48,6 +48,7 @@ def images(daemon: Daemon, default_artifact: Path) -> dict[str, str]:
     daemon.build(RUNTIME, "runtime")
     daemon.build(SERVER, "server", MODEL_DIGEST=Artifact.open(default_artifact).digest)
     daemon.build(EXPORT, "export")
+    daemon.run("image", "prune", "--force")
     return {"server": SERVER, "runtime": RUNTIME, "export": EXPORT}
 
 
