@@ -7,9 +7,14 @@ from functools import partial
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.encode.alignment import describe_tokens, words_of
-from service.engine.encode.response import PreparedInput, listed_bytes, prepare_input, response_bytes
-from service.engine.encode.response import suggest_smaller as suggest_smaller_encode
-from service.engine.explain.attend import AttendTask, suggest_smaller
+from service.engine.encode.response import (
+    PreparedInput,
+    listed_bytes,
+    prepare_input,
+    response_bytes,
+    suggest_smaller_vectors,
+)
+from service.engine.explain.attend import AttendTask, suggest_smaller_maps
 from service.engine.explain.compare import CompareTask, OccurrenceTokens, comparison_bytes, find_occurrence
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
@@ -54,7 +59,7 @@ class Preparation:
             for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))
         ]
         size = response_bytes(prepared, request, self._manifest)
-        remedy = partial(suggest_smaller_encode, prepared, request, self._manifest, self._limits.max_response_bytes)
+        remedy = partial(suggest_smaller_vectors, prepared, request, self._manifest, self._limits.max_response_bytes)
         self._check_response_size(size, len(prepared), remedy)
         return prepared
 
@@ -67,7 +72,7 @@ class Preparation:
             units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
             tasks.append(AttendTask(tokens, units, spec, request, self._blocks))
         size = sum(task.response_bytes() for task in tasks)
-        remedy = partial(suggest_smaller, tasks, self._limits.max_response_bytes)
+        remedy = partial(suggest_smaller_maps, tasks, self._limits.max_response_bytes)
         self._check_response_size(size, len(tasks), remedy)
         return tasks
 

@@ -14,7 +14,9 @@ SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
 
 
 def test_files_exist() -> None:
-    paths = re.findall(r"`((?:\.\./)?(?:base|overlays|components|example|jobs|locks|compose|runbook)[\w./-]*[\w/])`", README)
+    paths = re.findall(
+        r"`((?:\.\./)?(?:base|overlays|components|example|jobs|locks|compose|runbook)[\w./-]*[\w/])`", README
+    )
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert len(paths) > 15
     for path in paths + links:

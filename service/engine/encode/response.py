@@ -123,7 +123,9 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
     return total
 
 
-def suggest_smaller(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest, limit: int) -> str:
+def suggest_smaller_vectors(
+    prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest, limit: int
+) -> str:
     """Return the remedy for a response over the limit: changes that are each sufficient, if there are any."""
     assert request.layers is not None
     changes = {}

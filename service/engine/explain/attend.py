@@ -136,7 +136,7 @@ class AttendTask:
         return np.ascontiguousarray(values)
 
 
-def suggest_smaller(tasks: Sequence[AttendTask], limit: int) -> str:
+def suggest_smaller_maps(tasks: Sequence[AttendTask], limit: int) -> str:
     """Return the remedy for a response over the limit: changes that are each sufficient."""
     request, spec = tasks[0].request, tasks[0].spec
     changes = [change for change, smaller in _smaller_requests(request, spec) if _fits(tasks, smaller, limit)]
@@ -147,7 +147,7 @@ def suggest_smaller(tasks: Sequence[AttendTask], limit: int) -> str:
     largest = max(tasks, key=AttendTask.response_bytes)
     if largest.response_bytes() <= limit:
         return "Request fewer layers or send fewer inputs."
-    return f"Send fewer inputs; for the largest alone: {suggest_smaller([largest], limit)}"
+    return f"Send fewer inputs; for the largest alone: {suggest_smaller_maps([largest], limit)}"
 
 
 def _fits(tasks: Sequence[AttendTask], request: AttendRequest, limit: int) -> bool:

@@ -12,6 +12,7 @@ from model.artifact import Manifest
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.pooling import pool_batch
 from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes
+from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
 from service.engine.explain.effects import OccludedSequence, pool_without_units
 from service.engine.explain.units import token_units, word_units
@@ -28,7 +29,6 @@ from service.engine.schema.similarity import (
 
 PAIR_BYTES = 512
 """Upper bound on the size of a pair without its arrays."""
-INDEX_BYTES = 6
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class PreparedSimilarity:
             count = len(query.units) * len(document.units) if self.spec.unavailable is None else 0
             if request.top_k is not None:
                 count = min(count, request.top_k)
-                total += 2 * count * INDEX_BYTES
+                total += 2 * count * JSON_INDEX_BYTES
             if request.effect != "none":
                 count += len(query.units) + len(document.units)
             total += PAIR_BYTES + array_bytes(count, "float32", wire) + _row_bytes(len(query.units), wire)

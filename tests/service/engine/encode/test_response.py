@@ -15,7 +15,7 @@ from service.engine.encode.response import (
     RESULT_BYTES,
     prepare_input,
     response_bytes,
-    suggest_smaller,
+    suggest_smaller_vectors,
 )
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
@@ -217,7 +217,7 @@ def test_suggested_changes_are_sufficient(model: LoadedModel, fields: Any, limit
     manifest = model.artifact.manifest
     (tokens,) = model.tokenizer.encode([request.inputs[0].source])
     prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, "inputs[0]")]
-    message = suggest_smaller(prepared, request, manifest, limit)
+    message = suggest_smaller_vectors(prepared, request, manifest, limit)
     assert [change for change in changes if change in message] == expected
     for change in expected:
         assert response_bytes(prepared, replace(request, **changes[change]), manifest) <= limit

@@ -18,7 +18,7 @@ from service.engine.explain.attend import (
     BINARY_INDEX_BYTES,
     JSON_INDEX_BYTES,
     MAP_BYTES,
-    suggest_smaller,
+    suggest_smaller_maps,
 )
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import MapDType, Timing
@@ -248,7 +248,7 @@ def test_every_suggested_change_is_valid_and_sufficient(
     for fields in field_sets:
         case = factory.case(text=" ".join(CHEQUE.split() * 5), **fields)
         limit = int(case.task.response_bytes() * share)
-        message = suggest_smaller([case.task], limit)
+        message = suggest_smaller_maps([case.task], limit)
         suggested = [change for text, change in SUGGESTIONS.items() if text in message]
         for change in suggested:
             changed = factory.case(text=" ".join(CHEQUE.split() * 5), **{**fields, **change})
@@ -259,5 +259,5 @@ def test_every_suggested_change_is_valid_and_sufficient(
 
 def test_suggestions_are_sorted_by_information_loss(factory: AttendFactory) -> None:
     case = factory.case(text=" ".join(CHEQUE.split() * 5))
-    message = suggest_smaller([case.task], case.task.response_bytes() // 2)
+    message = suggest_smaller_maps([case.task], case.task.response_bytes() // 2)
     assert message == 'Set decimals to 4 or encoding_format to "base64" or head_reduce to "mean" or top_k to 10.'
