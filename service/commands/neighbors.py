@@ -54,7 +54,8 @@ def normalize(vectors: Floats, similarity: Similarity) -> Floats:
     if similarity == "dot":
         return vectors
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    normalized: Floats = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    return normalized
 
 
 def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> Indices:
