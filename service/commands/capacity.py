@@ -25,7 +25,7 @@ EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
 """CPU time of the event loop over REST: 0.38 ms for a request of one text, 2.86 ms for one of 32.
 
 Measured on 64 and 4 connections that are kept open: 0.36 to 0.39 ms and 2.3 to 2.9 ms. At capacity in the open loop of
-the bench it is 0.58 ms, so 0.6 of utilization leaves no reserve there.
+the bench it is 0.58 ms, so that a utilization of 0.6 leaves 8 % there.
 """
 ROW_TOKENS = 128
 """Texts share rows of this length, and attention is computed over the whole row."""

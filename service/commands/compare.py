@@ -30,7 +30,7 @@ Exit status: 0 all thresholds reached, 1 a threshold missed, 2 wrong usage, 65 u
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. Duplicates count once.
 The models are loaded one after the other. N vectors of D dimensions take 16 * N * D bytes, and without --queries the
 search takes 2 * N^2 * D multiplications. On two cores with 384 dimensions, 10,000 lines take less than a minute, and
-{MAX_LIMIT:,}, the largest limit, about 20 minutes and 1.1 GB. A million would take a day; use --queries or a sample.
+{MAX_LIMIT:,}, the largest limit, about 20 minutes and 1.1 GB. A million would take a day, so they are not read.
 
 example: attendant compare models/old models/new --texts texts.txt --queries queries.txt --min-overlap 0.9
 example: attendant compare models/m models/m --old-precision float32 --new-precision bfloat16 --texts texts.txt \\
