@@ -93,6 +93,12 @@ def test_event_loop_carries_2600_requests_of_one_text_per_second() -> None:
     assert replace(full, load=replace(full.load, texts_per_second=Fraction(2_632))).event_loop_replicas == 2
 
 
+def test_event_loops_that_suffice_exactly_need_no_further_replica() -> None:
+    """5,000 x 0.38 ms are 1.9 cores, two event loops at 0.95."""
+    exact = Capacity(Load(Fraction(5_000), Fraction(1), 1, Fraction(95, 100)), "gpu", Fraction(10**9), 1)
+    assert exact.event_loop_replicas == 2
+
+
 @pytest.mark.parametrize(
     ("tokens", "inputs", "measured"), [(23, 1, 986), (23, 32, 1185), (171, 8, 140)], ids=["W1 c=64", "W32", "P8"]
 )
