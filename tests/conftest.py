@@ -21,6 +21,7 @@ hypothesis.settings.load_profile("attendant")
 
 ROOT = Path(__file__).parent.parent
 READY_TIMEOUT_S = 60
+HANG_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +56,16 @@ def server_environment(**options: object) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
     values = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
     return environment | {f"ATTENDANT_{name.upper()}": str(value) for name, value in values.items()}
+
+
+def run_python(
+    *arguments: str, stdin: str = "", environment: dict[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments until it exits."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment or server_environment(**options), input=stdin,
+        capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
+    )  # fmt: skip
 
 
 def start_server(**options: object) -> RunningServer:

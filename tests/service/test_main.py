@@ -1,80 +1,20 @@
 """The command-line interface: output, exit status and imports."""
 
-import json
+import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 
 import model
-import service
+import service.commands
 from service.__main__ import USAGE, main
 from service.config import describe_options
-from tests.conftest import ROOT, server_environment
-
-TEXTS = ["money bank grows", "river bank flows", "a line with \u2028 in it"]
-HANG_TIMEOUT_S = 60
-
-
-def run(
-    *arguments: str, stdin: str = "", environment: dict[str, str] | None = None, **options: object
-) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments until it exits."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment or server_environment(**options), input=stdin,
-        capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
-    )  # fmt: skip
-
-
-def test_embed_prints_the_embeddings_of_the_server(rest: httpx.Client, default_artifact: Path) -> None:
-    """The output is one JSON line per argument."""
-    result = run("-m", "service", "embed", *TEXTS, model_dir=default_artifact)
-    expected = rest.post("/v1/encode", json={"inputs": TEXTS}).json()["results"]
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    np.testing.assert_allclose(lines, [item["pooled"] for item in expected], atol=1e-4)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_embed_reads_lines_from_standard_input(default_artifact: Path) -> None:
-    """The lines need several batches."""
-    result = run("-m", "service", "embed", stdin="a word\n" * 70, model_dir=default_artifact)
-    assert (result.returncode, len(result.stdout.splitlines())) == (0, 70)
-
-
-def test_embed_error_names_the_line(default_artifact: Path) -> None:
-    """Earlier batches are printed."""
-    result = run("-m", "service", "embed", stdin="a word\n" * 40 + "\nlast\n", model_dir=default_artifact)
-    assert (result.returncode, len(result.stdout.splitlines())) == (1, 32)
-    assert result.stderr == "attendant: line 41: empty or blank. Send text.\n"
-
-
-def test_embed_truncates_long_lines_with_a_warning(default_artifact: Path) -> None:
-    result = run("-m", "service", "embed", "word " * 300, "short", model_dir=default_artifact)
-    assert (result.returncode, len(result.stdout.splitlines())) == (0, 2)
-    assert result.stderr == "attendant: truncated 1 lines to 256 tokens, the limit of the model\n"
-
-
-def test_embed_rejects_input_that_is_not_utf8(default_artifact: Path) -> None:
-    """The error is one line without a traceback."""
-    result = subprocess.run(
-        [sys.executable, "-m", "service", "embed"], cwd=ROOT, env=server_environment(model_dir=default_artifact),
-        input=b"hello\n\xff\n", capture_output=True, timeout=HANG_TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert (result.returncode, result.stderr) == (1, b"attendant: line 2: not UTF-8. Send text in UTF-8.\n")
-
-
-def test_embed_exits_without_error_when_the_pipe_closes(default_artifact: Path) -> None:
-    pipeline = f"yes hello | head -2000 | {sys.executable} -m service embed | head -1"
-    result = subprocess.run(
-        ["bash", "-c", pipeline], cwd=ROOT, env=server_environment(model_dir=default_artifact),
-        capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
+from tests.conftest import HANG_TIMEOUT_S, ROOT, run_python, server_environment
 
 
 def test_options_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +32,28 @@ def test_usage_is_printed_on_request_or_for_wrong_arguments(
     assert main(arguments) == status
     out, err = capsys.readouterr()
     assert (out, err) == ((USAGE, "") if status == 0 else ("", USAGE))
+
+
+def test_usage_lists_every_command() -> None:
+    commands = re.findall(r"^  ([a-z]+)", USAGE, re.MULTILINE)
+    modules = {module.name for module in pkgutil.iter_modules(service.commands.__path__) if has_run(module.name)}
+    assert modules <= set(commands)
+    assert {"serve", "options"} | modules == set(commands)
+
+
+def has_run(name: str) -> bool:
+    """Return whether a module of service.commands is a command."""
+    return hasattr(importlib.import_module(f"service.commands.{name}"), "run")
+
+
+def test_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C prints no traceback."""
+
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.commands.size.run", interrupt)
+    assert main(["size"]) == 130
 
 
 def test_unknown_option_exits_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +81,7 @@ assert not [family.name for family in REGISTRY.collect() if "attendant" in famil
 """
     environment = {name: value for name, value in os.environ.items() if name != "HOME"}
     environment |= {"ATTENDANT_NONSENSE": "1", "ATTENDANT_REST_PORT": "x"}
-    result = run("-c", code, environment=environment)
+    result = run_python("-c", code, environment=environment)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 

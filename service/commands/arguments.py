@@ -1,0 +1,60 @@
+"""Argument types of the commands: each error states the actual value, the limit and a remedy."""
+
+import argparse
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line that names the option, the limit and a remedy."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with status 2."""
+        text = message.removeprefix("argument ").rstrip(".")
+        self.exit(2, f"{self.prog}: {text}. See: {self.prog} --help\n")
+
+
+def number(low: str, high: str) -> Callable[[str], Fraction]:
+    """Return a type for decimal numbers from `low` to `high`, parsed exactly: "0.1" is 1/10."""
+
+    def parse(text: str) -> Fraction:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value):
+            raise argparse.ArgumentTypeError(f'not a number ("{_shorten(text)}"). Use {low} to {high}')
+        # Range first: the exact value of "1e999999999" would have a billion digits.
+        if not float(low) <= value <= float(high):
+            limit = low if value < float(low) else high
+            raise argparse.ArgumentTypeError(f"out of range ({value:g}, limit {limit}). Use {low} to {high}")
+        return Fraction(repr(value))
+
+    return parse
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """Return a type for integers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        value = number(str(low), str(high))(text)
+        if value.denominator != 1:
+            raise argparse.ArgumentTypeError(f"not an integer ({float(value):g}). Use {low} to {high}")
+        return int(value)
+
+    return parse
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:20]}..."

@@ -1,0 +1,155 @@
+"""The number of replicas for a load, from measured figures, in exact fractions.
+
+CPU figures are those of tests/bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
+AVX512-VNNI, the default model, sentences with a mean of 23 tokens, with the sender of the load on the same cores.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from model.artifact import Manifest
+
+Precision = Literal["bfloat16", "float32", "int8"]
+Hardware = Literal["cpu", "gpu"]
+
+MEASURED_CPU = "Intel Xeon with AMX, 2 shared cores, 2026-11-22"
+TOKENS_PER_SECOND_PER_CORE: dict[Precision, int] = {"bfloat16": 13_600, "float32": 4_200, "int8": 6_400}
+"""W32 of the bench through the server: 1,185 texts/s of 23 tokens on two cores in bfloat16.
+
+float32 and int8 reached 0.31 and 0.47 of bfloat16 under the same load in the same minute.
+"""
+EVENT_LOOP_S_PER_REQUEST = Fraction(30, 100_000)
+EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
+"""CPU time of the event loop over REST: 0.38 ms for a request of one text, 2.86 ms for one of 32.
+
+Measured on 64 and 4 connections that are kept open: 0.36 to 0.39 ms and 2.3 to 2.9 ms. At capacity in the open loop of
+the bench it is 0.58 ms, so that a utilization of 0.6 leaves 8 % there.
+"""
+ROW_TOKENS = 128
+"""Texts share rows of this length, and attention is computed over the whole row."""
+REST_MIB = 419
+"""Resident memory of a server at rest with the default model and its weights."""
+LOAD_MIB = 353
+"""Growth of resident memory to the high-water mark of `make soak`, an hour of mixed requests: 772 MiB."""
+WEIGHT_COPIES = 3
+"""Growth of resident memory per growth of the weights: 2.9 at rest, measured with a model of the size of BERT-base."""
+MANIFEST_LIMIT_MIB = 2048
+"""Memory limit of a container in deploy/overlays/cpu."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The properties of an encoder that determine its cost. `weights_mib`: size of the weights of the fast graph."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    max_input_tokens: int
+    weights_mib: Fraction
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ModelShape":
+        """Return the shape of a model."""
+        weights = manifest.graphs["fast"].weights
+        return cls(
+            manifest.name,
+            manifest.num_hidden_layers,
+            manifest.hidden_size,
+            manifest.max_input_tokens,
+            Fraction(manifest.files[weights].size, 2**20),
+        )
+
+    def flops_per_token(self, tokens: Fraction) -> Fraction:
+        """Return the floating-point operations per token of a text of `tokens`: L * (24 * H^2 + 4 * T * H).
+
+        Per layer, the projections of query, key, value and output multiply by 4 * H^2 weights, and the feed-forward
+        layers by 8 * H^2 (an intermediate size of 4 * H is assumed); products of queries and keys and of probs and
+        values take T * H multiplications each. One multiplication and one addition count as two operations.
+        Embeddings, softmax and normalization are left out. An estimate: a model of the size of BERT-base needs 7.8
+        times as many operations as the default model, and took 5 times as long, since large products are faster.
+        Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020, table 1; its attention term is half of
+        this one, because half of a causal mask is empty.
+        """
+        length = max(tokens, Fraction(ROW_TOKENS))
+        return self.num_hidden_layers * (24 * self.hidden_size**2 + 4 * length * self.hidden_size)
+
+
+DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 256, Fraction(90_261_504, 2**20))
+"""The model of the measurements: 22.7 million parameters."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load to serve. `utilization`: share of the capacity to use, the rest is headroom for peaks."""
+
+    texts_per_second: Fraction
+    mean_tokens: Fraction
+    inputs_per_request: int
+    utilization: Fraction
+
+    @property
+    def requests_per_second(self) -> Fraction:
+        return self.texts_per_second / self.inputs_per_request
+
+    @property
+    def tokens_per_second(self) -> Fraction:
+        return self.texts_per_second * self.mean_tokens
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The replicas for a load, and each step of the calculation. Cores are of inference and event loop.
+
+    `tokens_per_second`: throughput of inference per core, or per GPU. `cores_per_replica` is 1 GPU on a GPU.
+    """
+
+    load: Load
+    hardware: Hardware
+    tokens_per_second: Fraction
+    cores_per_replica: int
+
+    @property
+    def inference_units(self) -> Fraction:
+        """Cores or GPUs that inference keeps busy."""
+        return self.load.tokens_per_second / self.tokens_per_second
+
+    @property
+    def event_loop_s_per_request(self) -> Fraction:
+        return EVENT_LOOP_S_PER_REQUEST + EVENT_LOOP_S_PER_TEXT * self.load.inputs_per_request
+
+    @property
+    def event_loop_cores(self) -> Fraction:
+        """Cores that event loops keep busy; a process has one event loop, which uses at most one core."""
+        return self.load.requests_per_second * self.event_loop_s_per_request
+
+    @property
+    def busy_units(self) -> Fraction:
+        """Cores that inference and event loops keep busy, or GPUs that inference keeps busy."""
+        return self.inference_units + (self.event_loop_cores if self.hardware == "cpu" else 0)
+
+    @property
+    def compute_replicas(self) -> int:
+        return math.ceil(self.busy_units / (self.load.utilization * self.cores_per_replica))
+
+    @property
+    def event_loop_replicas(self) -> int:
+        return math.ceil(self.event_loop_cores / self.load.utilization)
+
+    @property
+    def replicas(self) -> int:
+        return max(self.compute_replicas, self.event_loop_replicas)
+
+    @property
+    def limit(self) -> Literal["compute", "event loop"]:
+        """The resource that determines the number of replicas."""
+        return "event loop" if self.event_loop_replicas > self.compute_replicas else "compute"
+
+
+def memory_mib(model: ModelShape) -> Fraction:
+    """Return the resident memory of a replica under load, in MiB.
+
+    The measured high-water mark plus the difference in size of the weights, which are in memory `WEIGHT_COPIES` times.
+    """
+    return REST_MIB + LOAD_MIB + WEIGHT_COPIES * (model.weights_mib - DEFAULT_MODEL.weights_mib)

@@ -1,0 +1,134 @@
+"""`attendant compare`: embeddings and neighbors of your texts by two artifacts or precisions, as a gate."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from model.artifact import Artifact, Manifest
+from service.commands.arguments import Parser, integer, number
+from service.commands.encoding import Encoded, TextError, TextFile, encode_files
+from service.commands.report import Comparison, Gate
+from service.config import load_settings
+
+EX_MISSED = 1
+EX_DATAERR = 65
+"""Exit status for unusable texts, as in sysexits.h."""
+DEFAULT_LIMIT = 10_000
+MAX_LIMIT = 100_000
+PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
+
+DESCRIPTION = """\
+Compare the embeddings of two artifacts, or of one artifact in two precisions, on your texts: the cosine of the old and
+the new vector of each text, and the changes of nearest neighbors by the similarity that each model was trained for.
+Cosines of two different models say nothing, because their vector spaces differ; compare their neighbors."""
+EPILOG = f"""\
+Exit status: 0 all thresholds reached, 1 a threshold missed, 2 wrong usage, 65 unusable texts, 78 invalid artifact.
+
+Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. Duplicates count once.
+The models are loaded one after the other. N vectors of D dimensions take 16 * N * D bytes, and without --queries the
+search takes 2 * N^2 * D multiplications. On two cores with 384 dimensions, 10,000 lines take less than a minute, and
+{MAX_LIMIT:,}, the largest limit, about 20 minutes and 1.1 GB. A million would take a day, so they are not read.
+
+example: attendant compare models/old models/new --texts texts.txt --queries queries.txt --min-overlap 0.9
+example: attendant compare models/m models/m --old-precision float32 --new-precision bfloat16 --texts texts.txt \\
+  --min-cosine 0.9995
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the comparison and return the exit status.
+
+    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for wrong usage.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    # Everything that can fail early is checked before the first model is loaded.
+    manifests = [Artifact.open(directory).manifest for directory in (options.old, options.new)]
+    _check_dimensions(parser, options, manifests)
+    try:
+        texts = TextFile.read(options.texts, options.limit)
+        queries = None if options.queries is None else TextFile.read(options.queries, options.limit)
+        _check_top_k(parser, options.top_k, texts, queries)
+        comparison = _compare(options, texts, queries)
+    except TextError as error:
+        print(f"attendant compare: {error}", file=sys.stderr)
+        return EX_DATAERR
+    gates = _gates(options, comparison)
+    if options.json:
+        record = comparison.to_json(gates, show_texts=options.show_texts)
+        print(orjson.dumps(record, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for line in comparison.to_lines(gates, show_texts=options.show_texts):
+            print(line)
+    missed = [gate for gate in gates if not gate.passed]
+    for gate in missed:
+        print(
+            f"attendant compare: {gate.option}: threshold missed ({gate.measured:.6f}, limit {gate.threshold:g}).",
+            file=sys.stderr,
+        )
+    return EX_MISSED if missed else 0
+
+
+def _parser() -> Parser:
+    parser = Parser("attendant compare", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("old", type=Path, metavar="OLD", help="directory of the artifact that is served now")
+    add("new", type=Path, metavar="NEW", help="directory of the artifact to serve")
+    add("--texts", type=Path, required=True, metavar="FILE", help="texts, one per line, in UTF-8, without blank lines")
+    add("--queries", type=Path, metavar="FILE", help="queries, likewise (default: each text is a query)")
+    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="neighbors per query (default: 10)")
+    add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
+        help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
+    add("--min-cosine", type=number("-1", "1"), metavar="X", help="threshold of the smallest cosine of all texts")
+    add("--min-overlap", type=number("0", "1"), metavar="Y", help="threshold of the mean overlap of neighbors")
+    for side in ("old", "new"):
+        description = f"precision of {side.upper()} (default: ATTENDANT_PRECISION)"
+        add(f"--{side}-precision", choices=PRECISIONS, help=description)
+    add("--show-texts", action="store_true", help="print the texts with the largest changes, not only line numbers")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _check_dimensions(parser: Parser, options: argparse.Namespace, manifests: Sequence[Manifest]) -> None:
+    old, new = (manifest.dimensions for manifest in manifests)
+    if options.min_cosine is not None and old != new:
+        parser.error(f"--min-cosine: requires equal dimensions (OLD has {old}, NEW {new}). Use --min-overlap")
+
+
+def _check_top_k(parser: Parser, top_k: int, texts: TextFile, queries: TextFile | None) -> None:
+    """Require more candidates than neighbors: otherwise the overlap is 1 for any two models."""
+    candidates = len(texts.lines) - (queries is None)
+    if candidates < 2:
+        needed = 3 if queries is None else 2
+        raise TextError(f"{texts.path}: too few distinct texts ({len(texts.lines)}, limit {needed}). Add texts.")
+    if top_k >= candidates:
+        parser.error(
+            f"--top-k: must be less than the number of texts to choose from ({top_k}, limit {candidates - 1}). "
+            "Reduce it or add texts"
+        )
+
+
+def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | None) -> Comparison:
+    settings = load_settings()
+
+    def encode(label: str, directory: Path, precision: str | None) -> Encoded:
+        changes = {"model_dir": directory, "model_digest": None, "precision": precision or settings.precision}
+        return encode_files(settings.model_copy(update=changes), texts, queries, label)
+
+    old = encode("old", options.old, options.old_precision)
+    new = encode("new", options.new, options.new_precision)
+    return Comparison.of(old, new, texts, queries, options.top_k)
+
+
+def _gates(options: argparse.Namespace, comparison: Comparison) -> list[Gate]:
+    """Return the thresholds that were set, and the measured values."""
+    gates = []
+    if options.min_cosine is not None:
+        assert comparison.cosines is not None
+        gates.append(Gate("--min-cosine", float(options.min_cosine), comparison.cosines.min))
+    if options.min_overlap is not None:
+        gates.append(Gate("--min-overlap", float(options.min_overlap), comparison.ranks.mean_overlap))
+    return gates

@@ -1,0 +1,73 @@
+"""Lines of text, and their embeddings without a server."""
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, BinaryIO
+
+from prometheus_client import CollectorRegistry
+
+from model.tokenizer import TokenizerInput
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
+from service.errors import MalformedRequest, ServiceError
+from service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
+BATCH_SIZE = 32
+"""Lines per request. One request at a time is admitted whatever its size, because the queue is empty."""
+TIMEOUT_MS = 3_600_000
+"""Timeout of a request. No client waits, and a large model on one core needs minutes for a batch."""
+
+NumberedLine = tuple[int, str]
+
+
+def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
+    """Yield each line with its number from 1, without its line break. Raises `MalformedRequest` if it is not UTF-8."""
+    for number, line in enumerate(file, start=1):
+        try:
+            yield number, line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
+
+
+@asynccontextmanager
+async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
+    """Load the artifact of `settings` and yield its engine. Raises `ArtifactError` or `ConfigError`."""
+    from service.engine.engine import Engine  # serve imports it while the model loads
+
+    settings = settings.model_copy(update={"max_timeout_ms": TIMEOUT_MS})
+    engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def encode_lines(
+    engine: "Engine", lines: Iterable[NumberedLine], prompt_name: str | None = None
+) -> AsyncGenerator[EncodeResponse, None]:
+    """Yield one response per batch of lines. Lines over the token limit are truncated at the end.
+
+    `prompt_name` None selects the default prompt of the model. Raises a `ServiceError` that names the line.
+    """
+    remaining = iter(lines)
+    while batch := list(islice(remaining, BATCH_SIZE)):
+        inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
+        request = EncodeRequest(inputs, truncation="right", prompt_name=prompt_name, max_inputs=len(inputs))
+        try:
+            yield await engine.encode(request)
+        except ServiceError as error:
+            _name_line(error, batch)
+            raise
+
+
+def _name_line(error: ServiceError, batch: list[NumberedLine]) -> None:
+    """Replace the input in the message by the number of its line."""
+    match = re.match(r"inputs\[(\d+)\]", error.message)
+    if match is not None:
+        error.message = f"line {batch[int(match[1])][0]}{error.message[match.end() :]}"

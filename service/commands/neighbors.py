@@ -1,0 +1,138 @@
+"""Nearest neighbors of embeddings, and how much their ranks differ between two models.
+
+Similarities are rounded to `DECIMALS`, so that the last bits of a matrix product do not change ranks. Equal
+similarities are ordered by index, so that results are reproducible.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact import Similarity
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+DECIMALS = 6
+BLOCK_BYTES = 32 * 2**20
+"""Size of a block of similarities. A search holds about three blocks."""
+PAIR_BLOCK = 4096
+MAX_PAIRS = 50_000
+SEED = 20_261
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings of texts, (N, D), and of queries, (Q, D). `queries` None means that each text is a query.
+
+    Vectors must be normalized for cosine similarity (`normalize`).
+    """
+
+    texts: Floats
+    queries: Floats | None = None
+
+    @property
+    def asked(self) -> Floats:
+        """The vectors of the queries."""
+        return self.texts if self.queries is None else self.queries
+
+    def block_similarities(self, rows: slice) -> Floats:
+        """Return similarities of a block of queries and all texts, (rows, N); -inf for a text and itself."""
+        similarities: Floats = self.asked[rows] @ self.texts.T
+        np.round(similarities, DECIMALS, out=similarities)
+        if self.queries is None:
+            own = np.arange(rows.start, rows.start + len(similarities))
+            similarities[own - rows.start, own] = -np.inf
+        return similarities
+
+
+def normalize(vectors: Floats, similarity: Similarity) -> Floats:
+    """Return vectors whose dot products are the similarities. A zero vector stays zero."""
+    if similarity == "dot":
+        return vectors
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    normalized: Floats = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    return normalized
+
+
+def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> Indices:
+    """Return the indices of the `k` most similar texts of each query, (Q, k), best first.
+
+    Costs Q * N * D multiplications and memory for a few blocks of `block_bytes`, not for Q * N similarities.
+    """
+    step = max(1, block_bytes // (4 * len(vectors.texts)))
+    count = len(vectors.asked)
+    result = np.empty((count, k), np.int64)
+    for start in range(0, count, step):
+        similarities = vectors.block_similarities(slice(start, start + step))
+        # argpartition would select among equal similarities at random: find the k-th value, then order all candidates.
+        thresholds = np.partition(similarities, -k, axis=1)[:, -k]
+        for row, (values, threshold) in enumerate(zip(similarities, thresholds, strict=True), start):
+            candidates = np.flatnonzero(values >= threshold)
+            result[row] = candidates[np.argsort(-values[candidates], kind="stable")[:k]]
+    return result
+
+
+def overlaps(old: Indices, new: Indices) -> NDArray[np.float64]:
+    """Return the share of common neighbors of each query, (Q,), in 0..1."""
+    k = old.shape[1]
+    return np.array(
+        [len(np.intersect1d(*pair, assume_unique=True)) / k for pair in zip(old, new, strict=True)], np.float64
+    )
+
+
+def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
+    """Return indices of queries and texts: all pairs, or `MAX_PAIRS` random ones, the same in every run.
+
+    `queries` None: pairs of two different texts.
+    """
+    if queries is None:
+        total = texts * (texts - 1) // 2
+        if total <= MAX_PAIRS:
+            left, right = np.triu_indices(texts, 1)
+            return left.astype(np.int64), right.astype(np.int64)
+        random = np.random.default_rng(SEED)
+        left = random.integers(texts, size=MAX_PAIRS)
+        return left, (left + 1 + random.integers(texts - 1, size=MAX_PAIRS)) % texts
+    if queries * texts <= MAX_PAIRS:
+        left, right = np.divmod(np.arange(queries * texts), texts)
+        return left, right
+    random = np.random.default_rng(SEED)
+    return random.integers(queries, size=MAX_PAIRS), random.integers(texts, size=MAX_PAIRS)
+
+
+def pair_similarities(vectors: Vectors, pairs: tuple[Indices, Indices]) -> Floats:
+    """Return the similarity of each pair, (P,)."""
+    blocks = [np.einsum("pd,pd->p", vectors.asked[left], vectors.texts[right]) for left, right in _blocks(*pairs)]
+    return np.round(np.concatenate(blocks), DECIMALS)
+
+
+def row_cosines(old: Floats, new: Floats) -> NDArray[np.float64]:
+    """Return the rounded cosine of each row of `old` and the same row of `new`, both (N, D), in -1..1."""
+    blocks = []
+    for start in range(0, len(old), PAIR_BLOCK):
+        left, right = (normalize(part[start : start + PAIR_BLOCK], "cosine") for part in (old, new))
+        blocks.append(np.einsum("nd,nd->n", left, right))
+    return np.clip(np.round(np.concatenate(blocks).astype(np.float64), DECIMALS), -1, 1)
+
+
+def spearman(old: NDArray[Any], new: NDArray[Any]) -> float | None:
+    """Return Spearman's rank correlation; equal values get their mean rank. None if one side is constant."""
+    old_ranks, new_ranks = _ranks(old), _ranks(new)
+    if min(np.ptp(old_ranks), np.ptp(new_ranks)) == 0:
+        return None
+    return float(np.corrcoef(old_ranks, new_ranks)[0, 1])
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return mean_ranks[inverse]
+
+
+def _blocks(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:
+    for start in range(0, len(left), PAIR_BLOCK):
+        yield left[start : start + PAIR_BLOCK], right[start : start + PAIR_BLOCK]

@@ -1,0 +1,191 @@
+"""`attendant size`: replicas, cores and memory for a load, with each step of the calculation."""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from model.artifact import Artifact
+from service.commands.arguments import Parser, integer, number
+from service.commands.capacity import (
+    DEFAULT_MODEL,
+    LOAD_MIB,
+    MANIFEST_LIMIT_MIB,
+    MEASURED_CPU,
+    TOKENS_PER_SECOND_PER_CORE,
+    Capacity,
+    Load,
+    ModelShape,
+    memory_mib,
+)
+
+DESCRIPTION = "Calculate replicas, cores and memory for a load. Each step is printed, so that it can be checked."
+EPILOG = f"""\
+CPU figures were measured on one machine ({MEASURED_CPU}) with the default model.
+Other CPUs differ by a factor of two or more: run `make bench`, divide the tokens/s of W32 by the number of cores, and
+pass --tokens-per-second-per-core. No GPU has been measured: run `make bench-gpu` and pass --tokens-per-second.
+
+example: attendant size --texts-per-second 100000 --mean-tokens 16
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the calculation and return 0. Raises `ArtifactError`, or `SystemExit` for wrong usage."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    model = DEFAULT_MODEL
+    if options.model_dir is not None:
+        model = ModelShape.of(Artifact.open(options.model_dir).manifest)
+    limit = model.max_input_tokens if options.max_tokens is None else options.max_tokens
+    if options.mean_tokens > limit:
+        parser.error(
+            f"--mean-tokens: over the token limit of {model.name} ({_show(options.mean_tokens)}, limit {limit}). "
+            "Longer texts are truncated or rejected; reduce it or set --max-tokens"
+        )
+    load = Load(options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization)
+    cores = options.cores_per_replica if options.hardware == "cpu" else 1
+    capacity = Capacity(load, options.hardware, _rate(options, model), cores)
+    if options.json:
+        print(json.dumps(_record(capacity, model), indent=2))  # orjson has no integers over 64 bits
+    else:
+        print("\n".join(_lines(capacity, model, options)))
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("attendant size", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("--texts-per-second", type=number("1e-3", "1e12"), required=True, metavar="N", help="texts per second at peak")
+    add("--mean-tokens", type=number("1", "1e6"), required=True, metavar="M",
+        help="mean tokens per text, special tokens included; /v1/tokenize counts them")  # fmt: skip
+    add("--inputs-per-request", type=integer(1, 2048), default=1, metavar="I", help="texts per request (default: 1)")
+    add("--precision", choices=tuple(TOKENS_PER_SECOND_PER_CORE), default="bfloat16",
+        help="precision on a CPU (default: bfloat16, which needs AVX512-BF16 or AMX)")  # fmt: skip
+    add("--hardware", choices=("cpu", "gpu"), default="cpu", help="hardware of a replica (default: cpu)")
+    add("--cores-per-replica", type=integer(1, 1024), default=2, metavar="C", help="cores per replica (default: 2)")
+    add("--utilization", type=number("0.01", "1"), default=Fraction(6, 10), metavar="U",
+        help="share of the capacity to use; the rest is headroom for peaks and autoscaling (default: 0.6)")  # fmt: skip
+    add("--model-dir", type=Path, metavar="DIR", help="artifact to size for, an estimate (default: the default model)")
+    add("--max-tokens", type=integer(1, 10**6), metavar="T", help="token limit per text (default: that of the model)")
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--tokens-per-second-per-core", type=number("1", "1e9"), metavar="R",
+        help="throughput of your model measured on your CPU, per core")  # fmt: skip
+    rate.add_argument("--tokens-per-second", type=number("1", "1e12"), metavar="R",
+        help="throughput of your model measured on a whole replica; required for a GPU")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    if options.hardware == "gpu" and options.tokens_per_second is None:
+        parser.error(
+            "--hardware gpu: requires --tokens-per-second, because no GPU has been measured. "
+            "Run make bench-gpu on yours and pass its tokens/s"
+        )
+
+
+def _rate(options: argparse.Namespace, model: ModelShape) -> Fraction:
+    """Return the tokens/s per core, or per GPU."""
+    if options.tokens_per_second is not None:
+        rate: Fraction = options.tokens_per_second
+        return rate if options.hardware == "gpu" else rate / options.cores_per_replica
+    if options.tokens_per_second_per_core is not None:
+        own: Fraction = options.tokens_per_second_per_core
+        return own
+    scale = DEFAULT_MODEL.flops_per_token(Fraction(1)) / model.flops_per_token(options.mean_tokens)
+    return TOKENS_PER_SECOND_PER_CORE[options.precision] * scale
+
+
+def _lines(capacity: Capacity, model: ModelShape, options: argparse.Namespace) -> list[str]:
+    """Return the calculation, one step per line: name, formula, result."""
+    load = capacity.load
+    gpu = capacity.hardware == "gpu"
+    unit = "GPU" if gpu else "core"
+    replica = f"{capacity.cores_per_replica} {unit}{'s' if capacity.cores_per_replica > 1 else ''}"
+    used = f"{_show(load.utilization)} utilization"
+    inference, event_loop = _show(capacity.inference_units), _show(capacity.event_loop_cores)
+    busy = inference if gpu else f"({inference} + {event_loop})"
+    steps = [
+        ("tokens", f"{_show(load.tokens_per_second)} tokens/s",
+         f"{_show(load.texts_per_second)} texts/s x {_show(load.mean_tokens)} tokens"),
+        ("requests", f"{_show(load.requests_per_second)} requests/s",
+         f"{_show(load.texts_per_second)} texts/s / {load.inputs_per_request} per request"),
+        ("throughput", f"{_show(capacity.tokens_per_second)} tokens/s per {unit}", _rate_source(options, model)),
+        ("inference", f"{inference} {unit}s busy",
+         f"{_show(load.tokens_per_second)} tokens/s / {_show(capacity.tokens_per_second)}"),
+        ("event loop", f"{event_loop} cores busy",
+         f"{_show(load.requests_per_second)} requests/s x {_show(1000 * capacity.event_loop_s_per_request)} ms"),
+        ("for compute", _count(capacity.compute_replicas), f"{busy} / ({used} x {replica})"),
+        ("for event loop", _count(capacity.event_loop_replicas), f"{event_loop} / ({used} x 1 core per process)"),
+        ("replicas", _count(capacity.replicas), f"the larger of the two; the limit is {capacity.limit}"),
+    ]  # fmt: skip
+    return [*(f"{name:<15} {result:<26} = {formula}" for name, result, formula in steps), *_totals(capacity, model)]
+
+
+def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
+    if capacity.hardware == "gpu":
+        return [f"{'total':<15} {capacity.replicas:,} GPUs; memory has not been measured on a GPU"]
+    memory = math.ceil(memory_mib(model))
+    cores, reserved = capacity.replicas * capacity.cores_per_replica, max(memory, MANIFEST_LIMIT_MIB)
+    growth = _show(memory_mib(model) - LOAD_MIB)
+    lines = [
+        f"{'memory':<15} {f'{memory:,} MiB per replica':<26} = {growth} at rest + {LOAD_MIB} under load; "
+        f"the manifests reserve {MANIFEST_LIMIT_MIB:,}",
+        f"{'total':<15} {cores:,} cores, {_show(Fraction(capacity.replicas * reserved, 1024))} GiB reserved",
+    ]
+    if memory > MANIFEST_LIMIT_MIB:
+        lines.append(f"Warning: raise the memory of the manifests to at least {memory:,} MiB.")
+    return lines
+
+
+def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
+    """Return where the throughput comes from."""
+    if options.tokens_per_second is not None:
+        replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica} cores"
+        return f"--tokens-per-second {_show(options.tokens_per_second)}{replica}"
+    if options.tokens_per_second_per_core is not None:
+        return "--tokens-per-second-per-core"
+    measured = TOKENS_PER_SECOND_PER_CORE[options.precision]
+    source = f"{options.precision}, measured: {MEASURED_CPU}"
+    default, own = DEFAULT_MODEL.flops_per_token(Fraction(1)), model.flops_per_token(options.mean_tokens)
+    if default == own:
+        return source
+    return (
+        f"{measured:,} ({source}) x {_show(default / 10**6)} / {_show(own / 10**6)} MFLOP per token, estimated: "
+        "L x (24 x H^2 + 4 x T x H)"
+    )
+
+
+def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:
+    """Return the calculation for programs."""
+    load, memory = capacity.load, math.ceil(memory_mib(model))
+    return {
+        "replicas": capacity.replicas,
+        "limit": capacity.limit,
+        "hardware": capacity.hardware,
+        "cores_per_replica": capacity.cores_per_replica if capacity.hardware == "cpu" else None,
+        "memory_mib_per_replica": memory if capacity.hardware == "cpu" else None,
+        "tokens_per_second_needed": float(load.tokens_per_second),
+        "requests_per_second_needed": float(load.requests_per_second),
+        "tokens_per_second_per_unit": float(capacity.tokens_per_second),
+        "inference_units_busy": float(capacity.inference_units),
+        "event_loop_cores_busy": float(capacity.event_loop_cores),
+        "utilization": float(load.utilization),
+        "compute_replicas": capacity.compute_replicas,
+        "event_loop_replicas": capacity.event_loop_replicas,
+    }
+
+
+def _count(replicas: int) -> str:
+    return f"{replicas:,} replica{'' if replicas == 1 else 's'}"
+
+
+def _show(value: Fraction) -> str:
+    """Return a number with thousands separators, and with four significant digits if it is not an integer."""
+    if value >= 1000 or value.denominator == 1:
+        return f"{round(value):,}"
+    return f"{float(value):.4g}"
