@@ -3,7 +3,10 @@
 import json
 import re
 
+import pytest
+
 from service import __version__
+from service.commands import size
 from service.request_log import RequestRecord
 from tests.conftest import ROOT
 from tests.deploy.conftest import DEPLOY, run_tool
@@ -61,3 +64,17 @@ def test_log_line_has_the_fields_of_a_record() -> None:
 def test_first_section_has_five_commands() -> None:
     section = README.partition("## Kubernetes in five commands")[2].partition("```sh\n")[2].partition("```")[0]
     assert len(section.strip().splitlines()) == 5
+
+
+def test_sizes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = re.findall(
+        r"^\| ([\d,]+) \| ([\d,]+) replicas \| ([\d,]+) replicas \| ([\d,]+) replicas? \|$", README, re.MULTILINE
+    )
+    assert len(rows) == 3
+    for row in rows:
+        texts, *documented = (int(figure.replace(",", "")) for figure in row)
+        results = []
+        for tokens in (16, 128):
+            size.run([f"--texts-per-second={texts}", f"--mean-tokens={tokens}", "--json"])
+            results.append(json.loads(capsys.readouterr().out))
+        assert documented == [*(result["replicas"] for result in results), results[0]["event_loop_replicas"]]
