@@ -1,5 +1,6 @@
 """Addresses and options of connections, shared by the sync and the async transports."""
 
+import json
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -10,7 +11,27 @@ TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 HTTP_SCHEMES = ("http", "https")
 GRPC_SCHEMES = ("grpc", "grpcs")
 MAX_MESSAGE_BYTES = 256 * 2**20
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
+SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"},
+}
+"""Calls go in turn to all addresses of the host name whose server is healthy.
+
+gRPC's default, pick_first, sends all calls of a channel to one server. `RetryPolicy` retries, so there is no retryPolicy
+here: the attempts of both would multiply.
+"""
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    # The default of 30 s is too long to follow a rollout that replaces two servers within that time.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # The default of 120 s would ignore a restarted server for as long.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Detect a server that stopped without closing its connections, such as a lost node. The server allows one ping
+    # per 10 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
 SLACK_S = 1.0
 """Time beyond the timeout of a request until the client gives up on a response that says so."""
 
