@@ -17,8 +17,8 @@ SERVICE_CONFIG = {
 }
 """Calls go in turn to all addresses of the host name whose server is healthy.
 
-gRPC's default, pick_first, sends all calls of a channel to one server. `RetryPolicy` retries, so there is no retryPolicy
-here: the attempts of both would multiply.
+gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here: its attempts and
+those of `RetryPolicy` would multiply.
 """
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
