@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from attendant_client.errors import AttendantError
@@ -11,18 +12,15 @@ TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 HTTP_SCHEMES = ("http", "https")
 GRPC_SCHEMES = ("grpc", "grpcs")
 MAX_MESSAGE_BYTES = 256 * 2**20
-SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"},
-}
+ROUND_ROBIN: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"}}
 """Calls go in turn to all addresses of the host name whose server is healthy.
 
 gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here: its attempts and
 those of `RetryPolicy` would multiply.
 """
-CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
     # The default of 30 s is too long to follow a rollout that replaces two servers within that time.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # The default of 120 s would ignore a restarted server for as long.
@@ -53,6 +51,16 @@ class Address:
         if parts.scheme in HTTP_SCHEMES:
             return cls(False, parts.scheme == "https", url.rstrip("/"))
         return cls(True, parts.scheme == "grpcs", parts.netloc)
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, Any], ...]:
+        """The options of a gRPC channel.
+
+        The server has no TLS, so a secure address is that of a proxy. The health of one server behind it is not that
+        of the others.
+        """
+        config = ROUND_ROBIN if self.is_secure else SERVICE_CONFIG
+        return (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(config)))
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

@@ -74,38 +74,43 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new calls; cancel those that run longer than `grace_s`."""
+        self._health.stop()
         await self._server.stop(grace_s)
 
 
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped base
-    """grpcio's servicer, except that the drain ends the open Watch streams.
+    """grpcio's servicer, except that Watch streams end when the drain starts, and later ones when the server stops.
 
     The client opens a new one at once. From this server it gets NOT_SERVING. Behind a proxy it gets the health of
-    another server. An open stream would report NOT_SERVING for all servers of the proxy until the end of the drain.
+    another server. An open stream would report NOT_SERVING for all servers of the proxy.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         """Send the health and its changes."""
-        if self._draining.is_set():
-            await super().Watch(request, context)
+        end = self._stopping if self._draining.is_set() else self._draining
         watch = asyncio.create_task(super().Watch(request, context))
-        draining = asyncio.create_task(self._draining.wait())
+        ended = asyncio.create_task(end.wait())
         try:
-            done, _ = await asyncio.wait((watch, draining), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((watch, ended), return_when=asyncio.FIRST_COMPLETED)
             if watch in done:
                 await watch  # raises its error
         finally:
             watch.cancel()
-            draining.cancel()
+            ended.cancel()
 
     async def enter_graceful_shutdown(self) -> None:
         """Set all statuses to NOT_SERVING for good."""
         await super().enter_graceful_shutdown()
         self._draining.set()
+
+    def stop(self) -> None:
+        """End all Watch streams."""
+        self._stopping.set()
 
 
 def _enable_reflection(server: grpc.aio.Server) -> None:

@@ -14,9 +14,8 @@ from tests.deploy.replicas import Replica, Replicas, free_ports
 
 START_TIMEOUT_S = 10
 ADDRESS = "127.0.0.1"
-# Endpoints change by a reload, which the open source nginx requires. The worker that ends closes idle connections to
-# clients, and a request that arrives at that moment is lost by nginx. So connections carry one request; HTTP/2 tells
-# clients which requests were not processed. The next server gets a request only if it cannot have been processed.
+# `error timeout` is the default of nginx and of ingress-nginx. A POST request goes to another server only if it has not
+# been sent, because nginx cannot know that it is idempotent.
 CONFIG = """
 user root;
 worker_processes 1;
@@ -35,7 +34,6 @@ http {{
   upstream grpc {{ {grpc_servers} keepalive 16; }}
   server {{
     listen {address}:{rest_port};
-    keepalive_timeout 0;
     location / {{
       proxy_pass http://rest;
       proxy_http_version 1.1;

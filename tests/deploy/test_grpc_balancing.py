@@ -1,6 +1,7 @@
 """Direct gRPC calls to replicas through the headless Service: shares, new replicas, and replicas that stop."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from attendant_client import RetryPolicy
-from attendant_client.connections import SERVICE_CONFIG
-from attendant_client.retries import NO_RETRIES
+from attendant_client import RetryPolicy, connections
+from attendant_client.connections import CHANNEL_OPTIONS, SERVICE_CONFIG, Address
+from attendant_client.retries import MULTIPLIER, NO_RETRIES
 
-from service.errors import QueueFull, Unavailable
+from service.errors import Cancelled, QueueFull, Unavailable
 from service.rpc.servicer import SERVICE
 from tests.deploy.conftest import DEPLOY, find_tool
 from tests.deploy.name_server import NameServer
@@ -24,6 +25,8 @@ CALLS = 200
 CONNECTION_AGE_MS = 1_000
 """Stands for the default of 5 minutes."""
 SENDERS = 4
+KEEPALIVE_S = dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] / 1000
+DETECTION_S = KEEPALIVE_S + dict(CHANNEL_OPTIONS)["grpc.keepalive_timeout_ms"] / 1000 + 5
 
 
 @pytest.fixture
@@ -68,6 +71,36 @@ def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> 
     assert min(first_share, second_share) > 0.4
 
 
+@pytest.mark.slow
+def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
+    """Without keepalive pings, calls to a replica that stops without closing its connections fail at their deadline."""
+    hanging, _ = replicas.start_all(2, max_grpc_connection_age_ms=0)
+    with NameServer(replicas.addresses) as names, client_of(names.target(replicas.grpc_port)) as client:
+        with SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load:
+            load.wait_for(100)
+            hanging.server.process.send_signal(signal.SIGSTOP)
+            time.sleep(DETECTION_S)
+            load.wait_for(100)
+            resumed = len(load.outcomes)
+        hanging.server.process.send_signal(signal.SIGCONT)
+    longest = max(outcome.ended - outcome.started for outcome in load.outcomes)
+    print(f"{resumed} calls, the longest took {longest:.1f} s")
+    assert load.failed == []
+    assert longest < DETECTION_S
+
+
+@pytest.mark.slow
+def test_idle_client_keeps_its_connection(replicas: Replicas) -> None:
+    """A server that allows fewer pings would close the connection after the third."""
+    replica = replicas.start(max_grpc_connection_age_ms=0)
+    with client_of(f"{replica.address}:{replicas.grpc_port}") as client:
+        assert client_send(client)() == "OK"
+        connection = replica.grpc_connections()
+        time.sleep(4 * KEEPALIVE_S)
+        assert replica.grpc_connections() == connection
+    assert len(connection) == 1
+
+
 @pytest.mark.parametrize(("drain_delay_ms", "retries"), [(0, RetryPolicy()), (1_000, NO_RETRIES)])
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
     """SIGTERM without preStop, while DNS has both addresses.
@@ -86,13 +119,18 @@ def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, 
     assert load.failed == []
 
 
-def test_stopped_replica_behind_a_proxy_loses_no_call(replicas: Replicas, tmp_path: Path) -> None:
+def test_stopped_replica_behind_a_proxy_loses_no_call(
+    replicas: Replicas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The health of one replica, which the proxy forwards, is not that of all.
 
-    nginx keeps sending requests to the replica that stops. Of this many clients, some watch its health.
+    nginx keeps sending requests to the replica that stops. Of this many clients, some watch its health, unless they
+    share a connection.
     """
     find_tool("nginx")
-    stopped, _ = replicas.start_all(2, drain_delay_ms=2_000)
+    own_connection = ("grpc.use_local_subchannel_pool", 1)
+    monkeypatch.setattr(connections, "CHANNEL_OPTIONS", (*connections.CHANNEL_OPTIONS, own_connection))
+    stopped, _ = replicas.start_all(2)
     with nginx_before(replicas, tmp_path) as nginx, ExitStack() as stack:
         clients = [stack.enter_context(client_of(nginx.grpc)) for _ in range(2 * SENDERS)]
         with SteadyLoad(grpc=[client_send(client) for client in clients]) as load:
@@ -102,18 +140,28 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(replicas: Replicas, tmp_pa
     assert load.failed == []
 
 
+def test_tls_address_has_no_health_check() -> None:
+    """It is that of a proxy, because the server has no TLS."""
+    configs = [dict(Address.parse(url).channel_options)["grpc.service_config"] for url in ("grpc://a", "grpcs://a")]
+    assert ["healthCheckConfig" in config for config in configs] == [True, False]
+    assert all("round_robin" in config for config in configs)
+
+
 def test_service_config_for_other_clients_is_that_of_the_client() -> None:
-    """Other clients have no `RetryPolicy`, so theirs is part of the config. The codes are those that can be retried."""
+    """Other clients have no `RetryPolicy`, so theirs is part of the config. The codes are those that can be retried.
+
+    gRPC itself cancels calls that arrive while a server stops.
+    """
     config = json.loads((DEPLOY / "grpc-service-config.json").read_text())
     (method,) = config.pop("methodConfig")
     assert config.pop("retryThrottling")["maxTokens"] == 100
     assert config == SERVICE_CONFIG
     assert method["name"] == [{"service": SERVICE}]
     policy, retry = RetryPolicy(), method["retryPolicy"]
-    assert retry.pop("retryableStatusCodes") == [Unavailable.code, QueueFull.code]
+    assert retry.pop("retryableStatusCodes") == [Unavailable.code, QueueFull.code, Cancelled.code]
     assert retry == {
         "maxAttempts": policy.max_attempts,
         "initialBackoff": f"{policy.initial_delay_s:g}s",
         "maxBackoff": f"{policy.max_delay_s:g}s",
-        "backoffMultiplier": 2,
+        "backoffMultiplier": MULTIPLIER,
     }

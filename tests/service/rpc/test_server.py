@@ -103,8 +103,12 @@ async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> 
         while (response := await first.read()) is not grpc.aio.EOF:
             assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await first.code() is grpc.StatusCode.OK
-        assert (await watch(request).read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    await server.stop(1)
+        second = watch(request)
+        assert (await second.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stop = asyncio.create_task(server.stop(60))
+        assert await second.read() is grpc.aio.EOF
+        assert await second.code() is grpc.StatusCode.OK
+    await stop
 
 
 async def test_start_raises_os_error_when_port_is_in_use() -> None:
