@@ -26,9 +26,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     # The default of 120 s would ignore a restarted server for as long.
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Detect a server that stopped without closing its connections, such as a lost node. The server allows one ping
-    # per 10 s.
+    # per 10 s. gRPC also sends pings to measure the bandwidth, and no other ping while one of them has no answer; its
+    # timeout for these is a minute.
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 )
 SLACK_S = 1.0
 """Time beyond the timeout of a request until the client gives up on a response that says so."""
