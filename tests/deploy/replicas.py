@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import RunningServer, start_server
 
 EXIT_TIMEOUT_S = 40
-ESTABLISHED = "01"
 
 
 class Replicas:
@@ -83,13 +82,6 @@ class Replica:
         families = text_string_to_metric_families(httpx.get(f"{self.server.admin}/metrics", timeout=10).text)
         samples = next(family.samples for family in families if family.name == "attendant_requests")
         return round(sum(sample.value for sample in samples if self._is_success(sample.labels, api)))
-
-    def grpc_connections(self) -> set[str]:
-        """Return the client addresses of the established connections to the gRPC port, in the format of Linux."""
-        ip, port = self.server.grpc.rsplit(":", 1)
-        local = f"{socket.inet_aton(ip)[::-1].hex().upper()}:{int(port):04X}"
-        rows = [line.split() for path in ("tcp", "tcp6") for line in Path(f"/proc/net/{path}").read_text().splitlines()]
-        return {row[2] for row in rows if row[1].endswith(local) and row[3] == ESTABLISHED}
 
     @staticmethod
     def _is_success(labels: dict[str, str], api: str) -> bool:

@@ -89,18 +89,6 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     assert longest < DETECTION_S
 
 
-@pytest.mark.slow
-def test_idle_client_keeps_its_connection(replicas: Replicas) -> None:
-    """A server that allows fewer pings would close the connection after the fourth."""
-    replica = replicas.start(max_grpc_connection_age_ms=0)
-    with client_of(f"{replica.address}:{replicas.grpc_port}") as client:
-        assert client_send(client)() == "OK"
-        connection = replica.grpc_connections()
-        time.sleep(5 * KEEPALIVE_S)
-        assert replica.grpc_connections() == connection
-    assert len(connection) == 1
-
-
 @pytest.mark.parametrize(("drain_delay_ms", "retries"), [(0, RetryPolicy()), (1_000, NO_RETRIES)])
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
     """SIGTERM without preStop, while DNS has both addresses.
