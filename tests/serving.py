@@ -53,6 +53,7 @@ class ServiceThread:
             await rest.start(bound)
             self.rest = f"http://127.0.0.1:{bound.getsockname()[1]}"
             self.grpc = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
+            await rpc.set_serving(True)
             self._started.set()
             await self._stop.wait()
             await rpc.stop(1)

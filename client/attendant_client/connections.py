@@ -1,7 +1,9 @@
 """Addresses and options of connections, shared by the sync and the async transports."""
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from attendant_client.errors import AttendantError
@@ -10,7 +12,26 @@ TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 HTTP_SCHEMES = ("http", "https")
 GRPC_SCHEMES = ("grpc", "grpcs")
 MAX_MESSAGE_BYTES = 256 * 2**20
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
+ROUND_ROBIN: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"}}
+"""Calls go in turn to all addresses of the host name whose server is healthy.
+
+gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here: its attempts and
+those of `RetryPolicy` would multiply.
+"""
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The default of 30 s is too long to follow a rollout that replaces two servers within that time.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # The default of 120 s would ignore a restarted server for as long.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Detect a server that stopped without closing its connections, such as a lost node. The server allows one ping
+    # per 10 s. gRPC also sends pings to measure the bandwidth, and no other ping while one of them has no answer; its
+    # timeout for these is a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
 SLACK_S = 1.0
 """Time beyond the timeout of a request until the client gives up on a response that says so."""
 
@@ -32,6 +53,16 @@ class Address:
         if parts.scheme in HTTP_SCHEMES:
             return cls(False, parts.scheme == "https", url.rstrip("/"))
         return cls(True, parts.scheme == "grpcs", parts.netloc)
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, Any], ...]:
+        """The options of a gRPC channel.
+
+        The server has no TLS, so a secure address is that of a proxy. The health of one server behind it is not that
+        of the others.
+        """
+        config = ROUND_ROBIN if self.is_secure else SERVICE_CONFIG
+        return (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(config)))
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

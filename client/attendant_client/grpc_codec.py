@@ -63,7 +63,8 @@ def error_of(error: grpc.RpcError) -> AttendantError:
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             return status_error(Status.FromString(value))
-    reason = "UNAVAILABLE" if code == "UNAVAILABLE" else code
+    # gRPC cancels calls that arrive while the server stops. Calls that the client cancels end without an RpcError.
+    reason = "UNAVAILABLE" if code in ("UNAVAILABLE", "CANCELLED") else code
     return AttendantError(code, reason, error.details() or code)
 
 

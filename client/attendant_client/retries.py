@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from attendant_client.errors import AttendantError
 
+MULTIPLIER = 4
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Retries of transient errors: a full queue, an overloaded, starting or unreachable server.
 
-    The delay is the server's hint, or `initial_delay_s` doubled per attempt up to `max_delay_s`, plus up to 25 % of
-    random jitter, so that many clients do not retry at the same time.
+    The delay is the server's hint, or `initial_delay_s` multiplied by 4 per attempt up to `max_delay_s`, plus up to
+    25 % of random jitter, so that many clients do not retry at the same time. The defaults retry at once on another
+    server, and bridge 2 s, in which a stopping server finishes its requests and closes its connections.
     """
 
     max_attempts: int = 4
@@ -31,7 +34,7 @@ class RetryPolicy:
             return None
         delay = error.retry_after_s
         if delay is None:
-            delay = min(self.initial_delay_s * 2 ** (attempt - 1), self.max_delay_s)
+            delay = min(self.initial_delay_s * MULTIPLIER ** (attempt - 1), self.max_delay_s)
         delay *= 1 + random.random() / 4  # noqa: S311  # jitter
         if deadline is not None and time.monotonic() + delay >= deadline:
             return None

@@ -8,7 +8,6 @@ import httpx
 from attendant_client import grpc_codec, grpc_requests, http_codec
 from attendant_client.bodies import Body
 from attendant_client.connections import (
-    CHANNEL_OPTIONS,
     SLACK_S,
     TIMEOUT_HEADER,
     Address,
@@ -83,9 +82,10 @@ def open_transport(url: str, api_key: str | None) -> Transport:
 
 def open_channel(module: Any, address: Address) -> Any:
     """Return a channel of `grpc` or `grpc.aio`."""
+    options = address.channel_options
     if address.is_secure:
-        return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=CHANNEL_OPTIONS)
-    return module.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=options)
+    return module.insecure_channel(address.target, options=options)
 
 
 def http_request(

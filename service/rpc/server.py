@@ -1,5 +1,8 @@
 """The gRPC server: the encoder service, health and reflection on one port."""
 
+import asyncio
+from typing import Any
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
@@ -15,6 +18,8 @@ from service.rpc.servicer import SERVICE, EncoderServicer
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
+MIN_PING_INTERVAL_MS = 10_000
+"""gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
 
 
 class RpcServer:
@@ -37,12 +42,13 @@ class RpcServer:
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             ],
         )
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
             EncoderServicer(lifecycle, settings, requests), self._server
         )
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)
 
@@ -68,7 +74,43 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new calls; cancel those that run longer than `grace_s`."""
+        self._health.stop()
         await self._server.stop(grace_s)
+
+
+class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped base
+    """grpcio's servicer, except that Watch streams end when the drain starts, and later ones when the server stops.
+
+    The client opens a new one at once. From this server it gets NOT_SERVING. Behind a proxy it gets the health of
+    another server. An open stream would report NOT_SERVING for all servers of the proxy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """Send the health and its changes."""
+        end = self._stopping if self._draining.is_set() else self._draining
+        watch = asyncio.create_task(super().Watch(request, context))
+        ended = asyncio.create_task(end.wait())
+        try:
+            done, _ = await asyncio.wait((watch, ended), return_when=asyncio.FIRST_COMPLETED)
+            if watch in done:
+                await watch  # raises its error
+        finally:
+            watch.cancel()
+            ended.cancel()
+
+    async def enter_graceful_shutdown(self) -> None:
+        """Set all statuses to NOT_SERVING for good."""
+        await super().enter_graceful_shutdown()
+        self._draining.set()
+
+    def stop(self) -> None:
+        """End all Watch streams."""
+        self._stopping.set()
 
 
 def _enable_reflection(server: grpc.aio.Server) -> None:

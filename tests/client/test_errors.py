@@ -1,12 +1,15 @@
 """Errors of attendant-client for invalid values: the same fields over gRPC and HTTP."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
-from attendant_client import AttendantError, Client, Input, Occurrence
+from attendant_client import AsyncClient, AttendantError, Client, Input, Occurrence
 from attendant_client.grpc_requests import OPTIONS, REQUESTS
 
+from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, url_of
 from tests.serving import ServiceThread
 
@@ -154,3 +157,24 @@ def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
 )
 def test_message_of_the_server_has_enum_values_that_the_client_accepts(client: Client, call: Call, remedy: str) -> None:
     assert error_of(client, call).message.endswith(f" {remedy}")
+
+
+def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
+    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.CANCELLED)
+
+    async def call() -> None:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(cancel)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"GetModel": method}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with AsyncClient(f"grpc://127.0.0.1:{port}", retries=NO_RETRIES) as client:
+                await client.model()
+        finally:
+            await server.stop(0)
+
+    with pytest.raises(AttendantError) as raised:
+        asyncio.run(call())
+    assert (raised.value.code, raised.value.retryable) == ("CANCELLED", True)

@@ -16,10 +16,10 @@ def test_delay_is_the_hint_of_the_server() -> None:
     assert 2.0 <= delay <= 2.5
 
 
-def test_delay_doubles_without_a_hint() -> None:
-    policy = RetryPolicy(max_attempts=9, initial_delay_s=0.1, max_delay_s=0.5)
+def test_delay_is_multiplied_by_4_without_a_hint() -> None:
+    policy = RetryPolicy(max_attempts=9, initial_delay_s=0.1, max_delay_s=2.0)
     delays = [policy.delay_s(error("DRAINING"), attempt, None) or 0 for attempt in (1, 2, 3, 8)]
-    for delay, expected in zip(delays, (0.1, 0.2, 0.4, 0.5), strict=True):
+    for delay, expected in zip(delays, (0.1, 0.4, 1.6, 2.0), strict=True):
         assert expected <= delay <= 1.25 * expected
 
 

@@ -89,6 +89,28 @@ async def test_health_follows_the_lifecycle_of_the_server() -> None:
     assert statuses == [2, 1, 2, 2]
 
 
+async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> None:
+    """An open Watch through a proxy would report the health of one server as that of all."""
+    metrics = Metrics(CollectorRegistry())
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
+    port = await server.start("127.0.0.1:0")
+    await server.set_serving(True)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch, request = health_pb2_grpc.HealthStub(channel).Watch, health_pb2.HealthCheckRequest(service=SERVICE)
+        first = watch(request)
+        assert (await first.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await server.set_not_serving()
+        while (response := await first.read()) is not grpc.aio.EOF:
+            assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await first.code() is grpc.StatusCode.OK
+        second = watch(request)
+        assert (await second.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stop = asyncio.create_task(server.stop(60))
+        assert await second.read() is grpc.aio.EOF
+        assert await second.code() is grpc.StatusCode.OK
+    await stop
+
+
 async def test_start_raises_os_error_when_port_is_in_use() -> None:
     """grpc itself would raise RuntimeError."""
     metrics = Metrics(CollectorRegistry())

@@ -1,0 +1,132 @@
+"""A real nginx in front of replicas, with REST on one port and gRPC on another."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.deploy.conftest import find_tool
+from tests.deploy.replicas import Replica, Replicas, free_ports
+
+START_TIMEOUT_S = 10
+ADDRESS = "127.0.0.1"
+# `error timeout` is the default of nginx and of ingress-nginx. A POST request goes to another server only if it has not
+# been sent, because nginx cannot know that it is idempotent.
+CONFIG = """
+user root;
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log notice;
+events {{ worker_connections 512; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  upstream rest {{ {rest_servers} keepalive 16; }}
+  upstream grpc {{ {grpc_servers} keepalive 16; }}
+  server {{
+    listen {address}:{rest_port};
+    location / {{
+      proxy_pass http://rest;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Host $http_host;
+      proxy_next_upstream error timeout;
+    }}
+  }}
+  server {{
+    listen {address}:{grpc_port} http2;
+    location / {{
+      grpc_pass grpc://grpc;
+      grpc_next_upstream error timeout;
+    }}
+  }}
+}}
+"""
+
+
+class Nginx:
+    """A running nginx. `endpoints` are the replicas that it sends requests to."""
+
+    def __init__(self, folder: Path, replicas: Replicas) -> None:
+        self._folder = folder
+        self._replicas = replicas
+        self.address = ADDRESS
+        self.rest_port, self.grpc_port = free_ports(2)
+        self.rest = f"http://{ADDRESS}:{self.rest_port}"
+        self.grpc = f"{ADDRESS}:{self.grpc_port}"
+        self.endpoints: list[Replica] = []
+
+    def start(self) -> None:
+        """Return once nginx accepts connections."""
+        self._write_config()
+        command = [find_tool("nginx"), "-p", str(self._folder), "-c", str(self._config)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                httpx.get(f"{self.rest}/v1/model", timeout=START_TIMEOUT_S).raise_for_status()
+                return
+            except httpx.TransportError:
+                assert self._process.poll() is None, self.log
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.05)
+
+    def add(self, replica: Replica) -> None:
+        """Send requests to a replica too, as after it became ready."""
+        self.endpoints.append(replica)
+        self._reload()
+
+    def remove(self, replica: Replica) -> None:
+        """Send no more requests to a replica, as after the deletion of a pod."""
+        self.endpoints.remove(replica)
+        self._reload()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=START_TIMEOUT_S)
+
+    @property
+    def log(self) -> str:
+        path = self._folder / "error.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def _config(self) -> Path:
+        return self._folder / "nginx.conf"
+
+    def _reload(self) -> None:
+        self._write_config()
+        self._process.send_signal(signal.SIGHUP)
+
+    def _write_config(self) -> None:
+        rest, grpc = self._replicas.rest_port, self._replicas.grpc_port
+        config = CONFIG.format(
+            folder=self._folder,
+            address=ADDRESS,
+            rest_port=self.rest_port,
+            grpc_port=self.grpc_port,
+            rest_servers=" ".join(f"server {replica.address}:{rest};" for replica in self.endpoints),
+            grpc_servers=" ".join(f"server {replica.address}:{grpc};" for replica in self.endpoints),
+        )
+        self._config.write_text(config)
+
+
+@contextmanager
+def nginx_before(replicas: Replicas, folder: Path) -> Iterator[Nginx]:
+    """Yield a running nginx with the running replicas as endpoints."""
+    nginx = Nginx(folder, replicas)
+    nginx.endpoints = list(replicas.running)
+    nginx.start()
+    try:
+        yield nginx
+    finally:
+        nginx.stop()

@@ -1,0 +1,171 @@
+"""A closed-loop load that records the outcome of every request."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+from attendant_client import AttendantError, Client, RetryPolicy
+from attendant_client.connections import Address
+from attendant_client.transports import GrpcTransport
+
+from service.pb import encoder_pb2 as pb
+from service.pb.encoder_pb2_grpc import EncoderServiceStub
+
+TEXT = "bank"
+LONG_TEXT = "bank " * 200
+"""Takes long enough that several requests are in flight at any time."""
+OK = "OK"
+TIMEOUT_S = 30
+PAUSE_S = 0.005
+"""Pause of a sender after each request. It leaves CPU time to replicas that start."""
+STREAM_REQUESTS = 10
+STREAM_PAUSE_S = 0.1
+
+Send = Callable[[], str]
+"""Sends one request and returns its code: OK, or the code of the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The code of a request, and when it was in flight, in seconds of time.monotonic()."""
+
+    api: str
+    code: str
+    started: float
+    ended: float
+
+
+class SteadyLoad:
+    """Send requests in one thread per `Send` until the end of a `with` block. `outcomes` has one item per request."""
+
+    def __init__(self, **senders: list[Send]) -> None:
+        self.outcomes: list[Outcome] = []
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(api, send), name=f"load-{api}")
+            for api, sends in senders.items()
+            for send in sends
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * TIMEOUT_S)
+            assert not thread.is_alive()
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.code != OK]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of requests per API."""
+        return Counter(outcome.api for outcome in self.outcomes)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` more requests have finished."""
+        target = len(self.outcomes) + count
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.outcomes) < target:
+            assert time.monotonic() < deadline, "the load makes no progress"
+            time.sleep(0.02)
+
+    def _run(self, api: str, send: Send) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                code = send()
+            except Exception as error:  # noqa: BLE001  # a lost request, whatever the error
+                code = type(error).__name__
+            self.outcomes.append(Outcome(api, code, started, time.monotonic()))  # atomic
+            time.sleep(PAUSE_S)
+
+
+def rest_send(address: str, port: int, text: str = TEXT) -> Send:
+    """Return a sender of REST requests without retries, each on a connection of its own.
+
+    A proxy that reloads its configuration closes idle connections. A request that arrives at that moment is lost, by
+    the proxy and not by the server.
+    """
+    body = json.dumps({"inputs": text, "outputs": ["pooled"], "encoding_format": "base64"})
+    headers = {"content-type": "application/json", "connection": "close"}
+
+    def send() -> str:
+        connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/encode", body, headers)
+            response = connection.getresponse()
+            response.read()
+        return OK if response.status == 200 else str(response.status)
+
+    return send
+
+
+def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
+    """Return a sender of gRPC calls without retries, other than those of the channel."""
+    stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    request = pb.EncodeRequest(inputs=[pb.Input(text=text)], outputs=[pb.OUTPUT_POOLED])
+
+    def send() -> str:
+        try:
+            stub.Encode(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return OK
+
+    return send
+
+
+def stream_send(channel: grpc.Channel) -> Send:
+    """Return a sender of streams that last about a second. One failed request makes its stream fail."""
+    stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+
+    def requests() -> Iterator[pb.EncodeStreamRequest]:
+        for number in range(STREAM_REQUESTS):
+            encode = pb.EncodeRequest(inputs=[pb.Input(text=TEXT)], outputs=[pb.OUTPUT_POOLED])
+            yield pb.EncodeStreamRequest(id=str(number), request=encode)
+            time.sleep(STREAM_PAUSE_S)
+
+    def send() -> str:
+        try:
+            responses = list(stub.EncodeStream(requests(), timeout=TIMEOUT_S))
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        errors = [response.error.message for response in responses if response.HasField("error")]
+        return OK if len(responses) == STREAM_REQUESTS and not errors else f"incomplete stream: {errors}"
+
+    return send
+
+
+@contextlib.contextmanager
+def client_of(target: str, retries: RetryPolicy | None = None) -> Iterator[Client]:
+    """Yield a client of a gRPC target, which may name a DNS server; URLs name only a host."""
+    with Client("grpc://127.0.0.1", retries=retries or RetryPolicy()) as client:
+        client._transport.close()
+        client._transport = GrpcTransport(Address(True, False, target), None)
+        yield client
+
+
+def client_send(client: Client, text: str = TEXT) -> Send:
+    """Return a sender of requests of an `attendant_client.Client`."""
+
+    def send() -> str:
+        try:
+            client.embed([text])
+        except AttendantError as error:
+            return f"{error.reason}: {error.message}"
+        return OK
+
+    return send

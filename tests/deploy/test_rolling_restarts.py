@@ -1,0 +1,69 @@
+"""Replacement of replicas behind nginx under load: no request is lost, as in a rollout of the Deployment."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.deploy.conftest import find_tool
+from tests.deploy.nginx import Nginx, nginx_before
+from tests.deploy.replicas import Replicas, replicas_of
+from tests.deploy.steady_load import SteadyLoad, grpc_send, rest_send, stream_send
+
+PRE_STOP_S = 2.0
+"""Stands for the 10 s of the Deployment. The streams of the load last 1 s, and nginx reloads in less."""
+REST_CLIENTS, GRPC_CLIENTS, STREAMS = 6, 6, 2
+
+
+@contextmanager
+def proxied_load(nginx: Nginx) -> Iterator[SteadyLoad]:
+    """Yield a load over REST, gRPC and gRPC streams without retries."""
+    with grpc.insecure_channel(nginx.grpc) as channel:
+        load = SteadyLoad(
+            rest=[rest_send(nginx.address, nginx.rest_port) for _ in range(REST_CLIENTS)],
+            grpc=[grpc_send(channel) for _ in range(GRPC_CLIENTS)],
+            streams=[stream_send(channel) for _ in range(STREAMS)],
+        )
+        with load:
+            load.wait_for(100)
+            yield load
+
+
+def replace_oldest(replicas: Replicas, nginx: Nginx) -> None:
+    """Replace a replica as a rollout with maxSurge 1 does: start, add, remove, wait in preStop, and send SIGTERM."""
+    oldest = nginx.endpoints[0]
+    nginx.add(replicas.start())
+    nginx.remove(oldest)
+    time.sleep(PRE_STOP_S)
+    replicas.stop(oldest)
+
+
+def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLoad:
+    """Return the outcomes of a load during a number of restarts."""
+    find_tool("nginx")
+    with replicas_of(model_dir) as replicas:
+        replicas.start_all(2)
+        with nginx_before(replicas, folder) as nginx, proxied_load(nginx) as load:
+            for _ in range(restarts):
+                replace_oldest(replicas, nginx)
+            load.wait_for(100)
+    print(f"{restarts} restarts, requests: {dict(load.counts)}, lost: {len(load.failed)}")
+    return load
+
+
+def test_restart_behind_nginx_loses_no_request(default_artifact: Path, tmp_path: Path) -> None:
+    load = restart_under_load(default_artifact, tmp_path, 1)
+    assert load.failed == []
+    assert min(load.counts[api] for api in ("rest", "grpc", "streams")) >= 2
+
+
+@pytest.mark.slow
+def test_20_restarts_behind_nginx_lose_none_of_20_000_requests(default_artifact: Path, tmp_path: Path) -> None:
+    load = restart_under_load(default_artifact, tmp_path, 20)
+    assert load.failed == []
+    assert load.counts.total() >= 20_000
+    assert min(load.counts["rest"], load.counts["grpc"]) >= 5_000
+    assert load.counts["streams"] >= 50
