@@ -1,10 +1,10 @@
-"""Command line of `attendant-model`: export a published model to an artifact, or verify an artifact."""
+"""Command line of `attendant-model`: train a model, export a published one to an artifact, or verify an artifact."""
 
 import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from model.artifact import VARIANTS, Artifact, ArtifactError
@@ -16,7 +16,7 @@ DEFAULT_EVAL_TEXTS = 2000
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return 0, or 1 after printing one line to stderr."""
     parser = argparse.ArgumentParser(
-        prog="attendant-model", description="Export a published model to an artifact, or verify an artifact."
+        prog="attendant-model", description="Train a model, export one to an artifact, or verify an artifact."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="export a published model")
@@ -34,19 +34,45 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         help=f"file with one text per line to measure cuda accuracy (default: {DEFAULT_EVAL_TEXTS} sample sentences)",
     )
+    train = commands.add_parser("train", help="train a model and export it; continues an interrupted run")
+    train.add_argument("config", type=Path, help="TOML file")
+    train.add_argument("-o", "--out", type=Path, required=True, help="directory of the run")
     verify = commands.add_parser("verify", help="verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     options = parser.parse_args(arguments)
+    if options.command == "train":
+        return _train(options.config, options.out)
     return _export(options) if options.command == "export" else _verify(options.artifact)
 
 
-def _export(options: argparse.Namespace) -> int:
+def _train(config: Path, out: Path) -> int:
+    try:
+        from model.train.command import run_training
+        from model.train.config import TrainError
+    except ModuleNotFoundError as missing:
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,train]'")
+    try:
+        manifest = run_training(config, out, _progress())
+    except (TrainError, ArtifactError) as error:
+        return _fail(str(error))
+    if manifest is not None:
+        print(f"attendant serve --model-dir {out / 'artifact'}")
+    return 0
+
+
+def _progress() -> Callable[[str], None]:
+    """Return a function that prints a step of long work with the time since now."""
     started = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
 
     def progress(step: str) -> None:
         print(f"[{time.monotonic() - started:5.1f} s] {step}", file=sys.stderr, flush=True)
 
+    return progress
+
+
+def _export(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
+    progress = _progress()
     try:
         # `verify` works without torch.
         from model.checkpoint_files import CheckpointError

@@ -144,7 +144,7 @@ def build_encoder(model_type: str, config: dict[str, Any], tensors: dict[str, Te
     remaining = {_modern_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
     state = {}
     for name, parameter in encoder.state_dict().items():
-        source = _published_name(family, name)
+        source = published_name(family, name)
         if source is None:
             state[name] = torch.zeros_like(parameter)  # DistilBERT has no token types: adding 0 is exact
             continue
@@ -220,7 +220,7 @@ def _find_prefix(family: Family, tensors: dict[str, Tensor]) -> str:
     raise CheckpointError(f"Weights: tensor {first} is missing. Download the model again.")
 
 
-def _published_name(family: Family, name: str) -> str | None:
+def published_name(family: Family, name: str) -> str | None:
     """Return the family's name of a parameter of `Encoder`; None if the family has no such parameter.
 
     Example: "blocks.3.attention.query.weight" -> "encoder.layer.3.attention.self.query.weight".

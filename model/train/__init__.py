@@ -1,0 +1,1 @@
+"""Training of encoders: tokenizer, masked language modeling, checkpoints, and publication in Hugging Face's format."""

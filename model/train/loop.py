@@ -1,0 +1,205 @@
+"""The training loop: AdamW with warm-up and decay over packed batches, with exact resumption."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from model.packing import BatchShape
+from model.tokenizer import Tokenizer
+from model.train.batches import Masking, PackedBatches, TrainingBatch, to_device
+from model.train.checkpoints import load_checkpoint, save_checkpoint
+from model.train.config import OptimizerOptions, TrainConfig, TrainError
+from model.train.corpus import State, TextStream
+from model.train.metrics import MetricsFile
+from model.train.network import MaskedLanguageModel, make_network
+from model.train.processes import Processes
+
+
+@dataclass(frozen=True)
+class Result:
+    """The trained network, and its last validation loss in nats per masked token."""
+
+    network: MaskedLanguageModel
+    validation_loss: float
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of masked tokens on the validation texts."""
+        return math.exp(self.validation_loss)
+
+
+def train(config: TrainConfig, tokenizer: Tokenizer, directory: Path, processes: Processes) -> Result:
+    """Train a network, or continue the run in `directory`.
+
+    Raises:
+        TrainError: the data is unusable, the loss is not finite, or a file cannot be written. The last checkpoint
+            stays.
+    """
+    steps = config.run.steps
+    run = Run(config, tokenizer, processes)
+    run.restore(load_checkpoint(directory), directory)
+    metrics = MetricsFile(directory, run.step) if processes.is_first else None
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
+        if metrics is not None:
+            stack.enter_context(contextlib.closing(metrics))
+        while run.step < steps:
+            row = run.advance()
+            progress.set_postfix(
+                loss=f"{row['loss']:.3f}", tokens_per_s=f"{row['tokens_per_second']:.0f}", refresh=False
+            )
+            progress.update()
+            if metrics is not None:
+                metrics.write(row)
+                if run.step % config.run.checkpoint_steps == 0 or run.step == steps:
+                    metrics.flush()
+                    save_checkpoint(directory, run.state_dict())
+    return Result(run.network, run.validate())
+
+
+class Run:
+    """The state of a run between two steps: weights, optimizer, position in the texts, and counts."""
+
+    def __init__(self, config: TrainConfig, tokenizer: Tokenizer, processes: Processes) -> None:
+        if config.run.batches_per_step % processes.count:
+            raise TrainError(
+                f"run.batches_per_step: not a multiple of the number of processes ({config.run.batches_per_step}, "
+                f"{processes.count}). Change one of them."
+            )
+        self._config = config
+        self._processes = processes
+        self.network = make_network(config.model, tokenizer.vocab_size, config.run.seed).to(processes.device)
+        self._model = DistributedDataParallel(self.network) if processes.count > 1 else self.network
+        self._optimizer = make_optimizer(self.network, config.optimizer)
+        self._batches = make_batches(config, tokenizer, config.data.train, config.run.seed)
+        validation = make_batches(config, tokenizer, config.data.validation, seed=0)
+        self._validation = list(islice(validation, config.run.validation_batches))
+        self.step = self.tokens = 0
+
+    def restore(self, state: State | None, directory: Path) -> None:
+        """Continue from a checkpoint, if any."""
+        if state is None:
+            return
+        if state["config"] != self._config.model_dump_json():
+            raise TrainError(f"{directory}: has a run with another configuration. Choose another directory.")
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._batches.load_state_dict(state["batches"])
+        self.step, self.tokens = state["step"], state["tokens"]
+
+    def state_dict(self) -> State:
+        """Return everything that `restore` needs."""
+        return {
+            "config": self._config.model_dump_json(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "network": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "batches": self._batches.state_dict(),
+        }
+
+    def advance(self) -> dict[str, float]:
+        """Take one step and return its metrics. Raises TrainError if the loss or its gradient is not finite."""
+        started = time.perf_counter()
+        options = self._config.run
+        self.step += 1
+        rate = learning_rate(self.step, options.steps, self._config.optimizer)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        # Each process reads the whole stream and runs its share, so the result does not depend on their number.
+        batches = list(islice(self._batches, options.batches_per_step))
+        loss, norm = take_step(self._model, self._optimizer, batches, self._config, self._processes)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {self.step}: loss {loss}, gradient norm {norm}: not finite. Reduce optimizer.learning_rate or "
+                "raise optimizer.warmup_steps."
+            )
+        tokens = sum(batch.tokens for batch in batches)
+        self.tokens += tokens
+        row = {"step": self.step, "tokens": self.tokens, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        row["tokens_per_second"] = tokens / (time.perf_counter() - started)
+        if self.step % options.validation_steps == 0 or self.step == options.steps:
+            row["validation_loss"] = self.validate()
+            row["perplexity"] = math.exp(row["validation_loss"])
+        return row
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Return the mean loss of the masked tokens of the validation texts, in nats."""
+        total = 0.0
+        for batch in self._validation:
+            with precision(self._config, self._processes.device):
+                total += float(self.network(to_device(batch, self._processes.device)))
+        return total / sum(batch.targets for batch in self._validation)
+
+
+def take_step(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batches: list[TrainingBatch],
+    config: TrainConfig,
+    processes: Processes,
+) -> tuple[float, float]:
+    """Update the weights once; return the mean loss of all masked tokens of the step, and the gradient norm."""
+    targets = sum(batch.targets for batch in batches)
+    own = batches[processes.rank :: processes.count]
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for number, batch in enumerate(own, start=1):
+        is_last = number == len(own)
+        with (
+            contextlib.nullcontext() if is_last or processes.count == 1 else model.no_sync(),
+            precision(config, processes.device),
+        ):
+            loss = model(to_device(batch, processes.device)) / targets
+            # DistributedDataParallel averages gradients over the processes, and the loss is a sum.
+            (loss * processes.count).backward()
+        total += float(loss.detach())
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_gradient_norm)
+    optimizer.step()
+    return processes.sum(total), float(norm)
+
+
+def make_batches(config: TrainConfig, tokenizer: Tokenizer, files: tuple[Path, ...], seed: int) -> PackedBatches:
+    """Return the endless batches of some files."""
+    texts = TextStream(files, config.data.field, config.data.shuffle_texts, seed)
+    shape = BatchShape(config.run.rows_per_batch, config.model.max_input_tokens)
+    masking = Masking(config.masking.probability, tokenizer.vocab_size, seed)
+    return PackedBatches(texts, tokenizer, shape, masking)
+
+
+def make_optimizer(network: torch.nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
+    """Return AdamW; biases and layer norms have no weight decay."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [item for item in parameters if item.dim() > 1], "weight_decay": options.weight_decay},
+        {"params": [item for item in parameters if item.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
+
+
+def learning_rate(step: int, steps: int, options: OptimizerOptions) -> float:
+    """Return the learning rate of a step, from 1: linear warm-up, then cosine decay (Loshchilov & Hutter 2017)."""
+    if step <= options.warmup_steps:
+        return options.learning_rate * step / options.warmup_steps
+    progress = (step - options.warmup_steps) / max(1, steps - options.warmup_steps)
+    lowest = options.min_learning_rate_ratio
+    return options.learning_rate * (lowest + (1 - lowest) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+@contextlib.contextmanager
+def precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums stay in float32."""
+    wanted = config.run.precision
+    enabled = wanted == "bfloat16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+        yield

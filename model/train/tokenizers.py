@@ -1,0 +1,99 @@
+"""Tokenizers trained on the texts of a run: WordPiece as BERT's, or byte-level BPE."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from model.train.config import TokenizerOptions, TrainError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_ALPHABET = 1000
+"""Characters of a WordPiece vocabulary, as BERT's trainer has; others become [UNK]."""
+
+
+def train_tokenizer(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """Return a tokenizer whose special tokens have the ids 0 to 4, in the order of `SPECIAL_TOKENS`.
+
+    It depends on the options and the texts alone. `texts` is called once per pass.
+
+    Raises:
+        TrainError: the texts have fewer than two distinct tokens.
+    """
+    tokenizer = _train_wordpiece(options, texts) if options.kind == "wordpiece" else _train_bpe(options, texts)
+    if tokenizer.get_vocab_size() < len(SPECIAL_TOKENS) + 2:
+        raise TrainError(
+            f"data.train: too little text for a tokenizer ({tokenizer.get_vocab_size()} tokens). Add more texts."
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS}:0 $A:0 {SEP}:0",
+        pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+        special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in (CLS, SEP)],
+    )
+    return tokenizer
+
+
+def _train_wordpiece(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """Train WordPiece with a fixed numbering.
+
+    The trainer numbers the continuations ("##a") in the order of a hash map, which differs between runs and decides
+    between equally frequent merges. As special tokens, they get their numbers first; later they are none.
+    """
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    alphabet = _alphabet(tokenizer, texts())
+    continuations = [f"##{character}" for character in alphabet]
+    if options.vocab_size < len(SPECIAL_TOKENS) + 2 * len(alphabet):
+        raise TrainError(
+            f"tokenizer.vocab_size: less than the special tokens and two tokens per character ({options.vocab_size}, "
+            f"required {len(SPECIAL_TOKENS) + 2 * len(alphabet)}). Raise it."
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=options.vocab_size, special_tokens=[*SPECIAL_TOKENS, *continuations], show_progress=False,
+        initial_alphabet=alphabet, limit_alphabet=len(alphabet),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts(), trainer)
+    definition = json.loads(tokenizer.to_str())
+    definition["added_tokens"] = definition["added_tokens"][: len(SPECIAL_TOKENS)]
+    trained: Tokenizer = Tokenizer.from_str(json.dumps(definition))
+    return trained
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """Return the most frequent characters of the normalized texts, without whitespace, in a fixed order."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    characters = [character for character in counts if not character.isspace()]
+    return sorted(characters, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
+
+
+def _train_bpe(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if options.lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if options.vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
+        raise TrainError(
+            f"tokenizer.vocab_size: less than the special tokens and the 256 bytes ({options.vocab_size}, required "
+            f"{len(SPECIAL_TOKENS) + len(alphabet)}). Raise it."
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
+        initial_alphabet=alphabet,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts(), trainer)
+    return tokenizer

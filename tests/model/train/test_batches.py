@@ -1,0 +1,114 @@
+"""Packed batches: every sequence whole and unchanged, masks as in BERT, and exact continuation."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.packing import BatchShape
+from model.tokenizer import Tokenizer, TokenizerInput
+from model.train.batches import IGNORED, Masking, PackedBatches, fill
+from model.train.config import TokenizerOptions, TrainError
+from model.train.corpus import TextStream
+from model.train.tokenizers import MASK, SPECIAL_TOKENS, train_tokenizer
+from tests.model.train.conftest import sentences
+
+SHAPE = BatchShape(4, 24)
+MASK_ID = SPECIAL_TOKENS.index(MASK)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    trained = train_tokenizer(TokenizerOptions(vocab_size=60), lambda: sentences(200))
+    return Tokenizer(trained.to_str().encode())
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(sentences(200)))
+    return path
+
+
+def batches(corpus: Path, tokenizer: Tokenizer, seed: int = 0) -> PackedBatches:
+    texts = TextStream([corpus], "text", 20, seed)
+    return PackedBatches(texts, tokenizer, SHAPE, Masking(0.15, tokenizer.vocab_size, seed))
+
+
+@given(sizes=st.lists(st.integers(1, 24), max_size=60))
+def test_fill_places_whole_sequences_without_overlap(sizes: list[int]) -> None:
+    pool = [[number] * size for number, size in enumerate(sizes)]
+    chosen, starts, rest = fill(pool, SHAPE)
+    assert sorted(chosen + rest) == pool
+    used = np.zeros(SHAPE.tokens, dtype=int)
+    for ids, start in zip(chosen, starts, strict=True):
+        assert start // SHAPE.length == (start + len(ids) - 1) // SHAPE.length  # in one row
+        used[start : start + len(ids)] += 1
+    assert used.max(initial=0) <= 1
+    free = SHAPE.length - used.reshape(SHAPE.rows, -1).sum(axis=1)
+    assert all(len(ids) > free.max() for ids in rest)
+
+
+def test_batches_restore_to_the_texts(corpus: Path, tokenizer: Tokenizer) -> None:
+    """Unmasked, each sequence is the tokens of a text, with positions from 0."""
+    sources = [TokenizerInput(text) for text in corpus.read_text().splitlines()]
+    known = {tuple(item.truncate(24, "right").input_ids) for item in tokenizer.encode(sources)}
+    for batch in islice(batches(corpus, tokenizer), 20):
+        ids, labels, owners, positions = (
+            tensor.numpy().ravel() for tensor in
+            (batch.inputs["input_ids"], batch.labels, batch.inputs["sequence_ids"], batch.inputs["position_ids"])
+        )  # fmt: skip
+        original = np.where(labels == IGNORED, ids, labels)
+        for number in range(1, owners.max() + 1):
+            assert tuple(original[owners == number]) in known
+            assert list(positions[owners == number]) == list(range((owners == number).sum()))
+            assert (labels[owners == number] != IGNORED).any()
+        assert batch.tokens == (owners > 0).sum()
+        assert (labels[owners == 0] == IGNORED).all()
+
+
+def test_rows_are_nearly_full(corpus: Path, tokenizer: Tokenizer) -> None:
+    filled = sum(batch.tokens for batch in islice(batches(corpus, tokenizer), 50)) / (50 * SHAPE.tokens)
+    assert filled > 0.9
+
+
+def test_masks_have_the_shares_of_bert() -> None:
+    ids = [2, *range(5, 55), 3]
+    masking, kinds, count = Masking(0.15, 1000, seed=0), np.zeros(3), 0
+    for _ in range(2000):
+        masked, labels = masking.mask(ids)
+        assert labels[0] == labels[-1] == IGNORED
+        for token, new, label in zip(ids, masked, labels, strict=True):
+            if label == IGNORED:
+                assert new == token
+            else:
+                assert label == token
+                kinds[0 if new == MASK_ID else 2 if new == token else 1] += 1
+        count += len(ids) - 2
+    assert kinds.sum() / count == pytest.approx(0.15, abs=0.005)
+    assert kinds / kinds.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+
+
+@given(taken=st.integers(0, 12))
+def test_batches_continue_from_their_state(
+    taken: int, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    corpus = tmp_path_factory.mktemp("corpus") / "a.txt"
+    corpus.write_text("\n".join(sentences(60)))
+    stream, continued = batches(corpus, tokenizer), batches(corpus, tokenizer, seed=9)
+    list(islice(stream, taken))
+    continued.load_state_dict(stream.state_dict())
+    for expected, actual in islice(zip(stream, continued, strict=False), 12):
+        assert all((expected.inputs[name] == actual.inputs[name]).all() for name in expected.inputs)
+        assert (expected.labels == actual.labels).all()
+
+
+def test_texts_without_tokens_are_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A control character is a text, but no token."""
+    path = tmp_path / "a.txt"
+    path.write_text("\u200b\n" * 5)
+    with pytest.raises(TrainError, match=r"a\.txt: no text has a token"):
+        next(batches(path, tokenizer))

@@ -1,0 +1,63 @@
+"""Configurations: paths, defaults, and errors that name the option."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.train.config import TrainError, load_config
+from tests.model.train.conftest import to_toml
+
+Document = dict[str, dict[str, Any]]
+
+
+def test_paths_are_relative_to_the_file(config_file: Path, tmp_path: Path) -> None:
+    config = load_config(config_file)
+    assert config.data.train == (tmp_path / "train.txt",)
+    assert config.masking.probability == 0.15
+
+
+@pytest.mark.parametrize(
+    ("table", "option", "value", "message"),
+    [
+        ("model", "hidden_size", 25, "hidden_size is not a multiple of num_attention_heads (25, 3)"),
+        ("model", "width", 8, "model.width: unknown option"),
+        ("model", "name", "a/b", "model.name: String should match"),
+        ("run", "steps", 0, "run.steps: must be greater than 0"),
+        ("run", "precision", "int4", "run.precision: must be 'auto', 'float32' or 'bfloat16'"),
+        ("data", "train", [], "data.train: Tuple should have at least 1 item"),
+        ("optimizer", "betas", [0.9, 1.5], "optimizer.betas.1: must be less than 1"),
+        ("tokenizer", "kind", "unigram", "tokenizer.kind: must be 'wordpiece' or 'bpe'"),
+    ],
+)
+def test_invalid_option_is_named(
+    document: Document, tmp_path: Path, table: str, option: str, value: Any, message: str
+) -> None:
+    document[table][option] = value
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(document))
+    with pytest.raises(TrainError) as raised:
+        load_config(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+
+
+def test_missing_table_is_named(document: Document, tmp_path: Path) -> None:
+    del document["run"]
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(document))
+    with pytest.raises(TrainError, match="run: Field required"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("content", [b"[model\n", b"\xff"])
+def test_file_that_is_not_toml_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(content)
+    with pytest.raises(TrainError, match="not TOML"):
+        load_config(path)
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="cannot be read"):
+        load_config(tmp_path / "none.toml")

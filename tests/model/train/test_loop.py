@@ -1,0 +1,159 @@
+"""The training loop: it learns, continues exactly, and keeps its checkpoint when it fails."""
+
+import errno
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.tokenizer import Tokenizer
+from model.train import loop
+from model.train.checkpoints import CHECKPOINT
+from model.train.command import write_tokenizer
+from model.train.config import OptimizerOptions, TrainConfig, TrainError, load_config
+from model.train.loop import Result, learning_rate, train
+from model.train.metrics import read_metrics
+from model.train.network import sinusoids
+from model.train.processes import Processes
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def config(config_file: Path) -> TrainConfig:
+    return load_config(config_file)
+
+
+@pytest.fixture
+def tokenizer(config: TrainConfig, tmp_path: Path) -> Tokenizer:
+    write_tokenizer(config, tmp_path / "tokenizer.json")
+    return Tokenizer((tmp_path / "tokenizer.json").read_bytes())
+
+
+def with_run(config: TrainConfig, **options: Any) -> TrainConfig:
+    return config.model_copy(update={"run": config.run.model_copy(update=options)})
+
+
+def run(config: TrainConfig, tokenizer: Tokenizer, directory: Path) -> Result:
+    directory.mkdir(exist_ok=True)
+    return train(config, tokenizer, directory, ALONE)
+
+
+def weights(result: Result) -> dict[str, torch.Tensor]:
+    return result.network.state_dict()
+
+
+def test_loss_falls(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    result = run(with_run(config, steps=40, validation_steps=40), tokenizer, tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    assert [int(row["step"]) for row in rows] == list(range(1, 41))
+    assert float(rows[-1]["loss"]) < 0.85 * float(rows[0]["loss"])
+    assert result.validation_loss < 0.85 * float(rows[0]["loss"])
+    assert float(rows[-1]["perplexity"]) == pytest.approx(result.perplexity)
+
+
+@pytest.mark.parametrize("failing_step", [1, 3, 4, 8, 12])
+def test_interrupted_run_ends_with_the_same_weights(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
+) -> None:
+    """Bit for bit, wherever the run is interrupted; metrics.csv has each step once."""
+    expected = weights(run(config, tokenizer, tmp_path / "whole"))
+    steps = 0
+
+    def take_step(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == failing_step:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    original = loop.take_step
+    monkeypatch.setattr(loop, "take_step", take_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tokenizer, tmp_path / "parts")
+    actual = weights(run(config, tokenizer, tmp_path / "parts"))
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    columns = ("step", "tokens", "loss", "validation_loss")
+    assert [[row[name] for name in columns] for row in read_metrics(tmp_path / "whole")] == [
+        [row[name] for name in columns] for row in read_metrics(tmp_path / "parts")
+    ]
+
+
+def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run(config, tokenizer, tmp_path / "run")
+    with pytest.raises(TrainError, match="another configuration"):
+        run(with_run(config, seed=2), tokenizer, tmp_path / "run")
+
+
+def test_damaged_checkpoint_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run(config, tokenizer, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(TrainError, match=r"checkpoint\.pt: damaged"):
+        run(config, tokenizer, tmp_path / "run")
+
+
+def test_full_disk_keeps_the_last_checkpoint(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(TrainError, match="No space left on device"):
+        run(config, tokenizer, tmp_path / "run")
+    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["step"] == config.run.checkpoint_steps
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [CHECKPOINT, "metrics.csv"]
+
+
+def test_loss_that_is_not_finite_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    optimizer = config.optimizer.model_copy(update={"learning_rate": 1e30, "warmup_steps": 0})
+    with pytest.raises(TrainError, match=r"step 2: loss nan.* Reduce optimizer\.learning_rate"):
+        run(config.model_copy(update={"optimizer": optimizer}), tokenizer, tmp_path / "run")
+
+
+def test_batches_per_step_must_be_a_multiple_of_the_processes(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainError, match=r"run\.batches_per_step: not a multiple .* \(2, 3\)"):
+        train(config, tokenizer, tmp_path, replace(ALONE, count=3))
+
+
+def test_bfloat16_gives_a_similar_loss(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    expected = run(config, tokenizer, tmp_path / "float32").validation_loss
+    lower = run(with_run(config, precision="bfloat16"), tokenizer, tmp_path / "bfloat16").validation_loss
+    assert lower == pytest.approx(expected, rel=0.02)
+    assert lower != expected
+
+
+def test_learning_rate_warms_up_and_decays() -> None:
+    options = OptimizerOptions(learning_rate=1.0, warmup_steps=4, min_learning_rate_ratio=0.1)
+    rates = [learning_rate(step, 24, options) for step in range(1, 25)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[13] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+
+
+def test_sinusoids_follow_the_formula() -> None:
+    """Vaswani et al. 2017, section 3.5, up to a common scale."""
+    table = sinusoids(50, 16)
+    scale, angle = float(table[0, 1]), 7 / 10_000 ** (4 / 16)
+    assert float(table[7, 4]) / scale == pytest.approx(math.sin(angle), abs=1e-5)
+    assert float(table[7, 5]) / scale == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+def test_sinusoidal_positions_are_not_trained(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = config.model.model_copy(update={"positions": "sinusoidal"})
+    result = run(config.model_copy(update={"model": model}), tokenizer, tmp_path / "run")
+    table = result.network.encoder.embeddings.position_embeddings.weight
+    assert torch.equal(table, sinusoids(config.model.max_input_tokens, config.model.hidden_size))

@@ -1,0 +1,91 @@
+"""A trained model is the same in this package, in transformers, in sentence-transformers, and in the server."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+
+from model.__main__ import main
+from model.artifact import Artifact
+from model.checkpoint import load_checkpoint as load_published
+from model.train.command import ARTIFACT, MODEL
+from model.train.metrics import CURVES, read_metrics
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.model.train.conftest import to_toml
+
+TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
+
+
+@pytest.fixture(params=["wordpiece", "bpe"])
+def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp_path: Path) -> Path:
+    """The directory of a finished run."""
+    document["tokenizer"]["kind"] = request.param
+    document["tokenizer"]["vocab_size"] = 60 if request.param == "wordpiece" else 300
+    document["model"]["positions"] = "learned" if request.param == "wordpiece" else "sinusoidal"
+    (tmp_path / "config.toml").write_text(to_toml(document))
+    assert main(["train", str(tmp_path / "config.toml"), "-o", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def test_libraries_open_the_trained_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {path.name for path in run.iterdir()} >= {"checkpoint.pt", "metrics.csv", CURVES, MODEL, ARTIFACT}
+    assert Artifact.open(run / ARTIFACT).manifest.license == "apache-2.0"
+    check_transformers(run)
+    check_sentence_transformers(run)
+
+
+def check_transformers(run: Path) -> None:
+    """The loss of BertForMaskedLM on masked texts is that of the trained network."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / MODEL)
+    language_model = transformers.BertForMaskedLM.from_pretrained(run / MODEL).eval()
+    encoder = load_published(run / MODEL).encoder
+    state = torch.load(run / "checkpoint.pt", weights_only=True)["network"]
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            output = language_model(ids, output_hidden_states=True)
+            own = encoder(ids, torch.arange(ids.shape[1])[None], torch.zeros_like(ids), torch.ones_like(ids))
+            hidden = torch.nn.functional.gelu(own @ state["transform.weight"].T + state["transform.bias"])
+            hidden = torch.nn.functional.layer_norm(
+                hidden, hidden.shape[-1:], state["norm.weight"], state["norm.bias"], 1e-12
+            )
+            logits = hidden @ state["encoder.embeddings.word_embeddings.weight"].T + state["bias"]
+        torch.testing.assert_close(output.hidden_states[-1], own, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.logits, logits, atol=1e-4, rtol=1e-4)
+
+
+def check_sentence_transformers(run: Path) -> None:
+    """Mean pooling of the artifact gives the vectors of sentence-transformers."""
+    expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
+    model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
+    manifest = model.artifact.manifest
+    assert (manifest.pooling, manifest.normalize, manifest.max_input_tokens) == ("mean", False, 24)
+    assert expected.shape == (3, 24)
+    assert np.isfinite(expected).all()
+    assert dataclasses.is_dataclass(model)
+
+
+def test_two_processes_equal_one_with_the_same_batches(config_file: Path, tmp_path: Path) -> None:
+    """torchrun with two CPU processes: the losses agree within 1e-5."""
+    command = ["-m", "model", "train", str(config_file), "-o"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([sys.executable, *launcher, *command, str(tmp_path / "two")], check=True, capture_output=True)
+    subprocess.run([sys.executable, *command, str(tmp_path / "one")], check=True, capture_output=True)
+    one, two = ([float(row["loss"]) for row in read_metrics(tmp_path / name)] for name in ("one", "two"))
+    assert len(one) == len(two) == 12
+    assert np.abs(np.subtract(one, two)).max() < 1e-5
+
+
+def test_invalid_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tmp_path / "none.toml"), "-o", str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("attendant-model: ")
+    assert error.count("\n") == 1
