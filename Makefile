@@ -118,7 +118,7 @@ $(VENV)/run: $(INPUTS)
 
 $(VENV)/dev: $(VENV)/run
 	@echo "installing the dependencies of checks and tests into $(VENV)"
-	@$(PIP) -e '.[cpu,export,dev]' -e ./client
+	@$(PIP) -e '.[cpu,export,train,dev]' -e ./client
 	@touch $@
 
 $(VENV)-deploy/installed: deploy/requirements-checks.txt
@@ -129,5 +129,5 @@ $(VENV)-deploy/installed: deploy/requirements-checks.txt
 
 $(VENV)/bench: $(VENV)/dev
 	@echo "installing the dependencies of the bench into $(VENV)"
-	@$(PIP) -e '.[cpu,export,dev,bench]'
+	@$(PIP) -e '.[cpu,export,train,dev,bench]'
 	@touch $@

@@ -1,11 +1,11 @@
 """A trained model is the same in this package, in transformers, in sentence-transformers, and in the server."""
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,6 +20,7 @@ from model.train.metrics import CURVES, read_metrics
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.train.conftest import to_toml
+from tests.serving import ServiceThread
 
 TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 
@@ -35,7 +36,7 @@ def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp
     return tmp_path / "run"
 
 
-def test_libraries_open_the_trained_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_open_the_trained_model(run: Path) -> None:
     assert {path.name for path in run.iterdir()} >= {"checkpoint.pt", "metrics.csv", CURVES, MODEL, ARTIFACT}
     assert Artifact.open(run / ARTIFACT).manifest.license == "apache-2.0"
     check_transformers(run)
@@ -45,7 +46,8 @@ def test_libraries_open_the_trained_model(run: Path, capsys: pytest.CaptureFixtu
 def check_transformers(run: Path) -> None:
     """The loss of BertForMaskedLM on masked texts is that of the trained network."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(run / MODEL)
-    language_model = transformers.BertForMaskedLM.from_pretrained(run / MODEL).eval()
+    language_model = transformers.BertForMaskedLM.from_pretrained(run / MODEL)
+    language_model.train(mode=False)
     encoder = load_published(run / MODEL).encoder
     state = torch.load(run / "checkpoint.pt", weights_only=True)["network"]
     for text in TEXTS:
@@ -68,11 +70,12 @@ def check_sentence_transformers(run: Path) -> None:
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
     manifest = model.artifact.manifest
     assert (manifest.pooling, manifest.normalize, manifest.max_input_tokens) == ("mean", False, 24)
-    assert expected.shape == (3, 24)
-    assert np.isfinite(expected).all()
-    assert dataclasses.is_dataclass(model)
+    with ServiceThread(model) as service:
+        results = httpx.post(f"{service.rest}/v1/encode", json={"inputs": TEXTS}).json()["results"]
+    np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_with_the_same_batches(config_file: Path, tmp_path: Path) -> None:
     """torchrun with two CPU processes: the losses agree within 1e-5."""
     command = ["-m", "model", "train", str(config_file), "-o"]

@@ -1,0 +1,41 @@
+"""A run that is killed at random moments ends like one that is not."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.model.train.conftest import to_toml
+
+KILLS = 10
+
+
+@pytest.mark.slow
+def test_killed_run_ends_with_the_same_weights(document: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """SIGKILL ten times, between one second after the start and the end of a run without interruption."""
+    document["run"] |= {"steps": 300, "checkpoint_steps": 7, "validation_steps": 100}
+    (tmp_path / "config.toml").write_text(to_toml(document))
+    command = [sys.executable, "-m", "model", "train", str(tmp_path / "config.toml"), "-o"]
+    started = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True, cwd=ROOT)
+    duration, draw = time.monotonic() - started, random.Random(0)
+    killed = 0
+    for _ in range(KILLS):
+        with subprocess.Popen([*command, str(tmp_path / "parts")], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+            try:
+                process.wait(draw.uniform(1, duration))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                killed += 1
+    assert killed >= KILLS // 2
+    subprocess.run([*command, str(tmp_path / "parts")], check=True, capture_output=True, cwd=ROOT)
+    whole, parts = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "parts"))
+    assert (whole["step"], whole["tokens"]) == (parts["step"], parts["tokens"])
+    for name, tensor in whole["network"].items():
+        assert torch.equal(tensor, parts["network"][name]), name
