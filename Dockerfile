@@ -82,6 +82,5 @@ CMD ["serve"]
 FROM runtime AS server
 ARG MODEL=models/all-MiniLM-L6-v2
 ARG MODEL_DIGEST=unknown
-COPY ${MODEL} /models/all-MiniLM-L6-v2
-ENV ATTENDANT_MODEL_DIR=/models/all-MiniLM-L6-v2
+COPY ${MODEL} /models/model
 LABEL org.attendant.model.digest="${MODEL_DIGEST}"

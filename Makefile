@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-MODEL := models/all-MiniLM-L6-v2
+DEFAULT_MODEL := models/all-MiniLM-L6-v2
+MODEL := $(DEFAULT_MODEL)
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-annotate \
   --custom-compile-command "make lock"
 COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
@@ -40,8 +41,8 @@ deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prom
 	@kubectl kustomize --help >/dev/null 2>&1 || \
 	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 
-image: model  ## build the image of the server; TARGET=gpu for a GPU, FLAGS="--build-arg ..." for more
-	@$(DOCKER_BUILD) --build-arg TARGET=$(TARGET) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
+image: $(if $(filter $(DEFAULT_MODEL),$(MODEL)),model)  ## build the image of the server; TARGET=gpu, MODEL=DIR, FLAGS="--build-arg ..."
+	@$(DOCKER_BUILD) --build-arg TARGET=$(TARGET) --build-arg MODEL=$(MODEL) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
 	  --tag attendant:$(VERSION)-$(TARGET) .
 
 image-export:  ## build the image of the exporter
@@ -107,7 +108,7 @@ wrk:
 	  (echo "bench: wrk is missing and cannot be installed here; install the Debian package wrk" >&2; exit 1)
 
 clean:  ## remove generated files and environments
-	rm -rf $(VENV) $(VENV)-gpu $(VENV)-deploy models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-gpu $(VENV)-deploy deploy/wheelhouse/*.whl deploy/wheelhouse/.[a-f]* models test-results bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

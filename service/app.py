@@ -181,6 +181,7 @@ class App:
         if self._keys is None and not is_loopback(host):
             log.warning("API keys disabled on a non-loopback address host=%s option=ATTENDANT_API_KEYS_FILE", host)
         rest = f"http://{format_address(host, rest_port)}"
+        log.info("ready rest_port=%d grpc_port=%d admin_port=%d", rest_port, grpc_port, admin_port)
         key = "" if self._keys is None else " -H 'authorization: Bearer KEY'"
         print(
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "

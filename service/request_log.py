@@ -92,7 +92,7 @@ class RequestLog:
         self.reject(record, str(error.http_status), error.http_status)
 
     def _write(self, record: RequestRecord, code: str, http_status: int) -> None:
-        if http_status in (429, 503):
+        if http_status in (429, 503, 504):  # load, a restart, or a short timeout of the client
             level = logging.WARNING
         else:
             level = logging.ERROR if http_status >= 500 and http_status != 501 else logging.INFO

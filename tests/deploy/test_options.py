@@ -149,7 +149,8 @@ def test_job_writes_the_artifact_that_pods_serve(manifests: Manifests, capsys: p
     (job,) = Manifests(parse(build_job("export-model"))).workloads
     (container,) = job.containers
     command, source, out = container["args"]
-    assert out == f"--out={environment(manifests)['ATTENDANT_MODEL_DIR']}"
+    example = (DEPLOY / "example" / "kustomization.yaml").read_text()
+    assert out == f"--out={re.findall('ATTENDANT_MODEL_DIR=([^ ]+)', example)[0]}"
     claims = [
         {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in workload.pod["volumes"]} - {None}
         for workload in (job, manifests.deployments[0])
