@@ -1,4 +1,4 @@
-"""`attendant serve | embed | compare | size | options`."""
+"""`attendant serve | embed | compare | evaluate | size | options`."""
 
 import logging
 import os
@@ -20,6 +20,7 @@ USAGE = """usage: attendant COMMAND
                       texts over the token limit are truncated; options come from the environment
                       (ATTENDANT_MODEL_DIR, ...)
   compare OLD NEW     compare the embeddings of two artifacts on your texts; attendant compare --help
+  evaluate DIR        measure an artifact on your labeled texts; attendant evaluate --help
   size                calculate replicas, cores and memory for a load; attendant size --help
   options             print the table of options in Markdown
   --version           print the version
@@ -58,6 +59,10 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
         from service.commands import compare
 
         return compare.run(rest)
+    if command == "evaluate":
+        from service.commands import evaluate
+
+        return evaluate.run(rest)
     if command == "size":
         from service.commands import size
 

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NoReturn
 
+EX_DATAERR = 65
+"""Exit status for unusable texts, as in sysexits.h."""
+PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that names the option, the limit and a remedy."""

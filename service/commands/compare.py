@@ -8,17 +8,14 @@ from pathlib import Path
 import orjson
 
 from model.artifact import Artifact, Manifest
-from service.commands.arguments import Parser, integer, number
+from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer, number
 from service.commands.encoding import Encoded, TextError, TextFile, encode_files
 from service.commands.report import Comparison, Gate
 from service.config import load_settings
 
 EX_MISSED = 1
-EX_DATAERR = 65
-"""Exit status for unusable texts, as in sysexits.h."""
 DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
-PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
 DESCRIPTION = """\
 Compare the embeddings of two artifacts, or of one artifact in two precisions, on your texts: the cosine of the old and

@@ -1,7 +1,7 @@
 """Lines of text, and their embeddings without a server."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
@@ -24,6 +24,8 @@ TIMEOUT_MS = 3_600_000
 """Timeout of a request. No client waits, and a large model on one core needs minutes for a batch."""
 
 NumberedLine = tuple[int, str]
+LabeledText = tuple[str, str]
+"""A text, after the name of its place in error messages: "line 3", "line 3: text1"."""
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
@@ -48,26 +50,33 @@ async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
         await engine.close()
 
 
-async def encode_lines(
+def encode_lines(
     engine: "Engine", lines: Iterable[NumberedLine], prompt_name: str | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of lines. Lines over the token limit are truncated at the end.
+    """Yield one response per batch of lines, as `encode_texts` does."""
+    return encode_texts(engine, ((f"line {number}", text) for number, text in lines), prompt_name)
 
-    `prompt_name` None selects the default prompt of the model. Raises a `ServiceError` that names the line.
+
+async def encode_texts(
+    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None
+) -> AsyncGenerator[EncodeResponse, None]:
+    """Yield one response per batch of texts. Texts over the token limit are truncated at the end.
+
+    `prompt_name` None selects the default prompt of the model. Raises a `ServiceError` that names the text.
     """
-    remaining = iter(lines)
+    remaining = iter(texts)
     while batch := list(islice(remaining, BATCH_SIZE)):
         inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
         request = EncodeRequest(inputs, truncation="right", prompt_name=prompt_name, max_inputs=len(inputs))
         try:
             yield await engine.encode(request)
         except ServiceError as error:
-            _name_line(error, batch)
+            name_text(error, [label for label, _ in batch])
             raise
 
 
-def _name_line(error: ServiceError, batch: list[NumberedLine]) -> None:
-    """Replace the input in the message by the number of its line."""
+def name_text(error: ServiceError, labels: Sequence[str]) -> None:
+    """Replace the input in the message by its label."""
     match = re.match(r"inputs\[(\d+)\]", error.message)
     if match is not None:
-        error.message = f"line {batch[int(match[1])][0]}{error.message[match.end() :]}"
+        error.message = labels[int(match[1])] + error.message[match.end() :]

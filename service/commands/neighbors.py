@@ -121,16 +121,23 @@ def row_cosines(old: Floats, new: Floats) -> NDArray[np.float64]:
 
 def spearman(old: NDArray[Any], new: NDArray[Any]) -> float | None:
     """Return Spearman's rank correlation; equal values get their mean rank. None if one side is constant."""
-    old_ranks, new_ranks = _ranks(old), _ranks(new)
+    old_ranks, new_ranks = (mean_ranks(value_codes(side)) for side in (old, new))
     if min(np.ptp(old_ranks), np.ptp(new_ranks)) == 0:
         return None
     return float(np.corrcoef(old_ranks, new_ranks)[0, 1])
 
 
-def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
-    return mean_ranks[inverse]
+def value_codes(values: NDArray[Any]) -> Indices:
+    """Return the index of each value among the sorted distinct values."""
+    codes: Indices = np.unique(values, return_inverse=True)[1]
+    return codes
+
+
+def mean_ranks(codes: Indices) -> NDArray[np.float64]:
+    """Return ranks from 1 of integers >= 0, in linear time; equal ones get their mean rank."""
+    counts = np.bincount(codes)
+    ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return ranks[codes]
 
 
 def _blocks(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:

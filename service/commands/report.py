@@ -18,6 +18,7 @@ from service.commands.neighbors import (
     spearman,
     top_neighbors,
 )
+from service.engine.schema.encode import ModelInfo
 
 LISTED = 10
 """Number of lines with the largest changes to list."""
@@ -110,8 +111,8 @@ class Comparison:
             ]
 
         return {
-            "old": _model_record(self.old),
-            "new": _model_record(self.new),
+            "old": model_record(self.old.info, self.old.truncated),
+            "new": model_record(self.new.info, self.new.truncated),
             "texts": _file_record(self.texts),
             "queries": None if self.queries is None else _file_record(self.queries),
             "cosine": self.cosines,
@@ -128,7 +129,7 @@ class Comparison:
     def to_lines(self, gates: list[Gate], *, show_texts: bool) -> Iterator[str]:
         """Yield the lines of the table."""
         for label, model in (("old", self.old), ("new", self.new)):
-            yield f"{label:<10} {_describe(model)}"
+            yield f"{label:<10} {describe_model(model.info)}"
         for label, file in (("texts", self.texts), ("queries", self.queries)):
             if file is not None:
                 rest = "" if file.is_complete else "; the file has more, see --limit"
@@ -184,18 +185,18 @@ def _line_list(label: str, lines: tuple[Line, ...], *, show_texts: bool) -> Iter
         yield f"{label}: " + ", ".join(f"line {line.number} ({line.value:.6g})" for line in lines)
 
 
-def _describe(model: Encoded) -> str:
-    info = model.info
+def describe_model(info: ModelInfo) -> str:
+    """Return name, precision, size, similarity and digest of a model on one line."""
     return (
         f"{info.name}, {info.precision} ({info.provider}), {info.dimensions} dimensions, {info.similarity} similarity, "
         f"{info.digest}"
     )
 
 
-def _model_record(model: Encoded) -> dict[str, Any]:
-    info = model.info
+def model_record(info: ModelInfo, truncated: int) -> dict[str, Any]:
+    """Return the model for programs; `truncated` is the number of its texts over the token limit."""
     names = ("name", "digest", "precision", "provider", "dimensions", "similarity", "max_input_tokens")
-    return {name: getattr(info, name) for name in names} | {"truncated": model.truncated}
+    return {name: getattr(info, name) for name in names} | {"truncated": truncated}
 
 
 def _file_record(file: TextFile) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""`attendant evaluate`: measures of one artifact on your labeled texts."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from model.artifact import Artifact
+from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer
+from service.commands.datasets import MAX_DOCUMENTS, RetrievalData, read_retrieval, read_similarity, read_words
+from service.commands.encoding import TextError
+from service.commands.evaluation import Datasets, evaluate
+from service.config import load_settings
+
+DEFAULT_LIMIT = 10_000
+MAX_LIMIT = 100_000
+
+DESCRIPTION = """\
+Measure the embeddings of an artifact on your labeled texts: correlation with scores of pairs of texts (STS), retrieval
+of documents, and word senses in context. Files have one JSON object per line; further fields are ignored."""
+EPILOG = f"""\
+lines of --sts:              {{"text1": "...", "text2": "...", "score": 4.5}}
+lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {{"document": "..."}}
+lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
+
+Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid artifact.
+
+Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. A retrieval of Q
+queries in N distinct documents, {MAX_DOCUMENTS:,} at most, takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
+multiplications and a sort of Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
+the search takes about 7 minutes and the intervals of --sts a minute, besides the encoding of the texts.
+
+example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the measures and return the exit status.
+
+    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for wrong usage.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.sts is None and options.retrieval is None and options.word_in_context is None:
+        parser.error("--sts, --retrieval, --word-in-context: all missing. Set at least one")
+    # Everything that can fail early is checked before the model is loaded.
+    Artifact.open(options.directory)
+    settings = load_settings()
+    changes = {
+        "model_dir": options.directory, "model_digest": None, "precision": options.precision or settings.precision
+    }  # fmt: skip
+    try:
+        datasets = _read(options)
+        if datasets.retrieval is not None:
+            _check_top_k(parser, options.top_k, datasets.retrieval)
+        evaluation = evaluate(settings.model_copy(update=changes), datasets, options.top_k)
+    except TextError as error:
+        print(f"attendant evaluate: {error}", file=sys.stderr)
+        return EX_DATAERR
+    if options.json:
+        print(orjson.dumps(evaluation.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        for line in evaluation.to_lines():
+            print(line)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("attendant evaluate", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR", help="directory of the artifact")
+    add("--sts", type=Path, metavar="FILE", help="pairs of texts with scores of their similarity")
+    add("--retrieval", type=Path, metavar="FILE", help="queries with their relevant documents, and further documents")
+    description = "pairs of texts with a word, and whether it has the same sense"
+    add("--word-in-context", type=Path, metavar="FILE", help=description)
+    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query of recall (default: 10)")
+    add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
+        help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
+    add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _read(options: argparse.Namespace) -> Datasets:
+    limit = options.limit
+    return Datasets(
+        None if options.sts is None else read_similarity(options.sts, limit),
+        None if options.retrieval is None else read_retrieval(options.retrieval, limit),
+        None if options.word_in_context is None else read_words(options.word_in_context, limit),
+    )
+
+
+def _check_top_k(parser: Parser, top_k: int, data: RetrievalData) -> None:
+    """Require more documents than `top_k`: otherwise recall is 1 for any model."""
+    count = len(data.documents)
+    if count < 2:
+        raise TextError(f"{data.file.path}: too few distinct documents ({count}, limit 2). Add documents.")
+    if top_k >= count:
+        parser.error(
+            f"--top-k: must be less than the number of documents ({top_k}, limit {count - 1}). "
+            "Reduce it or add documents"
+        )

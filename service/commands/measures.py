@@ -1,0 +1,163 @@
+"""Measures of similarities and rankings, with bootstrap intervals; docs/evaluation.md has formulas and sources.
+
+Documents with equal similarities are in random order: the measures of a ranking are expected values over all orders.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.commands.neighbors import BLOCK_BYTES, Indices, Vectors, mean_ranks, value_codes
+
+RESAMPLES = 1000
+SEED = 20_261
+NDCG_DEPTH = 10
+
+Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measure and its 95 % interval. `value` is None if it is not defined, and the bounds if no resample has one."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def bootstrap(measure: Callable[[Indices], float | None], count: int) -> Estimate:
+    """Return `measure` of 0..count-1, and the 2.5th and 97.5th percentile over resamples, the same in every run."""
+    value = measure(np.arange(count))
+    if value is None:
+        return Estimate(None, None, None)
+    random = np.random.default_rng(SEED)
+    values = [measure(random.integers(count, size=count)) for _ in range(RESAMPLES)]
+    defined = [resampled for resampled in values if resampled is not None]
+    if not defined:
+        return Estimate(value, None, None)
+    low, high = np.percentile(defined, (2.5, 97.5)).tolist()
+    return Estimate(value, low, high)
+
+
+def estimate_mean(values: Values) -> Estimate:
+    """Return the mean and its interval."""
+    return bootstrap(lambda sample: float(values[sample].mean()), len(values))
+
+
+def estimate_pearson(left: Values, right: Values) -> Estimate:
+    """Return Pearson's correlation and its interval."""
+    return bootstrap(lambda sample: pearson(left[sample], right[sample]), len(left))
+
+
+def estimate_spearman(left: Values, right: Values) -> Estimate:
+    """Return Spearman's correlation and its interval; equal values get their mean rank."""
+    codes = value_codes(left), value_codes(right)
+
+    def measure(sample: Indices) -> float | None:
+        return pearson(*(mean_ranks(side[sample]) for side in codes))
+
+    return bootstrap(measure, len(left))
+
+
+def estimate_auc(similarities: Values, same: Flags) -> Estimate:
+    """Return the area under the ROC curve and its interval."""
+    codes = value_codes(similarities)
+    return bootstrap(lambda sample: auc(codes[sample], same[sample]), len(same))
+
+
+def pearson(left: Values, right: Values) -> float | None:
+    """Return Pearson's correlation; None if one side is constant."""
+    if min(np.ptp(left), np.ptp(right)) == 0:
+        return None
+    x, y = (values - values.mean() for values in (left, right))
+    # Scaled first: squares of very small values would be 0.
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def auc(codes: Indices, same: Flags) -> float | None:
+    """Return the share of pairs of a positive and a negative that are in order; equal ones count half.
+
+    `codes` are integers >= 0. None without a positive or without a negative.
+    """
+    positives = int(same.sum())
+    negatives = len(same) - positives
+    if not positives or not negatives:
+        return None
+    rank_sum = float(mean_ranks(codes)[same].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def best_threshold(similarities: Values, same: Flags) -> float:
+    """Return the threshold t with the highest accuracy of "same if similarity >= t".
+
+    Candidates are the middles between neighboring values, -inf and inf; of equally good ones, the middle one.
+    """
+    values = np.unique(similarities)
+    codes = np.searchsorted(values, similarities)
+    positives = np.bincount(codes[same], minlength=len(values))
+    negatives = np.bincount(codes[~same], minlength=len(values))
+    # correct[i]: negatives below candidate i, and positives from it on
+    correct = np.append(0, np.cumsum(negatives)) + positives.sum() - np.append(0, np.cumsum(positives))
+    best = np.flatnonzero(correct == correct.max())
+    candidates = np.concatenate([[-np.inf], (values[:-1] + values[1:]) / 2, [np.inf]])
+    return float(candidates[best[len(best) // 2]])
+
+
+def cross_validate(similarities: Values, same: Flags) -> tuple[Flags, tuple[float, float]]:
+    """Return whether each pair is classified correctly by the threshold of the other fold, and both thresholds.
+
+    Both folds have half of each class, drawn at random, the same in every run.
+    """
+    random = np.random.default_rng(SEED)
+    fold = np.zeros(len(same), np.int64)
+    for label in (False, True):
+        members = random.permutation(np.flatnonzero(same == label))
+        fold[members[1::2]] = 1
+    thresholds = [best_threshold(similarities[fold != part], same[fold != part]) for part in (0, 1)]
+    correct: Flags = (similarities >= np.array(thresholds)[fold]) == same
+    return correct, (thresholds[0], thresholds[1])
+
+
+def rank_measures(
+    vectors: Vectors, relevant: Sequence[Indices], k: int, block_bytes: int = BLOCK_BYTES
+) -> NDArray[np.float64]:
+    """Return recall@k, nDCG@10 and reciprocal rank of each query, (Q, 3); `relevant` lists the indices of its texts.
+
+    Costs Q * N * D multiplications and sorts Q * N values, with memory for a few blocks of `block_bytes`.
+    """
+    step = max(1, block_bytes // (4 * len(vectors.texts)))
+    discounts = np.append(0, np.cumsum(1 / np.log2(np.arange(2, NDCG_DEPTH + 2))))
+    result = np.empty((len(relevant), 3))
+    for start in range(0, len(relevant), step):
+        similarities = vectors.block_similarities(slice(start, start + step))
+        sorted_rows = np.sort(similarities, axis=1)
+        for query, (values, ordered) in enumerate(zip(similarities, sorted_rows, strict=True), start):
+            scores = values[relevant[query]]
+            last = np.searchsorted(ordered, scores, "right")
+            equal = last - np.searchsorted(ordered, scores, "left")
+            greater = len(values) - last
+            gains = discounts[np.minimum(greater + equal, NDCG_DEPTH)] - discounts[np.minimum(greater, NDCG_DEPTH)]
+            result[query] = (
+                np.clip((k - greater) / equal, 0, 1).mean(),
+                (gains / equal).sum() / discounts[min(len(scores), NDCG_DEPTH)],
+                _reciprocal_rank(greater, equal),
+            )
+    return result
+
+
+def _reciprocal_rank(greater: Indices, equal: Indices) -> float:
+    """Return the expected reciprocal rank of the first relevant text.
+
+    `greater` and `equal` count the texts with a larger and with an equal similarity per relevant text.
+    """
+    first = int(np.argmin(greater))
+    above, size = int(greater[first]), int(equal[first])
+    count = int((greater == above).sum())
+    # P(the first of `count` relevant ones among `size` is at position j), for j = 1, 2, ...
+    positions = np.arange(1, size - count + 1)
+    probabilities = count / size * np.append(1, np.cumprod((size - positions - count + 1) / (size - positions)))
+    return float((probabilities / (above + 1 + np.arange(len(probabilities)))).sum())

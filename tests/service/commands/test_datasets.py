@@ -1,0 +1,158 @@
+"""Files of labeled texts: duplicates, limits and errors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.commands import datasets
+from service.commands.datasets import read_retrieval, read_similarity, read_words
+from service.commands.encoding import TextError
+
+PAIR = {"text1": "a", "text2": "b", "score": 1}
+WORDS = {"text1": "a b", "word_index1": 0, "text2": "b a", "start2": 2, "end2": 3, "same": True}
+SECRET = "swordfish"
+
+
+def write(path: Path, *lines: Any) -> Path:
+    """Write JSON lines; bytes are written as they are."""
+    file = path / "file.jsonl"
+    file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return file
+
+
+def test_pairs_keep_numbers_and_ignore_further_fields(tmp_path: Path) -> None:
+    file = write(tmp_path, PAIR, PAIR | {"score": 0.5, "split": "test"}, PAIR | {"score": -2e3}, PAIR)
+    data = read_similarity(file, 3)
+    assert [(pair.line, pair.texts, pair.score) for pair in data.pairs] == [
+        (1, ("a", "b"), 1), (2, ("a", "b"), 0.5), (3, ("a", "b"), -2000)
+    ]  # fmt: skip
+    assert (data.file.lines_read, data.file.is_complete) == (3, False)
+    assert read_similarity(file, 4).file.is_complete
+
+
+def test_queries_and_documents_are_distinct(tmp_path: Path) -> None:
+    """Lines with the same query are one query with all their documents."""
+    file = write(
+        tmp_path, {"query": "q", "positive": ["d0", "d1", "d0"]}, {"document": "d2"}, {"query": "r", "positive": "d1"},
+        {"query": "q", "positive": "d3"}, {"document": "d0"},
+    )  # fmt: skip
+    data = read_retrieval(file, 10)
+    assert [query.text for query in data.queries] == ["q", "r"]
+    assert [document.text for document in data.documents] == ["d0", "d1", "d2", "d3"]
+    assert data.relevant == ((0, 1, 3), (1,))
+    assert data.documents[3].label == "line 4: positive"
+
+
+def test_words_are_indices_or_characters(tmp_path: Path) -> None:
+    other = WORDS | {"same": False}
+    data = read_words(write(tmp_path, WORDS, WORDS, other, other), 10)
+    first, second = data.pairs[0].places
+    assert (first.word_index, first.span, second.word_index, second.span) == (0, None, None, (2, 3))
+    assert [pair.same for pair in data.pairs] == [True, True, False, False]
+    assert second.label == "line 1: text2"
+
+
+@pytest.mark.parametrize("read", [read_similarity, read_retrieval, read_words])
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "empty. Write one JSON object per line."),
+        (b" \n", "line 1: empty or blank. Remove it."),
+        (b"swordfish", "line 1: not JSON. Write one JSON object per line."),
+        (b'{"score": NaN}', "line 1: not JSON. Write one JSON object per line."),
+        (b'["swordfish"]', "line 1: not a JSON object. Write one JSON object per line."),
+        (b'"\xff"', "line 1: not UTF-8. Send text in UTF-8."),
+    ],
+)
+def test_file_without_objects_is_named(
+    tmp_path: Path, read: Callable[[Path, int], object], body: bytes, problem: str
+) -> None:
+    check_error(read, write(tmp_path, body), problem)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    check_error(read_words, tmp_path / "none", "cannot be read (No such file or directory). Check the path.")
+
+
+def check_error(read: Callable[[Path, int], object], file: Path, problem: str) -> None:
+    """Check the message, which never contains text."""
+    with pytest.raises(TextError) as raised:
+        read(file, 100)
+    assert str(raised.value) == f"{file}: {problem}"
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"text1": None}, "text1: not a string. Use a string."),
+        ({"text2": " \t"}, "text2: empty or blank. Remove the line or add text."),
+        ({"score": SECRET}, "score: not a number. Use a number."),
+        ({"score": True}, "score: not a number. Use a number."),
+        ({"score": -1e10}, "score: out of range (-1e+10, limit -1e+09). Scale the scores."),
+    ],
+)
+def test_invalid_pair_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    check_error(read_similarity, write(tmp_path, PAIR, PAIR | change), f"line 2: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"positive": "d"}, "query: missing. Add a string."),
+        ({"query": "q"}, "positive: missing. Add a string or an array of strings."),
+        ({"query": "q", "positive": []}, "positive: empty. Add a string."),
+        ({"query": "q", "positive": ["d", 3]}, "positive[1]: not a string. Use a string."),
+        ({"query": "q", "document": "d"}, "document: set together with query or positive. Use two lines."),
+    ],
+)
+def test_invalid_query_is_named(tmp_path: Path, line: dict[str, Any], problem: str) -> None:
+    check_error(read_retrieval, write(tmp_path, line), f"line 1: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"same": 1}, "same: not true or false. Use true or false."),
+        ({"word_index1": 1.0}, "word_index1: not an integer. Use an integer."),
+        ({"word_index1": -1}, "word_index1: out of range (-1, limit 0). Use 0 or more."),
+        ({"end1": 2}, "word_index1: set together with start1 or end1. Use word_index1, or start1 and end1."),
+        ({"start2": 3}, "end2: not after start2 (3). Use a value over 3."),
+        ({"end2": 4}, "end2: out of range (4, limit 3). Use characters of the text."),
+    ],
+)
+def test_invalid_word_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    check_error(read_words, write(tmp_path, WORDS | change), f"line 1: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("word_index1", "word_index1: missing. Add it, or start1 and end1."),
+        ("start2", "start2: missing. Add an integer."),
+        ("same", "same: missing. Add true or false."),
+    ],
+)
+def test_missing_field_of_a_word_is_named(tmp_path: Path, field: str, problem: str) -> None:
+    line = {name: value for name, value in WORDS.items() if name != field}
+    check_error(read_words, write(tmp_path, line), f"line 1: {problem}")
+
+
+def test_too_little_data_is_named(tmp_path: Path) -> None:
+    check_error(read_similarity, write(tmp_path, PAIR, PAIR), "too few lines (2, limit 3). Add lines.")
+    check_error(
+        read_similarity, write(tmp_path, PAIR, PAIR, PAIR), "score: equal in all lines. Add lines with other scores."
+    )
+    check_error(read_words, write(tmp_path, WORDS, WORDS), "same: too few lines with false (0, limit 2). Add lines.")
+    problem = "query: missing in all lines. Add lines with query and positive."
+    check_error(read_retrieval, write(tmp_path, {"document": "d"}), problem)
+
+
+def test_number_of_documents_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "MAX_DOCUMENTS", 2)
+    file = write(tmp_path, {"query": "q", "positive": ["a", "b"]}, {"document": "b"}, {"document": "c"})
+    problem = "line 3: document: too many distinct documents (3, limit 2). Reduce --limit or remove lines."
+    check_error(read_retrieval, file, problem)

@@ -1,0 +1,286 @@
+"""The command `attendant evaluate`: figures of real models, output, options and errors."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import validate
+from scipy.stats import pearsonr, spearmanr
+
+from model.artifact import WEIGHTS
+from service.__main__ import main
+from service.commands import evaluation
+from service.commands.evaluation import SenseFigures
+from service.commands.measures import Flags, Values
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.explain import CompareRequest, Occurrence
+from service.engine.schema.similarity import SimilarityRequest
+from tests.conftest import ROOT
+from tests.service.conftest import open_harness
+
+DOCUMENT = (ROOT / "docs" / "evaluation.md").read_text()
+STS, RETRIEVAL, WORDS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+(OUTPUT,) = re.findall(r"```text\n(.*?)```", DOCUMENT, re.DOTALL)
+SECRET = "swordfish"
+
+Run = Callable[..., tuple[int, str, str]]
+Evaluate = Callable[..., Any]
+
+NUMBER = {"type": ["number", "null"]}
+ESTIMATE = {
+    "type": "object", "required": ["value", "low", "high"], "additionalProperties": False,
+    "properties": {"value": NUMBER, "low": NUMBER, "high": NUMBER},
+}  # fmt: skip
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object, or null, with exactly these properties."""
+    return {
+        "type": ["object", "null"], "required": [*properties], "additionalProperties": False, "properties": properties
+    }  # fmt: skip
+
+
+COUNT = {"type": "integer"}
+SENSES = record(accuracy=ESTIMATE, thresholds={"type": "array", "items": NUMBER}, auc=ESTIMATE)
+FILE = record(file={"type": "string"}, lines_read=COUNT, complete={"type": "boolean"})
+SCHEMA = record(
+    model={"type": "object", "required": ["name", "digest", "precision", "similarity", "truncated"]},
+    files={"type": "object", "additionalProperties": FILE},
+    sts=record(pairs=COUNT, spearman=ESTIMATE, pearson=ESTIMATE),
+    retrieval=record(queries=COUNT, documents=COUNT, top_k=COUNT, recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
+    word_in_context=record(pairs=COUNT, majority=NUMBER, contextual=SENSES, static=SENSES),
+)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run the command in a directory with the files of the documentation, in float32."""
+    monkeypatch.setenv("ATTENDANT_PRECISION", "float32")
+    monkeypatch.chdir(tmp_path)
+    for name, body in (("sts", STS), ("retrieval", RETRIEVAL), ("words", WORDS)):
+        (tmp_path / f"{name}.jsonl").write_text(body)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            status = main(["evaluate", *map(str, arguments)])
+        except SystemExit as usage:
+            status = int(str(usage.code))
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def evaluate(run: Run) -> Evaluate:
+    """Run the command with --json; return the result."""
+
+    def evaluate(*arguments: object) -> Any:
+        status, out, err = run(*arguments, "--json")
+        assert (status, err) == (0, "")
+        result = json.loads(out)
+        validate(result, SCHEMA)
+        return result
+
+    return evaluate
+
+
+def records(body: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def similarities(artifact: Path, queries: list[str], documents: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the scores of /v1/similarity, (Q, N), in float32."""
+    model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
+
+    async def score() -> Any:
+        async with open_harness(model) as harness:
+            return await harness.engine.similarity(
+                SimilarityRequest(tuple(queries), tuple(documents), truncation="right")
+            )
+
+    return np.array(asyncio.run(score()).scores.values, np.float64)
+
+
+def test_example_of_the_documentation_prints_its_output(run: Run, default_artifact: Path) -> None:
+    (command,) = re.findall(r"```sh\n\S+attendant evaluate (.*?)```", DOCUMENT, re.DOTALL)
+    directory, *options = command.replace("\\\n", "").split()
+    assert ROOT / directory == default_artifact
+    status, out, err = run(default_artifact, *options)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[1:] == OUTPUT.splitlines()[1:]
+    assert out.startswith("model      all-MiniLM-L6-v2, float32 (")
+
+
+def test_default_model_orders_pairs_documents_and_senses(evaluate: Evaluate, default_artifact: Path) -> None:
+    files = ("--sts", "sts.jsonl", "--retrieval", "retrieval.jsonl", "--word-in-context", "words.jsonl")
+    result = evaluate(default_artifact, *files, "--top-k", 3)
+    assert result["sts"]["spearman"]["value"] > 0.8
+    assert result["retrieval"]["recall"]["value"] == result["retrieval"]["mrr"]["value"] == 1
+    assert (result["retrieval"]["queries"], result["retrieval"]["documents"]) == (4, 9)
+    words = result["word_in_context"]
+    assert (words["majority"], words["static"]["auc"]["value"], words["static"]["accuracy"]["value"]) == (0.5, 0.5, 0.5)
+    assert words["static"]["thresholds"] == [None, None]
+    assert words["contextual"]["auc"]["value"] > 0.9
+    assert words["contextual"]["accuracy"]["value"] > 0.8
+
+
+def test_correlations_are_those_of_the_similarity_of_the_model(evaluate: Evaluate, default_artifact: Path) -> None:
+    result = evaluate(default_artifact, "--sts", "sts.jsonl")
+    pairs = records(STS)
+    scores = similarities(default_artifact, *([pair[name] for pair in pairs] for name in ("text1", "text2"))).diagonal()
+    labels = [pair["score"] for pair in pairs]
+    assert result["sts"]["spearman"]["value"] == pytest.approx(spearmanr(scores, labels).statistic)
+    assert result["sts"]["pearson"]["value"] == pytest.approx(pearsonr(scores, labels).statistic, abs=1e-5)
+    assert (result["retrieval"], result["word_in_context"]) == (None, None)
+
+
+def test_retrieval_uses_the_prompts_of_the_model(evaluate: Evaluate, exported_labse: Path) -> None:
+    """The ranks are those of /v1/similarity for a model with a prompt for queries."""
+    result = evaluate(exported_labse, "--retrieval", "retrieval.jsonl", "--top-k", 2)["retrieval"]
+    lines = records(RETRIEVAL)
+    positives = [line["positive"] for line in lines if "query" in line]
+    positives = [item if isinstance(item, list) else [item] for item in positives]
+    documents = [text for texts in positives for text in texts] + [x["document"] for x in lines if "document" in x]
+    scores = similarities(exported_labse, [line["query"] for line in lines if "query" in line], documents)
+    first = [
+        min(1 + int((row > row[documents.index(text)]).sum()) for text in texts)
+        for row, texts in zip(scores, positives, strict=True)
+    ]
+    assert result["mrr"]["value"] == pytest.approx(np.mean([1 / rank for rank in first]))
+
+
+def test_words_have_the_cosines_of_the_comparison(
+    run: Run, default_artifact: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Contextual and static cosines equal those of /v1/compare, also for words of several tokens."""
+    captured: list[Values] = []
+    sense_figures = evaluation._sense_figures
+
+    def capture(similarities: Values, same: Flags) -> SenseFigures:
+        captured.append(similarities)
+        return sense_figures(similarities, same)
+
+    monkeypatch.setattr(evaluation, "_sense_figures", capture)
+    lines = [
+        {
+            "text1": "unaffable willows sway",
+            "word_index1": 0,
+            "text2": "a willow",
+            "start2": 2,
+            "end2": 8,
+            "same": True,
+        },
+        *records(WORDS),
+        {"text1": "Grüße, 😀 swiftly", "start1": 9, "end1": 16, "text2": "swift", "word_index2": 0, "same": False},
+    ]
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run(default_artifact, "--word-in-context", "words.jsonl")[0] == 0
+
+    def occurrence(line: dict[str, Any], side: int) -> Occurrence:
+        word = line.get(f"word_index{side}")
+        span = None if word is not None else (line[f"start{side}"], line[f"end{side}"])
+        return Occurrence(line[f"text{side}"], span, word)
+
+    async def compare() -> list[tuple[float, float]]:
+        async with open_harness(model) as harness:
+            result = []
+            for line in lines:
+                request = CompareRequest((occurrence(line, 1), occurrence(line, 2)), layers=(-1,), top_contributors=0)
+                response = await harness.engine.compare(request)
+                result.append((response.layers[0].cosine.values[0, 1], response.static.values[0, 1]))
+            return result
+
+    contextual, static = np.array(asyncio.run(compare())).T
+    assert captured[0].tolist() == pytest.approx(contextual.tolist(), abs=2e-3)
+    assert captured[1].tolist() == pytest.approx(static.tolist(), abs=2e-3)
+
+
+def test_equal_similarities_have_no_correlation(run: Run, exported: Path, tmp_path: Path) -> None:
+    lines = [{"text1": "same", "text2": "same", "score": score} for score in range(4)]
+    (tmp_path / "sts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    status, out, _ = run(exported, "--sts", "sts.jsonl")
+    assert (status, out.count("not defined, because all similarities are equal")) == (0, 2)
+
+
+def test_limit_and_truncation_are_reported(run: Run, exported: Path, tmp_path: Path) -> None:
+    lines = [{"text1": "word " * (100 * score), "text2": "words and", "score": score} for score in range(1, 7)]
+    (tmp_path / "sts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    status, out, _ = run(exported, "--sts", "sts.jsonl", "--limit", 4)
+    assert (status, "file       sts: sts.jsonl, 4 lines; the file has more, see --limit" in out) == (0, True)
+    assert re.search(r"^truncated  \d texts to \d+ tokens$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--sts, --retrieval, --word-in-context: all missing. Set at least one. See"),
+        (("--retrieval", "retrieval.jsonl", "--top-k", "9"), "less than the number of documents (9, limit 8)"),
+        (("--sts", "sts.jsonl", "--limit", "100001"), "--limit: out of range (100001, limit 100000). Use 1 to 100000"),
+        (("--sts", "sts.jsonl", "--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
+    ],
+)  # fmt: skip
+def test_invalid_option_is_named_before_any_model_is_loaded(
+    run: Run, exported: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(LoadedModel, "load", None)
+    status, out, err = run(exported, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("attendant evaluate: ")
+    assert message in err
+
+
+def test_damaged_artifact_is_reported(run: Run, default_artifact: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(default_artifact, tmp_path / "damaged"))
+    with (damaged / WEIGHTS).open("r+b") as file:
+        file.write(b"x")
+    status, out, err = run(damaged, "--sts", "sts.jsonl")
+    assert (status, out) == (78, "")
+    assert err == f"attendant: {damaged / WEIGHTS}: SHA-256 mismatch with manifest.json. Export again.\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ({"word_index1": 2}, "line 5: word_index1: out of range (2, limit 1). Use 0 to 1."),
+        ({"start1": 5, "end1": 6}, "line 5: start1: no token is assigned to this span. Move or remove the line."),
+        (
+            {"start1": 995, "end1": 999, "text1": "word " * 200},
+            "line 5: start1: removed by truncation. Shorten the text or remove the line.",
+        ),
+        ({"word_index1": 0, "text1": "\u200b"}, "line 5: text1: "),
+    ],
+)
+def test_word_without_vector_is_named(
+    run: Run, exported: Path, tmp_path: Path, word: dict[str, Any], problem: str
+) -> None:
+    line = {"text1": f"fresh {SECRET}", "text2": "b", "word_index2": 0, "same": True} | word
+    (tmp_path / "words.jsonl").write_text("\n".join([*WORDS.splitlines()[2:6], json.dumps(line)]))
+    status, out, err = run(exported, "--word-in-context", "words.jsonl")
+    assert (status, out, SECRET in err, err.count("\n")) == (65, "", False, 1)
+    assert err.startswith(f"attendant evaluate: words.jsonl: {problem}")
+
+
+@pytest.mark.parametrize("task", ["sts", "retrieval"])
+def test_text_over_the_character_limit_is_named(run: Run, exported: Path, tmp_path: Path, task: str) -> None:
+    long = "long " * 5000
+    line = {"sts": {"text1": "a", "text2": long, "score": 1}, "retrieval": {"query": "a", "positive": long}}[task]
+    body = {"sts": STS, "retrieval": RETRIEVAL}[task]
+    (tmp_path / f"{task}.jsonl").write_text(body + json.dumps(line))
+    status, out, err = run(exported, f"--{task}", f"{task}.jsonl", "--top-k", 3)
+    field = {"sts": "text2", "retrieval": "positive"}[task]
+    assert (status, out, "long long" in err) == (65, "", False)
+    assert err.startswith(f"attendant evaluate: {task}.jsonl: line 9: {field}: too many characters (")
+
+
+def test_help_lists_formats_and_exit_statuses(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    for words in ("DIR", "--word-in-context FILE", "Exit status: 0", '"positive": ["...", "..."]'):
+        assert words in out

@@ -1,0 +1,179 @@
+"""Measures, compared with scipy, scikit-learn and brute force over all orders of equal similarities."""
+
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import pearsonr, spearmanr
+from sentence_transformers.util import cos_sim
+from sklearn.metrics import ndcg_score, roc_auc_score
+
+from service.commands import measures
+from service.commands.measures import (
+    Estimate,
+    best_threshold,
+    bootstrap,
+    cross_validate,
+    estimate_auc,
+    estimate_mean,
+    estimate_pearson,
+    estimate_spearman,
+    pearson,
+    rank_measures,
+)
+from service.commands.neighbors import Floats, Vectors, normalize
+
+PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30)
+LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "RESAMPLES", 20)
+
+
+def scores_as_vectors(scores: NDArray[np.float32]) -> Vectors:
+    """Return vectors whose dot products are `scores`, (Q, N)."""
+    return Vectors(np.ascontiguousarray(scores.T), np.eye(len(scores), dtype=np.float32))
+
+
+@given(PAIRS)
+def test_correlations_equal_scipy(pairs: list[tuple[int, int]]) -> None:
+    left, right = np.array(pairs, np.float64).T
+    estimates = [estimate(left, right).value for estimate in (estimate_spearman, estimate_pearson)]
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
+        assert estimates == [None, None]
+    else:
+        assert estimates == [pytest.approx(oracle(left, right).statistic) for oracle in (spearmanr, pearsonr)]
+
+
+def test_pearson_of_tiny_and_large_values_is_defined() -> None:
+    assert pearson(np.array([0, 1e-300, 0]), np.array([0, 1e9, 0])) == pytest.approx(1)
+
+
+@given(LABELED)
+def test_auc_equals_scikit_learn(pairs: list[tuple[int, bool]]) -> None:
+    similarities, same = np.array([pair[0] for pair in pairs], np.float64), np.array([pair[1] for pair in pairs])
+    value = estimate_auc(similarities, same).value
+    if same.all() or not same.any():
+        assert value is None
+    else:
+        assert value == pytest.approx(roc_auc_score(same, similarities))
+
+
+@given(LABELED)
+def test_best_threshold_has_the_highest_accuracy(pairs: list[tuple[int, bool]]) -> None:
+    similarities, same = np.array([pair[0] for pair in pairs], np.float64), np.array([pair[1] for pair in pairs])
+    threshold = best_threshold(similarities, same)
+    accuracies = [np.mean((similarities >= t) == same) for t in np.arange(-4, 5) + 0.5]
+    assert np.mean((similarities >= threshold) == same) == max(accuracies)
+
+
+def ranked(order: tuple[int, ...], relevant: set[int], k: int) -> tuple[float, float, float]:
+    """Return the measures of one ranking by their definitions."""
+    ranks = [rank for rank, text in enumerate(order, start=1) if text in relevant]
+    gain = sum(1 / np.log2(rank + 1) for rank in ranks if rank <= 10)
+    ideal = sum(1 / np.log2(rank + 1) for rank in range(1, min(len(relevant), 10) + 1))
+    return sum(rank <= k for rank in ranks) / len(relevant), gain / ideal, 1 / ranks[0]
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=5), st.data())
+def test_rank_measures_equal_the_mean_over_all_orders(scores: list[int], data: st.DataObject) -> None:
+    """Equal similarities are in random order."""
+    count = len(scores)
+    relevant = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    k = data.draw(st.integers(1, count))
+    orders = [
+        order
+        for order in permutations(range(count))
+        if all(scores[first] >= scores[second] for first, second in pairwise(order))
+    ]
+    expected = np.mean([ranked(order, relevant, k) for order in orders], axis=0)
+    vectors = scores_as_vectors(np.array([scores], np.float32))
+    result = rank_measures(vectors, [np.array(sorted(relevant))], k)
+    assert result[0].tolist() == pytest.approx(expected.tolist())
+
+
+@given(st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 8), st.integers(4, 400))
+def test_ndcg_equals_scikit_learn_for_any_block_size(seed: int, texts: int, queries: int, block_bytes: int) -> None:
+    random = np.random.default_rng(seed)
+    vectors = Vectors(*(random.integers(-2, 3, (count, 3)).astype(np.float32) for count in (texts, queries)))
+    relevant = [np.flatnonzero(row) for row in (random.random((queries, texts)) < 0.3) | (np.arange(texts) == 0)]
+    truth = np.array([[index in row for index in range(texts)] for row in relevant], int)
+    expected = [
+        ndcg_score(truth[[query]], (vectors.asked @ vectors.texts.T)[[query]], k=10) for query in range(queries)
+    ]
+    assert rank_measures(vectors, relevant, 1, block_bytes)[:, 1].tolist() == pytest.approx(expected)
+
+
+def test_cosine_ranking_equals_sentence_transformers() -> None:
+    random = np.random.default_rng(3)
+    texts, queries = (random.normal(size=(count, 8)).astype(np.float32) for count in (50, 20))
+    order = np.argsort(-cos_sim(queries, texts).numpy(), axis=1)
+    vectors = Vectors(normalize(texts, "cosine"), normalize(queries, "cosine"))
+    result = rank_measures(vectors, [np.array([7])] * 20, 5)
+    ranks = [row.index(7) + 1 for row in order.tolist()]
+    assert result[:, 2].tolist() == pytest.approx([1 / rank for rank in ranks])
+    assert result[:, 0].tolist() == [rank <= 5 for rank in ranks]
+
+
+def test_perfect_ranking_has_1_and_reversed_ranking_has_0() -> None:
+    scores = np.tile(-np.arange(40, dtype=np.float32), (2, 1))
+    result = rank_measures(scores_as_vectors(scores), [np.array([0, 1, 2]), np.array([38, 39])], 3)
+    assert result.tolist() == [[1, pytest.approx(1), 1], [0, 0, pytest.approx(1 / 39)]]
+
+
+def test_random_ranking_has_the_expected_recall() -> None:
+    """Recall@k of one relevant text of N is k / N."""
+    scores: Floats = np.random.default_rng(1).random((2000, 50)).astype(np.float32)
+    recall = estimate_mean(rank_measures(scores_as_vectors(scores), [np.array([0])] * 2000, 10)[:, 0])
+    assert recall.value == pytest.approx(10 / 50, abs=0.03)
+    assert recall.value is not None
+    assert recall.low is not None
+    assert recall.high is not None
+    assert recall.low < recall.value < recall.high
+
+
+def test_equal_similarities_have_the_recall_of_a_random_ranking() -> None:
+    assert rank_measures(scores_as_vectors(np.zeros((1, 50), np.float32)), [np.array([0])], 10)[0, 0] == 0.2
+
+
+def test_separable_senses_have_accuracy_1_and_equal_similarities_chance() -> None:
+    same = np.tile([True, False], 50)
+    correct, thresholds = cross_validate(np.where(same, 0.8, 0.4), same)
+    assert correct.all()
+    assert list(thresholds) == pytest.approx([0.6, 0.6])
+    assert cross_validate(np.ones(100), same)[0].mean() == 0.5
+
+
+def test_random_similarities_have_the_accuracy_of_chance() -> None:
+    """The threshold is not chosen on the pairs that it classifies."""
+    random = np.random.default_rng(5)
+    accuracies = [cross_validate(random.random(20), np.tile([True, False], 10))[0].mean() for _ in range(300)]
+    assert np.mean(accuracies) == pytest.approx(0.5, abs=0.03)
+
+
+def test_interval_has_the_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 samples with mean 0.5, about 95 % have an interval with 0.5."""
+    monkeypatch.setattr(measures, "RESAMPLES", 200)
+    random = np.random.default_rng(2)
+    estimates = [estimate_mean(random.random(100)) for _ in range(200)]
+    covered = [e.low <= 0.5 <= e.high for e in estimates if e.low is not None and e.high is not None]
+    assert len(covered) == 200
+    assert 0.9 <= np.mean(covered) <= 0.99
+
+
+def test_interval_is_the_same_in_every_run() -> None:
+    values = np.arange(10, dtype=np.float64)
+    assert estimate_mean(values) == estimate_mean(values)
+    assert estimate_mean(np.ones(4)) == Estimate(1, 1, 1)
+
+
+def test_undefined_resamples_are_left_out() -> None:
+    estimate = estimate_pearson(np.array([0.0, 0, 1]), np.array([0.0, 0, 1]))
+    assert [estimate.value, estimate.low, estimate.high] == pytest.approx([1, 1, 1])
+    calls = iter([0.5, *[None] * measures.RESAMPLES])
+    assert bootstrap(lambda _: next(calls), 3) == Estimate(0.5, None, None)
