@@ -29,7 +29,7 @@ class LabeledFile:
     path: Path
     lines_read: int
     is_complete: bool
-    """Whether the whole file was read."""
+    """True if the limit left no line unread."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class TextError(Exception):
 
 @dataclass(frozen=True)
 class TextFile:
-    """The distinct lines of a file, at most `limit` lines of which were read.
+    """The distinct lines among the first `limit` lines of a file.
 
     Duplicates are left out: they would be neighbors with equal similarities in any order.
     """
@@ -35,7 +35,7 @@ class TextFile:
     lines: tuple[NumberedLine, ...]
     lines_read: int
     is_complete: bool
-    """Whether the whole file was read."""
+    """True if the limit left no line unread."""
 
     @classmethod
     def read(cls, path: Path, limit: int) -> "TextFile":

@@ -18,7 +18,7 @@ Object = dict[str, Any]
 """A Kubernetes object."""
 
 EXCLUSIVE = ("autoscaling-hpa", "autoscaling-keda")
-"""Components of which a combination has at most one: two autoscalers would control one Deployment."""
+"""Components that exclude each other: two autoscalers would control one Deployment."""
 
 
 @dataclass(frozen=True)

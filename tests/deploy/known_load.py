@@ -60,7 +60,7 @@ class KnownLoad:
 
     @property
     def sufficient(self) -> bool:
-        """Whether both lanes have responses, and requests were rejected, more than once."""
+        """True once both lanes have responded and requests were rejected, each more than once."""
         return self.responses["rest", "attend", "200"] >= 3 and self.count("429", "RESOURCE_EXHAUSTED") >= 3
 
     def _run(self) -> None:

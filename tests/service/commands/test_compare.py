@@ -34,7 +34,7 @@ needs_vnni = pytest.mark.skipif(not detect_cpu().vnni, reason="this CPU has no V
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A file of sentences, one of which must not be printed."""
+    """A file of sentences. The text of one must not be printed."""
     path = tmp_path / "texts.txt"
     path.write_text("\n".join([*SENTENCES, SECRET]) + "\n")
     return path
