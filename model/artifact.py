@@ -23,6 +23,7 @@ REPORT = "report.json"
 WEIGHTS = "weights.bin"
 
 Similarity = Literal["cosine", "dot"]
+Attention = Literal["bidirectional", "causal"]
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 Variant = Literal["cuda", "int8"]
@@ -136,13 +137,49 @@ class GraphRecord(_Record):
     precision: GraphPrecision
 
 
+class DataFileRecord(_Record):
+    """A file of training texts: its name without directories, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class TrainingRecord(_Record):
+    """How `attendant-model train` trained a model.
+
+    `initial_model` is the model that training started from, and `teacher` that of a distillation. `tokens` counts the
+    tokens of all steps, without padding. `validation_loss` is in nats.
+    """
+
+    objective: str
+    initial_model: str | None
+    teacher: str | None
+    data: tuple[DataFileRecord, ...]
+    steps: int
+    tokens: int
+    seed: int
+    precision: str
+    validation_loss: float
+
+
+class EvaluationRecord(_Record):
+    """One measure of `attendant evaluate`, with its 95 % interval; `file` is a name without directories."""
+
+    task: str
+    file: str
+    measure: str
+    value: float
+    low: float | None
+    high: float | None
+
+
 class Manifest(_Record):
     """The description of a model and the files of its artifact.
 
     `max_input_tokens` includes special tokens. `dimensions` is the size of an embedding after the dense layers.
     `attention_kinds` are the kinds of map whose formulas apply to the model's blocks. `static` is the embedding table.
     `include_prompt` False means that pooling excludes the prompt and all tokens before it.
-    `similarity` is the function that the model was trained for.
+    `similarity` is the function that the model was trained for. `training` is None for models that others trained.
     """
 
     format_version: int
@@ -165,6 +202,9 @@ class Manifest(_Record):
     default_prompt_name: str | None
     include_prompt: bool
     similarity: Similarity = "cosine"
+    attention: Attention = "bidirectional"
+    training: TrainingRecord | None = None
+    evaluations: tuple[EvaluationRecord, ...] = ()
     graphs: dict[str, GraphRecord]
     static: TensorRecord
     attention_kinds: tuple[Kind, ...]
