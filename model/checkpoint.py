@@ -35,11 +35,13 @@ class Family:
     `Encoder` and `EncoderConfig` to those of the family.
     `position_offset`: RoBERTa numbers positions from its padding id plus one, so the rows of the position table
     before that are unused. They are dropped, and positions start at 0 in every family.
+    `decoder`: `is_decoder` makes attention causal. transformers ignores the key in other families.
     """
 
     prefixes: tuple[str, ...]
     module_names: dict[str, str]
     position_offset: bool = False
+    decoder: bool = True
     config_keys: dict[str, str] = field(default_factory=dict)
 
 
@@ -94,7 +96,7 @@ FAMILIES = {
     "roberta": Family(("", "roberta."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
     "xlm-roberta": Family(("", "roberta."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
     "camembert": Family(("", "roberta.", "camembert."), BERT_NAMES, position_offset=True, config_keys=BERT_KEYS),
-    "distilbert": Family(("", "distilbert."), DISTILBERT_NAMES, config_keys=DISTILBERT_KEYS),
+    "distilbert": Family(("", "distilbert."), DISTILBERT_NAMES, decoder=False, config_keys=DISTILBERT_KEYS),
     "electra": Family(("", "electra."), BERT_NAMES, config_keys=BERT_KEYS),
 }
 
@@ -204,8 +206,23 @@ def _encoder_config(family: Family, config: dict[str, Any]) -> EncoderConfig:
         type_vocab_size=config.get("type_vocab_size", 2) if has_types else 1,
         layer_norm_eps=config.get("layer_norm_eps", 1e-12),
         embedding_size=config.get("embedding_size") or values["hidden_size"],
+        causal=_is_causal(family, config),
         **values,
     )
+
+
+def _is_causal(family: Family, config: dict[str, Any]) -> bool:
+    if not family.decoder:
+        return False
+    for key in ("is_decoder", "add_cross_attention"):
+        if type(config.get(key, False)) is not bool:
+            raise CheckpointError(f"config.json: {key} is not true or false ({config[key]!r}). Correct it.")
+    if config.get("add_cross_attention", False):
+        raise CheckpointError(
+            "config.json: add_cross_attention is true, but cross-attention is not supported. "
+            "Use a model without an encoder-decoder architecture."
+        )
+    return bool(config.get("is_decoder", False))
 
 
 def _first_position(family: Family, config: dict[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """The transformer encoder of BERT and related model families.
 
 Inputs are *packed*: a row holds several sequences end to end, and `sequence_ids` gives the sequence of each token.
-Tokens attend only within their sequence.
+Tokens attend only within their sequence, in causal models only to themselves and to earlier tokens.
 
 Shapes: R rows, T tokens per row, D hidden size, H attention heads, L blocks, E embedding size.
 """
@@ -19,7 +19,7 @@ class EncoderConfig:
     """The sizes and functions that differ between models, named as in Hugging Face's config.json.
 
     `max_position_embeddings` counts usable positions only: RoBERTa's table has more rows.
-    `embedding_size` 0 means `hidden_size`.
+    `embedding_size` 0 means `hidden_size`. `causal`: tokens do not attend to later tokens.
     """
 
     vocab_size: int
@@ -32,6 +32,7 @@ class EncoderConfig:
     layer_norm_eps: float
     hidden_act: str = "gelu"
     embedding_size: int = 0
+    causal: bool = False
 
     def __post_init__(self) -> None:
         if self.embedding_size == 0:
@@ -169,7 +170,7 @@ class Encoder(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
         """Return the last hidden state (R, T, D) for four integer tensors (R, T).
 
-        `position_ids` restart at 0 in each sequence.
+        `position_ids` restart at 0 in each sequence and increase within it.
         """
         return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states[-1]
 
@@ -177,7 +178,7 @@ class Encoder(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor
     ) -> EncoderOutput:
         """Return the hidden states and attention probabilities of all layers."""
-        mask = block_diagonal_mask(sequence_ids)
+        mask = causal_mask(sequence_ids, position_ids) if self.config.causal else block_diagonal_mask(sequence_ids)
         x = self.embeddings(input_ids, position_ids, token_type_ids)
         hidden_states, probs = [x], []
         for block in self.blocks:
@@ -205,7 +206,17 @@ def block_diagonal_mask(sequence_ids: Tensor) -> Tensor:
 
     The lowest finite value instead of -inf: its exp is exactly 0, and a fully masked row does not become NaN.
     """
+    return _additive_mask(sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2))
+
+
+def causal_mask(sequence_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Return the mask of `block_diagonal_mask` with later tokens of the sequence masked too, (R, 1, T, T)."""
     same = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
-    allowed = torch.zeros((), dtype=torch.float32)
+    return _additive_mask(same & (position_ids.unsqueeze(-1) >= position_ids.unsqueeze(-2)))
+
+
+def _additive_mask(allowed: Tensor) -> Tensor:
+    """Return (R, 1, T, T) for the pairs (R, T, T) of query and key that attend."""
+    zero = torch.zeros((), dtype=torch.float32)
     masked = torch.full((), torch.finfo(torch.float32).min)
-    return torch.where(same, allowed, masked).unsqueeze(1)
+    return torch.where(allowed, zero, masked).unsqueeze(1)

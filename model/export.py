@@ -26,6 +26,7 @@ from model.artifact import (
     DenseRecord,
     GraphRecord,
     GraphReport,
+    Kind,
     Manifest,
     ParityRecord,
     Report,
@@ -36,8 +37,8 @@ from model.artifact import (
 )
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import CheckpointError
-from model.encoder import Block, Encoder, HiddenStatesEncoder
-from model.export_cuda import write_cuda
+from model.encoder import Block, Encoder, EncoderConfig, HiddenStatesEncoder
+from model.export_cuda import check_cuda, write_cuda
 from model.export_int8 import write_int8
 from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, write_graph
@@ -99,6 +100,8 @@ def export(
     progress(f"reading {located.source}")
     checkpoint = load_checkpoint(located.directory)
     _check_tokenizer(checkpoint)
+    if "cuda" in variants.names:
+        check_cuda(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"
@@ -172,7 +175,8 @@ def _write(
         similarity=embedding.similarity,
         graphs=graphs,
         static=find(encoder.embeddings.word_embeddings.weight),
-        attention_kinds=KINDS,  # all families of checkpoint.py have post-LN blocks, which the formulas assume
+        attention="causal" if config.causal else "bidirectional",
+        attention_kinds=_attention_kinds(config),
         blocks=tuple(_block_record(block, find) for block in encoder.blocks),
         layer_norm_eps=config.layer_norm_eps,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
@@ -180,6 +184,14 @@ def _write(
     write_manifest(root, manifest)
     (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
     return manifest
+
+
+def _attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
+    """Return the kinds of map whose formulas apply: all families of checkpoint.py have the post-LN blocks they assume.
+
+    Scores of a causal model are -inf for later tokens, which maps cannot contain.
+    """
+    return tuple(kind for kind in KINDS if not (config.causal and kind == "scores"))
 
 
 def _write_variant(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from model.artifact import GraphRecord, GraphReport
 from model.checkpoint import Checkpoint
+from model.checkpoint_files import CheckpointError
 from model.mixed_precision import (
     MIN_COSINE,
     AccuracyError,
@@ -27,6 +28,15 @@ TOLERANCE = 2e-2
 """Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter."""
 
 Progress = Callable[[str], None]
+
+
+def check_cuda(checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` for causal attention, which the packed operator does not have."""
+    if checkpoint.encoder.config.causal:
+        raise CheckpointError(
+            'Variant "cuda": not supported for causal attention (PackedMultiHeadAttention has no causal mode). '
+            "Export without it."
+        )
 
 
 def write_cuda(

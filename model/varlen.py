@@ -72,11 +72,14 @@ class VarlenEncoder(nn.Module):
     """A copy of an encoder that takes varlen inputs, followed by pooling of each sequence.
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Max pooling is not part of
-    the graph, whose only output is then the last hidden state.
+    the graph, whose only output is then the last hidden state. Raises ValueError for a causal encoder: the operator has
+    no causal mode.
     """
 
     def __init__(self, encoder: Encoder, pooling: Pooling, float32_parts: Collection[str] = ()) -> None:
         super().__init__()
+        if encoder.config.causal:
+            raise ValueError("encoder: causal attention is not supported")
         clone = copy.deepcopy(encoder)
         self.pooling = pooling
         self.embeddings, self.blocks = clone.embeddings, clone.blocks

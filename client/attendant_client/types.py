@@ -278,7 +278,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model. `dimensions` is the size of pooled vectors."""
+    """The served model. `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"."""
 
     name: str
     aliases: list[str]
@@ -296,6 +296,7 @@ class ModelInfo:
     default_prompt_name: str | None
     precision: str
     provider: str
+    attention: str
     attention_kinds: list[str]
     version: str
     similarity: str

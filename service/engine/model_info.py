@@ -42,6 +42,7 @@ def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> Mod
         backend_reason=choice.reason,
         length_buckets=list(model.backend.length_buckets),
         layers=list(range(manifest.num_hidden_layers + 1)),
+        attention=manifest.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
         similarity=manifest.similarity,

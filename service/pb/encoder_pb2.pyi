@@ -663,7 +663,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -698,6 +698,7 @@ class GetModelResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -725,7 +726,8 @@ class GetModelResponse(_message.Message):
     limits: Limits
     version: str
     similarity: SimilarityFunction
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ...) -> None: ...
+    attention: str
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms")

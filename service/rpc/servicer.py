@@ -146,6 +146,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             limits=pb.Limits(**asdict(info.limits)),
             version=info.version,
             similarity=SIMILARITIES.index(info.similarity),  # type: ignore[arg-type]  # likewise
+            attention=info.attention,
         )
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:

@@ -117,9 +117,10 @@ def tokenizer(tokenizer_by_kind: dict[str, Tokenizer], request: pytest.FixtureRe
     return tokenizer_by_kind[kind]
 
 
-def family_config(family: str, vocab_size: int) -> transformers.PreTrainedConfig:
+def family_config(family: str, vocab_size: int, causal: bool) -> transformers.PreTrainedConfig:
     if family == "distilbert":
         return transformers.DistilBertConfig(
+            is_decoder=causal,
             vocab_size=vocab_size,
             dim=HIDDEN_SIZE,
             n_heads=HEADS,
@@ -141,6 +142,7 @@ def family_config(family: str, vocab_size: int) -> transformers.PreTrainedConfig
         "num_hidden_layers": LAYERS,
         "intermediate_size": INTERMEDIATE_SIZE,
         "max_position_embeddings": POSITIONS,
+        "is_decoder": causal,
         "type_vocab_size": 2 if family in ("bert", "electra") else 1,
     }
     if family == "electra":
@@ -148,9 +150,10 @@ def family_config(family: str, vocab_size: int) -> transformers.PreTrainedConfig
     return bert_like[family](**sizes)
 
 
-def random_model(family: str, architecture: str, vocab_size: int) -> transformers.PreTrainedModel:
+def random_model(family: str, architecture: str, vocab_size: int, causal: bool = False) -> transformers.PreTrainedModel:
     """Return a model with random weights large enough to expose wrong names, order or scale."""
-    model: transformers.PreTrainedModel = getattr(transformers, architecture)(family_config(family, vocab_size)).eval()
+    config = family_config(family, vocab_size, causal)
+    model: transformers.PreTrainedModel = getattr(transformers, architecture)(config).eval()
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
         for module in model.modules():
@@ -163,13 +166,16 @@ def random_model(family: str, architecture: str, vocab_size: int) -> transformer
 
 @pytest.fixture(scope="session")
 def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Return a function from a family, or "family/Architecture" with a task head, to the directory of its files."""
+    """Return a function from a family, or "family/Architecture" with a task head, to the directory of its files.
+
+    The prefix "causal-" sets `is_decoder`.
+    """
     directories: dict[str, Path] = {}
 
     def directory_of(kind: str) -> Path:
         if kind in directories:
             return directories[kind]
-        family, _, architecture = kind.partition("/")
+        family, _, architecture = kind.removeprefix("causal-").partition("/")
         if family in WORDPIECE_FAMILIES:
             definition = definitions["wordpiece"]
         else:
@@ -184,7 +190,8 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
             "electra": "ElectraModel",
         }
         vocab_size = tokenizers.Tokenizer.from_str(definition.decode()).get_vocab_size()
-        random_model(family, architecture or names[family], vocab_size).save_pretrained(directory)
+        causal = kind.startswith("causal-")
+        random_model(family, architecture or names[family], vocab_size, causal).save_pretrained(directory)
         (directory / "tokenizer.json").write_bytes(definition)
         directories[kind] = directory
         return directory

@@ -30,6 +30,13 @@ PUBLISHED = (
     "electra",
     "electra/ElectraForPreTraining",
     "electra/ElectraForMaskedLM",
+    "causal-bert",
+    "causal-bert/BertLMHeadModel",
+    "causal-roberta",
+    "causal-xlm-roberta",
+    "causal-camembert",
+    "causal-distilbert",
+    "causal-electra",
 )
 FIRST_ORDINARY_ID = 5
 
@@ -89,6 +96,15 @@ def test_attention_probs_equal_transformers(publish: Publish, kind: str) -> None
     for a, b in zip(probs, oracle, strict=True):
         assert float((a - b)[0].abs().max()) < 1e-5
         assert float((a - b)[1, :, :6, :6].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_only_decoders_are_causal(publish: Publish, kind: str) -> None:
+    """transformers ignores `is_decoder` in DistilBERT."""
+    encoder = load_checkpoint(publish(kind)).encoder
+    assert encoder.config.causal == (kind.startswith("causal-") and kind != "causal-distilbert")
+    probs = run_encoder(encoder, *random_batch(encoder, [9])).probs
+    assert [bool((layer.triu(1) == 0).all()) for layer in probs] == [encoder.config.causal] * 2
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, EncoderOutput, block_diagonal_mask
+from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, EncoderOutput, block_diagonal_mask, causal_mask
 
 CONFIG = EncoderConfig(
     vocab_size=53,
@@ -21,11 +21,15 @@ CONFIG = EncoderConfig(
 LENGTHS = (7, 1, 11, 4)
 
 
-@pytest.fixture
-def encoder() -> Encoder:
+@pytest.fixture(params=[False, True], ids=["bidirectional", "causal"])
+def encoder(request: pytest.FixtureRequest) -> Encoder:
     """Return an encoder with random weights large enough for uneven attention."""
+    return random_encoder(causal=request.param)
+
+
+def random_encoder(causal: bool) -> Encoder:
     torch.manual_seed(11)
-    encoder = Encoder(CONFIG).eval()
+    encoder = Encoder(replace(CONFIG, causal=causal)).eval()
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.5)
@@ -103,7 +107,8 @@ def test_sequences_may_be_interleaved(encoder: Encoder) -> None:
     )
 
 
-def test_encoder_is_permutation_equivariant_without_position_embeddings(encoder: Encoder) -> None:
+def test_encoder_is_permutation_equivariant_without_position_embeddings() -> None:
+    encoder = random_encoder(causal=False)
     torch.nn.init.zeros_(encoder.embeddings.position_embeddings.weight)
     ids, positions, single = random_ids(1, 13), torch.arange(13)[None], torch.ones(1, 13)
     order = torch.randperm(13, generator=torch.Generator().manual_seed(7))
@@ -143,6 +148,37 @@ def test_block_diagonal_mask_is_zero_within_sequence_and_lowest_float_elsewhere(
     lowest = torch.finfo(torch.float32).min
     mask = block_diagonal_mask(torch.tensor([[1, 1, 2]]))
     assert mask.tolist() == [[[[0.0, 0.0, lowest], [0.0, 0.0, lowest], [lowest, lowest, 0.0]]]]
+
+
+def test_causal_mask_is_zero_for_earlier_tokens_of_the_sequence_and_lowest_float_elsewhere() -> None:
+    lowest = torch.finfo(torch.float32).min
+    mask = causal_mask(torch.tensor([[1, 1, 2, 2]]), torch.tensor([[0, 1, 0, 1]]))
+    assert mask.tolist() == [
+        [
+            [
+                [0.0, lowest, lowest, lowest],
+                [0.0, 0.0, lowest, lowest],
+                [lowest, lowest, 0.0, lowest],
+                [lowest, lowest, 0.0, 0.0],
+            ]
+        ]
+    ]
+
+
+def test_attention_of_causal_encoder_to_later_tokens_is_exactly_zero() -> None:
+    for probs in encode(random_encoder(causal=True), *packed_inputs()).probs:
+        assert float(probs.triu(1).abs().max()) == 0.0
+        assert torch.allclose(probs[0, :, 0, 0], torch.ones(5))
+
+
+def test_output_of_causal_encoder_is_bitwise_independent_of_later_tokens() -> None:
+    ids, positions, single = random_ids(1, 13), torch.arange(13)[None], torch.ones(1, 13)
+    later = torch.where(positions >= 6, (ids + 9) % CONFIG.vocab_size, ids)
+    for causal in (True, False):
+        encoder = random_encoder(causal)
+        before, after = (encode(encoder, input_ids, positions, single).hidden_states[-1] for input_ids in (ids, later))
+        assert torch.equal(before[:, :6], after[:, :6]) == causal
+        assert not torch.equal(before[:, 6:], after[:, 6:])
 
 
 def test_embeddings_are_projected_when_embedding_size_differs() -> None:

@@ -104,13 +104,18 @@ class CompareTask:
         return rollout
 
     def _contributors(self, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:
-        """Return the other words with the largest shares of the contributions of all other words."""
+        """Return the other words with the largest shares of the contributions of all other words, without zeros."""
         units = self.units
         row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
         contributions: list[float] = (units.membership @ row).tolist()
         own: list[bool] = np.any(units.membership[:, occurrence.first : occurrence.last], axis=1).tolist()
-        others = [index for index, unit in enumerate(units.units) if not (unit.special or own[index])]
-        total = sum(contributions[index] for index in others) or 1.0
+        others = [
+            index
+            for index, unit in enumerate(units.units)
+            if contributions[index]
+            and not (unit.special or own[index])  # a causal model has no contribution of later words
+        ]
+        total = sum(contributions[index] for index in others)
         largest = sorted(others, key=lambda index: -contributions[index])[: self.top_contributors]
         return [
             Contributor(unit.text, unit.start, unit.end, round(contributions[index] / total, SHARE_DECIMALS))

@@ -1,7 +1,7 @@
 """Attention maps over tokens, recomputed from the input of each block and its weights.
 
 For post-LN blocks such as those of BERT. T tokens, D hidden size, H heads of size D/H, L blocks. In `map[i, j]`, i is
-the query and j the key. No array has T x T x D elements. The dtype is that of the hidden states: float32 when serving,
+the query and j the key. In causal models, values with j > i are 0, and scores -inf. No array has T x T x D elements. The dtype is that of the hidden states: float32 when serving,
 float64 in the tests of the formulas.
 
 Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm); Abnar and Zuidema 2020
@@ -24,7 +24,10 @@ Floats = NDArray[Any]
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Weights of the attention of one block and of the layer norm after it; linear maps are `x @ weight + bias`."""
+    """Weights of the attention of one block and of the layer norm after it; linear maps are `x @ weight + bias`.
+
+    `causal`: tokens do not attend to later tokens.
+    """
 
     heads: int
     eps: float
@@ -38,6 +41,7 @@ class BlockWeights:
     output_bias: Floats
     norm: Floats
     norm_bias: Floats
+    causal: bool = False
 
     @classmethod
     def of(cls, artifact: Artifact) -> "tuple[BlockWeights, ...]":
@@ -48,6 +52,7 @@ class BlockWeights:
                 manifest.num_attention_heads,
                 manifest.layer_norm_eps,
                 **{name: np.asarray(artifact.map(record)) for name, record in block},
+                causal=manifest.attention == "causal",
             )
             for block in manifest.blocks
         )
@@ -66,12 +71,15 @@ class BlockAttention:
 
     @cached_property
     def scores(self) -> Floats:
-        """(H, T, T): scaled dot products of query and key, before the softmax."""
+        """(H, T, T): scaled dot products of query and key, the input of the softmax."""
         weights = self._weights
         query = self._split(self._hidden @ weights.query + weights.query_bias)
         key = self._split(self._hidden @ weights.key + weights.key_bias)
         query *= query.shape[-1] ** -0.5
-        return query @ key.swapaxes(1, 2)
+        scores: Floats = query @ key.swapaxes(1, 2)
+        if weights.causal:
+            scores[:, np.triu(np.ones(scores.shape[1:], dtype=bool), 1)] = -np.inf
+        return scores
 
     @cached_property
     def probs(self) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Pooling, Similarity
+from model.artifact import Attention, Pooling, Similarity
 from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]
@@ -294,6 +294,7 @@ class ModelInfo:
     backend_reason: str
     length_buckets: list[int]
     layers: list[int]
+    attention: Attention
     attention_kinds: list[str]
     limits: Limits
     similarity: Similarity
