@@ -27,12 +27,19 @@ class SequenceOutput:
 
 
 def random_encoder(
-    dtype: torch.dtype = torch.float32, *, layers: int = 3, heads: int = 4, hidden_size: int = 32, scale: float = 0.3
+    dtype: torch.dtype = torch.float32,
+    *,
+    layers: int = 3,
+    heads: int = 4,
+    hidden_size: int = 32,
+    scale: float = 0.3,
+    causal: bool = False,
 ) -> Encoder:
     """Return an encoder with random weights, biases and layer norms, large enough to expose wrong order or scale."""
     config = EncoderConfig(
-        VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, type_vocab_size=2, layer_norm_eps=1e-3
-    )
+        VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, type_vocab_size=2, layer_norm_eps=1e-3,
+        causal=causal,
+    )  # fmt: skip
     encoder = Encoder(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(41)
     with torch.no_grad():
@@ -70,6 +77,7 @@ def block_weights(encoder: Encoder) -> list[BlockWeights]:
                 **{f"{name}_bias": part.bias.detach().numpy() for name, part in parts.items()},
                 norm=block.attention_norm.weight.detach().numpy(),
                 norm_bias=block.attention_norm.bias.detach().numpy(),
+                causal=encoder.config.causal,
             )
         )
     return weights
@@ -98,11 +106,14 @@ def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
     return SequenceOutput(torch.cat(output.hidden_states).numpy(), torch.cat(output.probs).numpy())
 
 
-def run_block(block: Block, hidden: Floats) -> Floats:
+def run_block(block: Block, hidden: Floats, *, causal: bool = False) -> Floats:
     """Run one block on hidden states (T, D)."""
-    x = torch.from_numpy(np.array(hidden))[None]
+    x, tokens = torch.from_numpy(np.array(hidden))[None], len(hidden)
+    mask = torch.zeros(tokens, tokens, dtype=x.dtype)
+    if causal:
+        mask.masked_fill_(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
     with torch.inference_mode():
-        output, _ = block(x, torch.zeros(1, 1, len(hidden), len(hidden), dtype=x.dtype))
+        output, _ = block(x, mask)
     result: Floats = output[0].numpy()
     return result
 

@@ -43,10 +43,12 @@ TEXTS = st.one_of(SHORT_TEXTS, SHORT_TEXTS, SHORT_TEXTS, LONG_TEXTS)
 class ModelFacts:
     """The fields of `/v1/model` that requests depend on."""
 
+    name: str
     num_hidden_layers: int
     num_attention_heads: int
     hidden_size: int
     vocab_size: int
+    attention_kinds: list[str]
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -205,7 +207,7 @@ def embeddings_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
     ids = st.lists(st.integers(0, facts.vocab_size - 1), min_size=1, max_size=12)
     return body(
         input=st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=4), ids, st.lists(ids, min_size=1, max_size=3)),
-        model=st.just("all-MiniLM-L6-v2"),
+        model=st.just(facts.name),
         encoding_format=optional(st.sampled_from(["float", "base64"])),
         dimensions=optional(st.integers(1, facts.hidden_size + 1)),
         user=optional(st.just("user-1")),

@@ -39,6 +39,7 @@ VARIANTS = {
     "mean": Variant(),
     "mean, byte-level BPE": Variant(family="roberta"),
     "mean, unigram": Variant(family="camembert"),
+    "mean, causal": Variant(family="causal-bert"),
     "cls": Variant("cls"),
     "max": Variant("max"),
     "prompts": Variant(normalize=True, options={"prompts": PROMPTS}),
@@ -55,7 +56,7 @@ def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple
     """Return the served model and sentence-transformers' own."""
     bare = shutil.copytree(publish(variant.family), root / "bare")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
-    if variant.family != "bert":
+    if "bert" not in variant.family.split("-"):
         names |= {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
         names |= {"cls_token": "<s>", "sep_token": "</s>"}
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

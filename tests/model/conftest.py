@@ -118,9 +118,10 @@ def tokenizer(tokenizer_by_kind: dict[str, Tokenizer], request: pytest.FixtureRe
 
 
 def family_config(family: str, vocab_size: int, causal: bool) -> transformers.PreTrainedConfig:
+    decoder: dict[str, Any] = {"is_decoder": causal}
     if family == "distilbert":
         return transformers.DistilBertConfig(
-            is_decoder=causal,
+            **decoder,  # not a declared field of the class
             vocab_size=vocab_size,
             dim=HIDDEN_SIZE,
             n_heads=HEADS,
@@ -142,7 +143,7 @@ def family_config(family: str, vocab_size: int, causal: bool) -> transformers.Pr
         "num_hidden_layers": LAYERS,
         "intermediate_size": INTERMEDIATE_SIZE,
         "max_position_embeddings": POSITIONS,
-        "is_decoder": causal,
+        **decoder,
         "type_vocab_size": 2 if family in ("bert", "electra") else 1,
     }
     if family == "electra":

@@ -165,6 +165,9 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
         ({"num_attention_heads": 5}, "heads"),
         ({"num_attention_heads": 0}, "heads"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
+        ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is true"),
+        ({"add_cross_attention": True}, "add_cross_attention is true"),
+        ({"is_decoder": "yes"}, r"is_decoder is not true or false \('yes'\)"),
     ],
 )
 def test_unsupported_config_value_is_named(source: Path, changes: dict[str, Any], message: str) -> None:

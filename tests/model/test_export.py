@@ -69,6 +69,21 @@ def test_manifest_of_model_without_sentence_transformers_files(exported: Path) -
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
+def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) -> None:
+    """Only the graphs differ from a bidirectional model with the same weights."""
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    causal = export_model(source, tmp_path / "out")
+    bidirectional = Artifact.open(exported).manifest
+    assert (bidirectional.attention, causal.attention) == ("bidirectional", "causal")
+    assert bidirectional.attention_kinds == ("probs", "scores", "norm", "block_norm", "projection")
+    assert causal.attention_kinds == ("probs", "norm", "block_norm", "projection")
+    changed = [name for name in causal.files if causal.files[name] != bidirectional.files[name]]
+    assert changed == ["explain.onnx", "fast.onnx"]
+    same = {"attention": "", "attention_kinds": (), "files": {}}
+    assert causal.model_copy(update=same) == bidirectional.model_copy(update=same)
+
+
 def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
     manifest = Artifact.open(exported_labse).manifest
     assert (manifest.hidden_size, manifest.dimensions, manifest.max_input_tokens) == (24, 19, 31)

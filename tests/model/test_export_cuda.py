@@ -11,6 +11,7 @@ import torch
 from model import export_cuda as export_cuda_module
 from model.artifact import Artifact, GraphRecord, Pooling
 from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
 from model.export import Variants, export
 from model.export_cuda import write_cuda
 from model.mixed_precision import MIN_COSINE, AccuracyError
@@ -31,6 +32,12 @@ def export_model(source: Path, out: Path) -> Artifact:
         str(source), out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), SENTENCES)
     )
     return Artifact.open(out)
+
+
+def test_causal_model_is_rejected_before_the_export(publish: Publish, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r'^Variant "cuda": not supported for causal attention .*without it\.$'):
+        export_model(publish("causal-bert"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def write_graph_of(source: Path, root: Path) -> GraphRecord:

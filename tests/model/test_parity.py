@@ -15,7 +15,7 @@ from model.parity import GRID, Inputs, make_sequence, measure_parity, pack_seque
 
 Publish = Callable[[str], Path]
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "causal-bert", "causal-roberta")
 LENGTHS = (11, 1, 29, 5)
 
 

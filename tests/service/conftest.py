@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file, write_manifest
+from model.export import Variants, export
+from model.model_source import locate
 from model.tokenizer import TokenizerInput
 from service.auth import ApiKeys
 from service.config import Settings
@@ -31,6 +34,23 @@ from service.rest.app import make_app
 GOLDEN = "money bank grows"
 POISON = "zebra"
 """A word whose embedding is NaN in the poisoned model."""
+
+
+@pytest.fixture(scope="session")
+def causal_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the weights of the default model with causal attention, with an int8 graph."""
+    source = Path(shutil.copytree(locate("default").directory, tmp_path_factory.mktemp("causal") / "causal-minilm"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    out = source.parent / "artifact"
+    export(str(source), out, revision=None, name=None, progress=lambda step: None, variants=Variants(("int8",)))
+    return out
+
+
+@pytest.fixture(scope="session")
+def causal_model(causal_artifact: Path) -> LoadedModel:
+    """The weights of the default model with causal attention, loaded once."""
+    return LoadedModel.load(Settings(model_dir=causal_artifact))
 
 
 @pytest.fixture(scope="session")

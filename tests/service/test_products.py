@@ -6,7 +6,7 @@
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -35,7 +35,9 @@ from tests.serving import ServiceThread
 
 EXAMPLES = int(os.environ.get("ATTENDANT_FUZZ_EXAMPLES", "300"))
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
-GRPC_OF_HTTP = {400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND"}
+GRPC_OF_HTTP = {
+    400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 501: "UNIMPLEMENTED",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,17 @@ def access_log() -> Iterator[Lines]:
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module")
-def clients(model: LoadedModel, access_log: Lines) -> Iterator[Clients]:
+@pytest.fixture(scope="module", params=["model", "causal_model"])
+def clients(request: pytest.FixtureRequest, access_log: Lines) -> Iterator[Clients]:
+    """Clients of the default model, and of its weights with causal attention."""
+    model: LoadedModel = request.getfixturevalue(request.param)
+    access_log.lines.clear()
     with (
         ServiceThread(model, openai_token_ids=True, access_log="all") as service,
         httpx.Client(base_url=service.rest, timeout=120) as rest,
     ):
         info = rest.get("/v1/model").json()
-        facts = ModelFacts(
-            *(info[name] for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"))
-        )
+        facts = ModelFacts(**{field.name: info[field.name] for field in fields(ModelFacts)})
         options = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(service.grpc, options=options) as channel:
             tolerance = 1e-5 if info["precision"] == "float32" else 5e-4
@@ -108,7 +111,10 @@ def test_responses_follow_the_contract(clients: Clients, data: st.DataObject) ->
     operation, request = data.draw(requests(clients.facts))
     response = clients.post(operation, request)
     event(f"{operation} {response.status_code}")
-    assert response.status_code < 500, response.text
+    if operation == "attend" and request.get("kind", "probs") not in clients.facts.attention_kinds:
+        assert response.status_code in (400, 422, 501), response.text
+    else:
+        assert response.status_code < 500, response.text
     if response.status_code == 200:
         assert len(response.content) <= clients.service.largest_response, "larger than computed before inference"
         check_response(clients, operation, request, response.json())
@@ -120,8 +126,10 @@ def test_responses_follow_the_contract(clients: Clients, data: st.DataObject) ->
 
 def check_error(operation: str, request: Body, response: httpx.Response) -> None:
     assert len(response.content) <= 1024
-    assert response.status_code in (400, 404, 413, 422)
+    assert response.status_code in (400, 404, 413, 422, 501)
     error = response.json()["error"]
+    if response.status_code == 501:
+        assert error["reason"] == "UNSUPPORTED_KIND"
     assert error["message"]
     for text in (word for word in str(request).split() if len(word) > 60):
         assert text not in error["message"]

@@ -109,11 +109,8 @@ class CompareTask:
         row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
         contributions: list[float] = (units.membership @ row).tolist()
         own: list[bool] = np.any(units.membership[:, occurrence.first : occurrence.last], axis=1).tolist()
-        others = [
-            index
-            for index, unit in enumerate(units.units)
-            if contributions[index]
-            and not (unit.special or own[index])  # a causal model has no contribution of later words
+        others = [  # in a causal model, later words contribute 0
+            index for index, unit in enumerate(units.units) if contributions[index] and not (unit.special or own[index])
         ]
         total = sum(contributions[index] for index in others)
         largest = sorted(others, key=lambda index: -contributions[index])[: self.top_contributors]

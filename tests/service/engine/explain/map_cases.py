@@ -25,9 +25,12 @@ PRECISIONS = pytest.mark.parametrize(
 )
 
 
-def layers_of_random_encoder(dtype: torch.dtype, scale: float = 0.3) -> list[Layer]:
+ATTENTION = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+
+
+def layers_of_random_encoder(dtype: torch.dtype, scale: float = 0.3, *, causal: bool = False) -> list[Layer]:
     """Return per layer: the attention, the PyTorch block, its input, its weights, and the PyTorch attention maps."""
-    encoder = random_encoder(dtype, scale=scale)
+    encoder = random_encoder(dtype, scale=scale, causal=causal)
     outputs = run(encoder, random_ids(TOKENS))
     return [
         (BlockAttention(hidden, weights), block, hidden, weights, probs)

@@ -21,7 +21,7 @@ from tests.random_encoders import (
     run_block,
 )
 from tests.rank_stats import spearman
-from tests.service.engine.explain.map_cases import ALL_HEADS, HEADS, TOKENS, layers_of_random_encoder
+from tests.service.engine.explain.map_cases import ALL_HEADS, ATTENTION, HEADS, TOKENS, layers_of_random_encoder
 
 # The change of a vector has the rounding error of the entire vector. Even maps avoid changes near that error.
 EVEN_SCALE = 0.15
@@ -42,22 +42,23 @@ def zero_value(token: int, heads: Sequence[int], width: int) -> Any:
     return change
 
 
+@ATTENTION
 @INTERVENTION_PRECISIONS
 @pytest.mark.parametrize("heads", [None, (2,), (3, 0)], ids=["all heads", "one head", "two heads"])
 def test_norm_is_the_change_of_the_output_without_the_value(
-    dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None
+    dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None, causal: bool
 ) -> None:
     """Set the value vector of a token to zero in the heads, and run the attention again."""
-    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
+    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE, causal=causal):
         norm = BlockAttention(hidden, weights, heads).norm
         width = hidden.shape[1] // HEADS
         with capture_outputs(block.attention.output) as before:
-            run_block(block, hidden)
+            run_block(block, hidden, causal=causal)
         change = np.empty_like(norm)
         for token in range(TOKENS):
             hook = zero_value(token, heads or ALL_HEADS, width)
             with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
-                run_block(block, hidden)
+                run_block(block, hidden, causal=causal)
             change[:, token] = np.linalg.norm(before[0] - after[0], axis=-1)
         np.testing.assert_allclose(norm, change, rtol=tolerance)
 

@@ -31,9 +31,9 @@ def make_spec(
     return AttentionMapSpec(kind, layers, heads, head_reduce, layer_reduce)
 
 
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return random_encoder(torch.float64)
+@pytest.fixture(scope="module", params=[False, True], ids=["bidirectional", "causal"])
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    return random_encoder(torch.float64, causal=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from tests.random_encoders import (
     run_block,
 )
 from tests.service.engine.explain.map_cases import (
+    ATTENTION,
     PRECISIONS,
     TOKENS,
     Floats,
@@ -50,9 +51,10 @@ def naive_parts(hidden: Floats, weights: BlockWeights, probs: Floats) -> tuple[F
     )
 
 
+@ATTENTION
 @PRECISIONS
-def test_probs_match_pytorch_and_the_softmax_of_the_scores(dtype: torch.dtype, tolerance: float) -> None:
-    for attention, _, _, _, probs in layers_of_random_encoder(dtype):
+def test_probs_match_pytorch_and_the_softmax_of_the_scores(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
+    for attention, _, _, _, probs in layers_of_random_encoder(dtype, causal=causal):
         assert attention.probs.dtype == probs.dtype
         np.testing.assert_allclose(attention.probs, probs, atol=tolerance, rtol=0)
         np.testing.assert_allclose(attention.probs.sum(axis=-1), 1, atol=tolerance, rtol=0)
@@ -70,9 +72,26 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @PRECISIONS
-def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(dtype: torch.dtype, tolerance: float) -> None:
+def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, tolerance: float) -> None:
+    """Scores are -inf. In rows, all other values are those of the sequence up to the row."""
+    later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1)
+    for attention, _, hidden, weights, _ in layers_of_random_encoder(dtype, causal=True):
+        assert np.isneginf(attention.scores[:, later]).all()
+        prefix = BlockAttention(hidden[:7], weights)
+        for kind in ("probs", "norm_per_head", "norm", "block_norm", "projection"):
+            values = getattr(attention, kind)
+            assert (values[..., later] == 0).all()
+            assert not np.signbit(values[..., later]).any()
+            np.testing.assert_allclose(values[..., :7, :7], getattr(prefix, kind), atol=tolerance, rtol=tolerance)
+
+
+@ATTENTION
+@PRECISIONS
+def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
+    dtype: torch.dtype, tolerance: float, causal: bool
+) -> None:
     """Maps of a packed batch are exactly 0 between sequences, and otherwise those of single sequences."""
-    encoder = random_encoder(dtype)
+    encoder = random_encoder(dtype, causal=causal)
     sequences = [random_ids(size) for size in (7, 1, TOKENS)]
     starts = [0, 7, 8]
     ranges = [slice(start, start + len(ids)) for start, ids in zip(starts, sequences, strict=True)]
@@ -115,26 +134,28 @@ def test_maps_are_permutation_equivariant_only_without_positions(
     assert min(differences) > 0.01 if positions else max(differences) <= tolerance
 
 
+@ATTENTION
 @PRECISIONS
 def test_block_norm_is_the_length_of_parts_that_sum_to_the_layer_norm_output(
-    dtype: torch.dtype, tolerance: float
+    dtype: torch.dtype, tolerance: float, causal: bool
 ) -> None:
-    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype):
+    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype, causal=causal):
         with capture_outputs(block.attention_norm) as captured:
-            run_block(block, hidden)
+            run_block(block, hidden, causal=causal)
         parts, biases = naive_parts(hidden, weights, probs)
         np.testing.assert_allclose(parts.sum(axis=1) + biases, captured[0], atol=tolerance, rtol=0)
         lengths = np.linalg.norm(parts, axis=-1)
-        np.testing.assert_allclose(attention.block_norm, lengths, rtol=tolerance)
+        np.testing.assert_allclose(attention.block_norm, lengths, rtol=tolerance, atol=0)
 
 
+@ATTENTION
 @PRECISIONS
-def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, tolerance: float) -> None:
+def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
     """A share is `<part, y> / <y, y>` for the layer norm output y. A row and its bias share sum to 1."""
     signs: set[float] = set()
-    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype):
+    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype, causal=causal):
         with capture_outputs(block.attention_norm) as captured:
-            run_block(block, hidden)
+            run_block(block, hidden, causal=causal)
         (output,) = captured
         parts, biases = naive_parts(hidden, weights, probs)
         squares = np.einsum("id,id->i", output, output)
@@ -146,7 +167,7 @@ def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, 
         )
         np.testing.assert_allclose(attention.projection.sum(axis=1) + attention.bias_share, 1, atol=tolerance, rtol=0)
         signs |= set(np.sign(attention.projection).ravel().tolist())
-    assert signs == {-1.0, 1.0}, "no negative share"
+    assert signs == ({-1.0, 0.0, 1.0} if causal else {-1.0, 1.0}), "no negative share"
 
 
 def test_block_norm_uses_the_epsilon_of_the_layer_norm() -> None:

@@ -107,6 +107,7 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
     assert info["layers"] == [0, 1, 2, 3, 4, 5, 6]
     assert info["threads"] >= 1
     assert info["backend_reason"]
+    assert info["attention"] == "bidirectional"
     assert info["attention_kinds"] == ["probs", "scores", "norm", "block_norm", "projection"]
     assert max(info["length_buckets"]) >= info["max_input_tokens"]
 
