@@ -47,13 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _train(config: Path, out: Path) -> int:
     try:
+        from model.checkpoint_files import CheckpointError
+        from model.export import ParityError
+        from model.model_source import SourceError
         from model.train.command import run_training
         from model.train.config import TrainError
     except ModuleNotFoundError as missing:
         return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,train]'")
     try:
         manifest = run_training(config, out, _progress())
-    except (TrainError, ArtifactError) as error:
+    except (TrainError, SourceError, CheckpointError, ParityError, ArtifactError) as error:
         return _fail(str(error))
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")

@@ -253,3 +253,24 @@ def published_name(family: Family, name: str) -> str | None:
 def _modern_name(name: str) -> str:
     """Rename gamma and beta of layer norms in early BERT checkpoints to weight and bias."""
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+
+
+def published_tensors(
+    model_type: str, config: dict[str, Any], source: dict[str, Tensor], encoder: Encoder
+) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint with the weights of `encoder` instead of its own; the inverse of loading.
+
+    `config` and `source` are the config.json and the tensors of the checkpoint. Of the other tensors, only those of the
+    pooler are kept, without which transformers would initialize one.
+    """
+    family = FAMILIES[model_type]
+    prefix = _find_prefix(family, source)
+    tensors = {name: tensor for name, tensor in source.items() if name.removeprefix(prefix).startswith("pooler.")}
+    for name, tensor in encoder.state_dict().items():
+        published = published_name(family, name)
+        if name == "embeddings.position_embeddings.weight":
+            unused = source[f"{prefix}{published}"][: _first_position(family, config)]
+            tensors[f"{prefix}{published}"] = torch.cat([unused.float(), tensor.cpu()])
+        elif published is not None:
+            tensors[f"{prefix}{published}"] = tensor
+    return tensors

@@ -1,4 +1,4 @@
-"""From a configuration to an artifact: train the tokenizer and the encoder, publish the model, export it."""
+"""From a configuration to an artifact: train the tokenizer and the model, publish it, export it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,14 +6,17 @@ from itertools import islice
 from pathlib import Path
 
 from model.artifact import Manifest
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.export import export
+from model.model_source import ModelSource, locate
 from model.tokenizer import Tokenizer
 from model.train.config import TrainConfig, TrainError, load_config
 from model.train.corpus import read_texts
 from model.train.loop import train
 from model.train.metrics import CURVES, draw_curves
+from model.train.objectives import make_objective
 from model.train.processes import Processes
-from model.train.publication import publish
+from model.train.publication import make_record, publish
 from model.train.tokenizers import train_tokenizer
 
 TOKENIZER, MODEL, ARTIFACT = "tokenizer.json", "model", "artifact"
@@ -32,28 +35,47 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
 
     Raises:
         TrainError: an option or file is invalid, or the run failed.
+        SourceError, CheckpointError: the model `init` is unavailable or unsupported.
+        ArtifactError: the artifact of the teacher is invalid, or that of the result cannot be written.
     """
     config = load_config(config_file)
     out.mkdir(parents=True, exist_ok=True)
     processes = Processes.start()
     try:
+        source, checkpoint = load_init(config)
         if processes.is_first and not (out / TOKENIZER).is_file():
-            progress(f"training a {config.tokenizer.kind} tokenizer")
-            write_tokenizer(config, out / TOKENIZER)
+            if checkpoint is None:
+                progress(f"training a {config.tokenizer.kind} tokenizer")
+                write_tokenizer(config, out / TOKENIZER)
+            else:
+                (out / TOKENIZER).write_bytes(checkpoint.tokenizer)
         processes.wait()
         definition = (out / TOKENIZER).read_text(encoding="utf-8")
         tokenizer = Tokenizer(definition.encode())
-        progress(f"training {config.model.name} with {tokenizer.vocab_size} tokens on {processes.device}")
-        result = train(config, tokenizer, out, processes)
+        objective = make_objective(config, tokenizer, checkpoint)
+        start = "" if source is None else f", starting from {source.source}"
+        progress(f"{objective.name} of {config.model.name} on {processes.device}{start}")
+        result = train(config, objective, tokenizer, out, processes)
         if not processes.is_first:
             return None
-        progress(f"validation loss {result.validation_loss:.4f}, perplexity {result.perplexity:.2f}")
-        publish(result.network, config.model, definition, out / MODEL)
-        draw_curves(out)
+        progress(f"validation loss {result.validation_loss:.4f} {objective.unit}")
+        initial = None if source is None else source.source
+        record = make_record(objective, config, result.tokens, result.validation_loss, initial)
+        init = None if source is None or checkpoint is None else (source, checkpoint)
+        publish(objective, config, definition, record, out / MODEL, init)
+        draw_curves(out, objective.unit)
         progress(f"wrote {out / MODEL} and {out / CURVES}")
         return export(str(out / MODEL), out / ARTIFACT, revision=None, name=config.model.name, progress=progress)
     finally:
         processes.stop()
+
+
+def load_init(config: TrainConfig) -> tuple[ModelSource, Checkpoint] | tuple[None, None]:
+    """Return the model that training starts from, if any. Raises SourceError or CheckpointError."""
+    if config.model.init is None:
+        return None, None
+    source = locate(config.model.init)
+    return source, load_checkpoint(source.directory)
 
 
 def write_tokenizer(config: TrainConfig, path: Path) -> None:

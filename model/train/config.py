@@ -30,16 +30,30 @@ class TokenizerOptions(Section):
 
 
 class ModelOptions(Section):
-    """The sizes of the encoder, named as in Hugging Face's config.json."""
+    """The model to start from, or the sizes of a new encoder, named as in Hugging Face's config.json."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     license: str | None = None
+    init: str | None = Field(None, description='"default", a directory of a published model, or a hub ID.')
+    init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Blocks of init to keep; () is all.")
     hidden_size: Positive = 256
     num_hidden_layers: Positive = 4
     num_attention_heads: Positive = 4
     intermediate_size: Positive = 1024
     max_input_tokens: Annotated[int, Field(ge=8)] = 128
     positions: Literal["learned", "sinusoidal"] = "learned"
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+
+    @model_validator(mode="after")
+    def _check_init(self) -> "ModelOptions":
+        if self.init is None and self.init_blocks:
+            raise ValueError("init_blocks is set without init")
+        if list(self.init_blocks) != sorted(set(self.init_blocks)):
+            raise ValueError("init_blocks is not in ascending order")
+        own = sorted(self.model_fields_set - {"name", "license", "init", "init_blocks", "max_input_tokens"})
+        if self.init is not None and own:
+            raise ValueError(f"{own[0]} is set together with init, which determines it")
+        return self
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelOptions":
@@ -65,6 +79,27 @@ class MaskingOptions(Section):
     """Masked language modeling (Devlin et al. 2019, section 3.1)."""
 
     probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mask_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "MaskingOptions":
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"mask_share + random_share is over 1 ({self.mask_share} + {self.random_share})")
+        return self
+
+
+class ContrastiveOptions(Section):
+    """Contrastive learning on pairs."""
+
+    temperature: Annotated[float, Field(gt=0)] = 0.05
+    matryoshka_dimensions: tuple[Positive, ...] = ()
+
+
+class DistillationOptions(Section):
+    """Distillation of the embeddings of a teacher."""
+
+    teacher: Path = Field(description="Directory of an artifact.")
 
 
 class OptimizerOptions(Section):
@@ -92,14 +127,33 @@ class RunOptions(Section):
 
 
 class TrainConfig(Section):
-    """A training run."""
+    """A training run: language modeling, unless it has the table `contrastive` or `distillation`."""
 
     model: ModelOptions
     tokenizer: TokenizerOptions = TokenizerOptions()
     data: DataOptions
     masking: MaskingOptions = MaskingOptions()
+    contrastive: ContrastiveOptions | None = None
+    distillation: DistillationOptions | None = None
     optimizer: OptimizerOptions = OptimizerOptions()
     run: RunOptions
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> "TrainConfig":
+        if self.contrastive is not None and self.distillation is not None:
+            raise ValueError("contrastive and distillation are set together. Remove one of the tables")
+        has_objective = self.contrastive is not None or self.distillation is not None
+        if self.model.init is not None and not has_objective:
+            raise ValueError("model.init needs the table contrastive or distillation")
+        if has_objective and "masking" in self.model_fields_set:
+            raise ValueError("masking is set together with contrastive or distillation. Remove it")
+        if self.model.attention == "causal" and "masking" in self.model_fields_set:
+            raise ValueError('masking is set together with model.attention = "causal", which predicts the next token')
+        if self.model.init is not None and "tokenizer" in self.model_fields_set:
+            raise ValueError("tokenizer is set together with model.init, which has a tokenizer. Remove it")
+        if self.contrastive is not None and "field" in self.data.model_fields_set:
+            raise ValueError("data.field is set together with contrastive, whose fields are query and positive")
+        return self
 
 
 def load_config(path: Path) -> TrainConfig:
@@ -120,8 +174,21 @@ def load_config(path: Path) -> TrainConfig:
         first = error.errors(include_url=False)[0]
         option = ".".join(map(str, first["loc"])) or "configuration"
         problem = (
-            first["msg"].replace("Input should", "must").replace("Extra inputs are not permitted", "unknown option")
+            first["msg"]
+            .removeprefix("Value error, ")
+            .replace("Input should", "must")
+            .replace("Extra inputs are not permitted", "unknown option")
         )
         raise TrainError(f"{path}: {option}: {problem}.") from None
-    files = {name: tuple(path.parent / file for file in getattr(config.data, name)) for name in ("train", "validation")}
-    return config.model_copy(update={"data": config.data.model_copy(update=files)})
+    return _resolve_paths(config, path.parent)
+
+
+def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
+    """Return the configuration with paths relative to the directory of its file."""
+    files = {name: tuple(parent / file for file in getattr(config.data, name)) for name in ("train", "validation")}
+    changes: dict[str, Section] = {"data": config.data.model_copy(update=files)}
+    if config.model.init is not None and (parent / config.model.init).is_dir():
+        changes["model"] = config.model.model_copy(update={"init": str(parent / config.model.init)})
+    if config.distillation is not None:
+        changes["distillation"] = DistillationOptions(teacher=parent / config.distillation.teacher)
+    return config.model_copy(update=changes)

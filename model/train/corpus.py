@@ -1,121 +1,166 @@
-"""Texts streamed from files in an order that depends on the seed alone, with a state from which reading continues."""
+"""Examples streamed from files in an order that depends on the seed alone, with a state from which reading continues.
+
+An example is a tuple of texts: a text alone, or a query, its positive and its negatives.
+"""
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from model.train.config import TrainError
 
 State = dict[str, Any]
+Example = tuple[str, ...]
+Reader = Callable[[Path], Iterator[Example]]
+Record = tuple[str, dict[str, Any]]
+"""The place of a record in its file, for errors, and its fields."""
 
 
 def read_texts(path: Path, field: str) -> Iterator[str]:
     """Yield the non-blank texts of a .txt, .jsonl or .parquet file. Raises TrainError with the line of a bad one."""
-    if not path.is_file():
-        raise TrainError(f"{path}: no such file. Check data in the configuration.")
-    match path.suffix:
-        case ".parquet":
-            texts = _read_parquet(path, field)
-        case ".jsonl":
-            texts = _read_json_lines(path, field)
-        case ".txt":
-            texts = _read_lines(path)
-        case suffix:
-            raise TrainError(f"{path}: unknown file type {suffix!r}. Use .txt, .jsonl or .parquet.")
+    if path.suffix == ".txt":
+        texts = _read_lines(path)
+    else:
+        records = _read_records(path, (field,), (), "Use .txt, .jsonl or .parquet.")
+        texts = (_text(path, place, field, record.get(field)) for place, record in records)
     return (stripped for text in texts if (stripped := text.strip()))
 
 
+def read_pairs(path: Path) -> Iterator[Example]:
+    """Yield (query, positive, *negatives) of each record of a .jsonl or .parquet file.
+
+    Raises TrainError with the line of a bad record.
+    """
+    for place, record in _read_records(path, ("query", "positive"), ("negatives",), "Use .jsonl or .parquet."):
+        negatives = record.get("negatives")
+        if negatives is not None and not isinstance(negatives, list):
+            raise TrainError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
+        fields = [("query", record.get("query")), ("positive", record.get("positive"))]
+        fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
+        texts = tuple(_text(path, place, field, value).strip() for field, value in fields)
+        if not all(texts):
+            field = fields[texts.index("")][0]
+            raise TrainError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+        yield texts
+
+
+def _text(path: Path, place: str, field: str, value: object) -> str:
+    if not isinstance(value, str):
+        problem = "missing" if value is None else "not a string"
+        raise TrainError(f"{path}: {place}: {field}: {problem}. Use a string.")
+    return value
+
+
+def _read_records(path: Path, required: Sequence[str], optional: Sequence[str], remedy: str) -> Iterator[Record]:
+    if path.suffix == ".jsonl":
+        return _read_json_lines(path)
+    if path.suffix == ".parquet":
+        return _read_parquet(path, required, optional)
+    raise TrainError(f"{path}: unknown file type {path.suffix!r}. {remedy}")
+
+
 def _read_lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                number += 1
                 yield line.decode()
-            except UnicodeDecodeError:
-                raise TrainError(f"{path}: line {number} is not UTF-8. Convert the file.") from None
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read ({error.strerror}). Check data in the configuration.") from None
+    except UnicodeDecodeError:
+        raise TrainError(f"{path}: line {number}: not UTF-8. Convert the file.") from None
 
 
-def _read_json_lines(path: Path, field: str) -> Iterator[str]:
+def _read_json_lines(path: Path) -> Iterator[Record]:
     for number, line in enumerate(_read_lines(path), start=1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[field]
-        except (ValueError, TypeError, KeyError):
-            text = None
-        if not isinstance(text, str):
-            raise TrainError(f"{path}: line {number} has no string {field!r}. Correct it, or set data.field.")
-        yield text
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise TrainError(f"{path}: line {number}: not a JSON object. Write one per line.")
+        yield f"line {number}", record
 
 
-def _read_parquet(path: Path, field: str) -> Iterator[str]:
+def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) -> Iterator[Record]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ModuleNotFoundError:
         raise TrainError(f"{path}: pyarrow is not installed. Run: pip install '.[train]'") from None
+    number = 0
     try:
-        file = parquet.ParquetFile(path)
+        with path.open("rb") as source:
+            file = parquet.ParquetFile(source)
+            names = file.schema_arrow.names
+            for name in required:
+                if name not in names:
+                    raise TrainError(f"{path}: no column {name!r}. Its columns are {', '.join(names)}.")
+            columns = [*required, *(name for name in optional if name in names)]
+            for batch in file.iter_batches(batch_size=1024, columns=columns):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", record
     except ArrowInvalid as error:
         raise TrainError(f"{path}: not a Parquet file ({error}). Check it.") from None
-    if field not in file.schema_arrow.names:
-        raise TrainError(f"{path}: no column {field!r}. Set data.field.")
-    for batch in file.iter_batches(batch_size=1024, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            if not isinstance(text, str):
-                raise TrainError(f"{path}: column {field!r} has values that are not strings. Set data.field.")
-            yield text
+    except OSError as error:
+        problem = error.strerror or error
+        raise TrainError(f"{path}: cannot be read ({problem}). Check data in the configuration.") from None
 
 
-class TextStream:
-    """Endless texts from files, shuffled through a buffer. Each epoch has every text once, in another order.
+class ExampleStream:
+    """Endless examples from files, shuffled through a buffer. Each epoch has every example once, in another order.
 
-    `state_dict` and `load_state_dict` make an interrupted run continue with the same texts. Reading continues by
-    skipping the texts already read in the current epoch, without tokenizing them.
+    `state_dict` and `load_state_dict` make an interrupted run continue with the same examples. Reading continues by
+    skipping the examples already read in the current epoch, without tokenizing them.
     """
 
-    def __init__(self, files: Sequence[Path], field: str, buffer_size: int, seed: int) -> None:
+    def __init__(self, files: Sequence[Path], read: Reader, buffer_size: int, seed: int) -> None:
         self._files = tuple(files)
-        self._field = field
+        self._reader = read
         self._buffer_size = buffer_size
         self._random = random.Random(seed)  # noqa: S311  # not for secrets
-        self._buffer: list[str] = []
+        self._buffer: list[Example] = []
         self._read = 0
         self._order = list(range(len(self._files)))
-        self._source: Iterator[str] | None = None
+        self._source: Iterator[Example] | None = None
 
-    def __next__(self) -> str:
+    def __next__(self) -> Example:
         self._fill_buffer()
         if not self._buffer:  # the end of an epoch
             self._source, self._read = None, 0
             self._fill_buffer()
         if not self._buffer:
-            raise TrainError(f"{self}: no texts. Add some, one per line.")
+            raise TrainError(f"{self}: empty. Add at least one example.")
         last = len(self._buffer) - 1
         chosen = self._random.randrange(last + 1)
         self._buffer[chosen], self._buffer[last] = self._buffer[last], self._buffer[chosen]
         return self._buffer.pop()
 
-    def __iter__(self) -> "TextStream":
+    def __iter__(self) -> "ExampleStream":
         return self
 
     def __str__(self) -> str:
         return ", ".join(map(str, self._files))
 
     def _fill_buffer(self) -> None:
-        while len(self._buffer) < self._buffer_size and (text := next(self._open(), None)) is not None:
-            self._buffer.append(text)
+        while len(self._buffer) < self._buffer_size and (example := next(self._open(), None)) is not None:
+            self._buffer.append(example)
             self._read += 1
 
-    def _open(self) -> Iterator[str]:
+    def _open(self) -> Iterator[Example]:
         if self._source is None:
             self._random.shuffle(self._order)
-            self._source = self._texts()
+            self._source = self._examples()
         return self._source
 
-    def _texts(self) -> Iterator[str]:
+    def _examples(self) -> Iterator[Example]:
         for index in tuple(self._order):
-            yield from read_texts(self._files[index], self._field)
+            yield from self._reader(self._files[index])
 
     def state_dict(self) -> State:
         """Return the position, as values that torch.save stores."""
@@ -131,6 +176,6 @@ class TextStream:
         """Continue from a position."""
         self._buffer, self._read, self._order = list(state["buffer"]), state["read"], list(state["order"])
         self._random.setstate(state["random"])
-        self._source = self._texts() if state["open"] else None
+        self._source = self._examples() if state["open"] else None
         for _ in range(self._read if self._source is not None else 0):
             next(self._open())

@@ -15,37 +15,34 @@ from tqdm import tqdm
 
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer
-from model.train.batches import Masking, PackedBatches, TrainingBatch, to_device
+from model.train.batches import PackedBatches, TrainingBatch
 from model.train.checkpoints import load_checkpoint, save_checkpoint
 from model.train.config import OptimizerOptions, TrainConfig, TrainError
-from model.train.corpus import State, TextStream
+from model.train.corpus import ExampleStream, State
 from model.train.metrics import MetricsFile
-from model.train.network import MaskedLanguageModel, make_network
+from model.train.objectives import Objective
 from model.train.processes import Processes
 
 
 @dataclass(frozen=True)
 class Result:
-    """The trained network, and its last validation loss in nats per masked token."""
+    """The number of trained tokens, and the last validation loss in the unit of the objective."""
 
-    network: MaskedLanguageModel
+    tokens: int
     validation_loss: float
 
-    @property
-    def perplexity(self) -> float:
-        """The perplexity of masked tokens on the validation texts."""
-        return math.exp(self.validation_loss)
 
-
-def train(config: TrainConfig, tokenizer: Tokenizer, directory: Path, processes: Processes) -> Result:
-    """Train a network, or continue the run in `directory`.
+def train(
+    config: TrainConfig, objective: Objective, tokenizer: Tokenizer, directory: Path, processes: Processes
+) -> Result:
+    """Train the network of an objective, or continue the run in `directory`.
 
     Raises:
         TrainError: the data is unusable, the loss is not finite, or a file cannot be written. The last checkpoint
             stays.
     """
     steps = config.run.steps
-    run = Run(config, tokenizer, processes)
+    run = Run(config, objective, tokenizer, processes)
     run.restore(load_checkpoint(directory), directory)
     metrics = MetricsFile(directory, run.step) if processes.is_first else None
     with contextlib.ExitStack() as stack:
@@ -63,13 +60,13 @@ def train(config: TrainConfig, tokenizer: Tokenizer, directory: Path, processes:
                 if run.step % config.run.checkpoint_steps == 0 or run.step == steps:
                     metrics.flush()
                     save_checkpoint(directory, run.state_dict())
-    return Result(run.network, run.validate())
+    return Result(run.tokens, run.validate())
 
 
 class Run:
     """The state of a run between two steps: weights, optimizer, position in the texts, and counts."""
 
-    def __init__(self, config: TrainConfig, tokenizer: Tokenizer, processes: Processes) -> None:
+    def __init__(self, config: TrainConfig, objective: Objective, tokenizer: Tokenizer, processes: Processes) -> None:
         if config.run.batches_per_step % processes.count:
             raise TrainError(
                 f"run.batches_per_step: not a multiple of the number of processes ({config.run.batches_per_step}, "
@@ -77,11 +74,12 @@ class Run:
             )
         self._config = config
         self._processes = processes
-        self.network = make_network(config.model, tokenizer.vocab_size, config.run.seed).to(processes.device)
+        self._has_perplexity = objective.is_language_model
+        self.network = objective.network.to(processes.device)
         self._model = DistributedDataParallel(self.network) if processes.count > 1 else self.network
         self._optimizer = make_optimizer(self.network, config.optimizer)
-        self._batches = make_batches(config, tokenizer, config.data.train, config.run.seed)
-        validation = make_batches(config, tokenizer, config.data.validation, seed=0)
+        self._batches = make_batches(config, objective, tokenizer, config.data.train, config.run.seed)
+        validation = make_batches(config, objective, tokenizer, config.data.validation, seed=0)
         self._validation = list(islice(validation, config.run.validation_batches))
         self.step = self.tokens = 0
 
@@ -129,17 +127,18 @@ class Run:
         row["tokens_per_second"] = tokens / (time.perf_counter() - started)
         if self.step % options.validation_steps == 0 or self.step == options.steps:
             row["validation_loss"] = self.validate()
-            row["perplexity"] = math.exp(row["validation_loss"])
+            if self._has_perplexity:
+                row["perplexity"] = math.exp(row["validation_loss"])
         return row
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Return the mean loss of the masked tokens of the validation texts, in nats."""
+        """Return the mean loss of the predictions on the validation examples."""
         total = 0.0
         for batch in self._validation:
             with precision(self._config, self._processes.device):
-                total += float(self.network(to_device(batch, self._processes.device)))
-        return total / sum(batch.targets for batch in self._validation)
+                total += float(self.network(batch.to(self._processes.device)))
+        return total / sum(batch.count for batch in self._validation)
 
 
 def take_step(
@@ -149,8 +148,8 @@ def take_step(
     config: TrainConfig,
     processes: Processes,
 ) -> tuple[float, float]:
-    """Update the weights once; return the mean loss of all masked tokens of the step, and the gradient norm."""
-    targets = sum(batch.targets for batch in batches)
+    """Update the weights once; return the mean loss of all predictions of the step, and the gradient norm."""
+    count = sum(batch.count for batch in batches)
     own = batches[processes.rank :: processes.count]
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
@@ -160,7 +159,7 @@ def take_step(
             contextlib.nullcontext() if is_last or processes.count == 1 else model.no_sync(),
             precision(config, processes.device),
         ):
-            loss = model(to_device(batch, processes.device)) / targets
+            loss = model(batch.to(processes.device)) / count
             # DistributedDataParallel averages gradients over the processes, and the loss is a sum.
             (loss * processes.count).backward()
         total += float(loss.detach())
@@ -169,12 +168,13 @@ def take_step(
     return processes.sum(total), float(norm)
 
 
-def make_batches(config: TrainConfig, tokenizer: Tokenizer, files: tuple[Path, ...], seed: int) -> PackedBatches:
+def make_batches(
+    config: TrainConfig, objective: Objective, tokenizer: Tokenizer, files: tuple[Path, ...], seed: int
+) -> PackedBatches:
     """Return the endless batches of some files."""
-    texts = TextStream(files, config.data.field, config.data.shuffle_texts, seed)
+    examples = ExampleStream(files, objective.read, config.data.shuffle_texts, seed)
     shape = BatchShape(config.run.rows_per_batch, config.model.max_input_tokens)
-    masking = Masking(config.masking.probability, tokenizer.vocab_size, seed)
-    return PackedBatches(texts, tokenizer, shape, masking)
+    return PackedBatches(examples, tokenizer, shape, objective.collate, seed, objective.prompts)
 
 
 def make_optimizer(network: torch.nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:

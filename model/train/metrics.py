@@ -47,7 +47,7 @@ def read_metrics(directory: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["perplexity"] is not None]  # a kill can cut the last row
+        return [row for row in csv.DictReader(file) if row[COLUMNS[-1]] is not None]  # a kill can cut the last row
 
 
 def _open_board(directory: Path) -> Any:
@@ -59,8 +59,8 @@ def _open_board(directory: Path) -> Any:
     return SummaryWriter(str(directory / "tensorboard"))
 
 
-def draw_curves(directory: Path) -> None:
-    """Write curves.png from metrics.csv: training and validation loss by tokens."""
+def draw_curves(directory: Path, unit: str) -> None:
+    """Write curves.png from metrics.csv: training and validation loss by tokens; `unit` is that of the loss."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -74,7 +74,7 @@ def draw_curves(directory: Path) -> None:
         [int(row["tokens"]) for row in validated], [float(row["validation_loss"]) for row in validated],
         marker="o", ms=3, label="validation",
     )  # fmt: skip
-    axes.set(xlabel="tokens", ylabel="loss (nats per masked token)")
+    axes.set(xlabel="tokens", ylabel=f"loss ({unit})")
     axes.legend()
     figure.savefig(directory / CURVES, dpi=120)
     plt.close(figure)

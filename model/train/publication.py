@@ -1,16 +1,26 @@
 """The trained model in the formats of transformers and sentence-transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from model.checkpoint import FAMILIES, published_name
-from model.train.config import ModelOptions
-from model.train.network import MaskedLanguageModel
+from model.artifact import DataFileRecord, TrainingRecord
+from model.checkpoint import FAMILIES, Checkpoint, published_name, published_tensors
+from model.checkpoint_files import read_json, read_tensors
+from model.encoder import Encoder
+from model.model_source import ModelSource
+from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
+from model.train.config import TrainConfig
+from model.train.language_modeling import LanguageModel
+from model.train.objectives import Objective
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
 
+TRAINING = "training.json"
 HEAD_NAMES = {
     "transform.weight": "cls.predictions.transform.dense.weight",
     "transform.bias": "cls.predictions.transform.dense.bias",
@@ -18,29 +28,96 @@ HEAD_NAMES = {
     "norm.bias": "cls.predictions.transform.LayerNorm.bias",
     "bias": "cls.predictions.bias",
 }
-MODULES = [("Transformer", ""), ("Pooling", "1_Pooling")]
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
 
 
-def publish(network: MaskedLanguageModel, options: ModelOptions, tokenizer: str, directory: Path) -> None:
-    """Write a model that `transformers` opens as BertForMaskedLM, and sentence-transformers with mean pooling."""
-    config = network.encoder.config
-    (directory / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for name, tensor in network.state_dict().items():
-        if name in HEAD_NAMES:
-            tensors[HEAD_NAMES[name]] = tensor
-        else:
-            tensors[f"bert.{published_name(FAMILIES['bert'], name.removeprefix('encoder.'))}"] = tensor
-    save_file(
-        {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()},
-        directory / "model.safetensors",
-        metadata={"format": "pt"},
+def publish(
+    objective: Objective,
+    config: TrainConfig,
+    tokenizer: str,
+    record: TrainingRecord,
+    directory: Path,
+    init: tuple[ModelSource, Checkpoint] | None,
+) -> None:
+    """Write a model that `transformers` and sentence-transformers open, with a model card and training.json.
+
+    Args:
+        objective: the trained network.
+        config: the configuration of the run.
+        tokenizer: tokenizer.json.
+        record: the facts of the model card.
+        directory: replaced if it exists.
+        init: the model that training started from, whose format the result keeps.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    if init is None:
+        embedding = EmbeddingConfig(normalize=not objective.is_language_model)
+        max_input_tokens = config.model.max_input_tokens
+        _write_new(directory, objective, tokenizer, max_input_tokens)
+    else:
+        source, checkpoint = init
+        embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
+        _write_tuned(directory, objective.encoder, checkpoint.model_type, source.directory)
+    _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
+    (directory / TRAINING).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    license_name = config.model.license or (None if init is None else init[0].license)
+    card = describe(config.model.name, license_name, record)
+    (directory / "README.md").write_text(card, encoding="utf-8")
+
+
+def make_record(
+    objective: Objective, config: TrainConfig, tokens: int, loss: float, init: str | None
+) -> TrainingRecord:
+    """Return the facts of a finished run."""
+    files = [DataFileRecord(name=path.name, size=path.stat().st_size) for path in config.data.train]
+    return TrainingRecord(
+        objective=objective.name,
+        initial_model=init,
+        teacher=objective.teacher,
+        data=tuple(files),
+        steps=config.run.steps,
+        tokens=tokens,
+        seed=config.run.seed,
+        precision=config.run.precision,
+        validation_loss=loss,
     )
+
+
+def describe(name: str, license_name: str | None, record: TrainingRecord) -> str:
+    """Return the model card, README.md with the metadata block of the Hugging Face Hub."""
+    license_line = f"license: {license_name}\n" if license_name else ""
+    files = "\n".join(f"- `{file.name}`, {file.size:,} bytes" for file in record.data)
+    start = f"from `{record.initial_model}`" if record.initial_model else "from random weights"
+    teacher = f", with the teacher `{record.teacher}`" if record.teacher else ""
+    return (
+        f"---\n{license_line}library_name: sentence-transformers\ntags:\n- sentence-transformers\n---\n\n# {name}\n\n"
+        f"Trained with Attendant by {record.objective}{teacher}, {start}: {record.steps:,} steps, "
+        f"{record.tokens:,} tokens, seed {record.seed}, validation loss {record.validation_loss:.4f}.\n\n"
+        f"Training data:\n\n{files}\n\n"
+        "`attendant evaluate --save` adds measures on labeled texts to the exported artifact.\n"
+    )
+
+
+def _write_new(directory: Path, objective: Objective, tokenizer: str, max_input_tokens: int) -> None:
+    """Write a BERT model with the tokenizer of the run."""
+    config = objective.encoder.config
+    family = FAMILIES["bert"]
+    prefix = "bert." if objective.is_language_model else ""
+    tensors = {
+        f"{prefix}{published_name(family, name)}": tensor for name, tensor in objective.encoder.state_dict().items()
+    }
+    architecture = "BertModel"
+    if isinstance(objective.network, LanguageModel):
+        architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
+        state = objective.network.state_dict()
+        tensors |= {published: state[name] for name, published in HEAD_NAMES.items()}
+    _write_tensors(directory / "model.safetensors", tensors)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_json(
         directory / "config.json",
         {
-            "architectures": ["BertForMaskedLM"],
+            "architectures": [architecture],
             "model_type": "bert",
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
@@ -55,34 +132,81 @@ def publish(network: MaskedLanguageModel, options: ModelOptions, tokenizer: str,
             "attention_probs_dropout_prob": 0.0,
             "initializer_range": 0.02,
             "pad_token_id": SPECIAL_TOKENS.index(PAD),
+            "is_decoder": config.causal,
         },
     )
     _write_json(
         directory / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": options.max_input_tokens,
+            "model_max_length": max_input_tokens,
             "pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK,
         },
     )  # fmt: skip
+
+
+def _write_tuned(directory: Path, encoder: Encoder, model_type: str, source: Path) -> None:
+    """Write a model with the config.json and tokenizer of its source, and the weights of `encoder`."""
+    config = read_json(source / "config.json")
+    _write_tensors(
+        directory / "model.safetensors", published_tensors(model_type, config, read_tensors(source), encoder)
+    )
+    layers = FAMILIES[model_type].config_keys["num_hidden_layers"]
+    _write_json(directory / "config.json", config | {layers: encoder.config.num_hidden_layers})
+    for pattern in TOKENIZER_FILES:
+        for path in sorted(source.glob(pattern)):
+            shutil.copyfile(path, directory / path.name)
+
+
+def _write_modules(
+    directory: Path, embedding: EmbeddingConfig, dense: tuple[DenseLayer, ...], hidden_size: int, max_input_tokens: int
+) -> None:
+    """Write the files of sentence-transformers: pooling, dense layers, normalization and prompts."""
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    for layer in dense:
+        name = f"{len(modules)}_Dense"
+        modules.append(("Dense", name))
+        _write_dense(directory / name, layer)
+    if embedding.normalize:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
     _write_json(
         directory / "modules.json",
         [
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (kind, path) in enumerate(MODULES)
+            for index, (kind, path) in enumerate(modules)
         ],
     )
-    _write_json(directory / "sentence_bert_config.json", {"max_seq_length": options.max_input_tokens})
+    _write_json(directory / "sentence_bert_config.json", {"max_seq_length": max_input_tokens})
     _write_json(
-        directory / "1_Pooling" / "config.json",
-        {"word_embedding_dimension": config.hidden_size, "pooling_mode_mean_tokens": True,
-         "pooling_mode_cls_token": False, "pooling_mode_max_tokens": False},
-    )  # fmt: skip
-    license_line = f"license: {options.license}\n" if options.license else ""
-    (directory / "README.md").write_text(
-        f"---\n{license_line}---\n\n# {options.name}\n\nTrained with Attendant.\n", encoding="utf-8"
+        directory / "config_sentence_transformers.json",
+        {
+            "prompts": embedding.prompts,
+            "default_prompt_name": embedding.default_prompt_name,
+            "similarity_fn_name": embedding.similarity,
+        },
     )
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    flags = {f"pooling_mode_{key}": mode == embedding.pooling for mode, key in modes.items()}
+    _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | flags)
+
+
+def _write_dense(directory: Path, layer: DenseLayer) -> None:
+    outputs, inputs = layer.weight.shape
+    names = {"tanh": "torch.nn.modules.activation.Tanh", "identity": "torch.nn.modules.linear.Identity"}
+    _write_json(
+        directory / "config.json",
+        {"in_features": inputs, "out_features": outputs, "bias": layer.bias is not None,
+         "activation_function": names[layer.activation]},
+    )  # fmt: skip
+    tensors = {"linear.weight": layer.weight} | ({} if layer.bias is None else {"linear.bias": layer.bias})
+    _write_tensors(directory / "model.safetensors", tensors)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    stored = {name: tensor.detach().cpu().to(torch.float32).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, path, metadata={"format": "pt"})
 
 
 def _write_json(path: Path, document: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model.prompts import Role, role_prompt_name
 from model.tokenizer import Offsets, TokenizerInput
 from service.commands.datasets import Text, WordPlace
 from service.commands.encoding import Progress, TextError
@@ -23,7 +24,6 @@ from service.engine.schema.encode import (
     TokenizeRequest,
     TokenizeResult,
 )
-from service.engine.validation.encode import Role, role_prompt_name
 from service.errors import InvalidArgument, ServiceError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from model.prompts import Role, role_prompt_name
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
 from service.commands.neighbors import Floats
 from service.config import Settings
 from service.engine.schema.encode import ModelInfo
-from service.engine.validation.encode import Role, role_prompt_name
 from service.errors import ServiceError
 
 PROGRESS_INTERVAL_S = 5.0

@@ -15,7 +15,7 @@ from torch import nn
 from model.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE
+from tests.model.conftest import HIDDEN_SIZE, WORDPIECE_FAMILIES
 
 PROMPTS = {"query": "find: ", "document": "text: "}
 MAX_TOKENS = 31
@@ -52,11 +52,11 @@ VARIANTS = {
 }
 
 
-def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
-    """Return the served model and sentence-transformers' own."""
+def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path) -> Path:
+    """Return the directory of a published model."""
     bare = shutil.copytree(publish(variant.family), root / "bare")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
-    if "bert" not in variant.family.split("-"):
+    if variant.family.removeprefix("causal-") not in WORDPIECE_FAMILIES:
         names |= {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
         names |= {"cls_token": "<s>", "sep_token": "</s>"}
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -78,8 +78,13 @@ def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple
     if variant.normalize:
         modules.append(Normalize())
     published = root / "published"
-    oracle = SentenceTransformer(modules=modules, device="cpu", **variant.options)
-    oracle.save_pretrained(str(published))
+    SentenceTransformer(modules=modules, device="cpu", **variant.options).save_pretrained(str(published))
+    return published
+
+
+def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
+    """Return the served model and sentence-transformers' own."""
+    published = publish_variant(variant, publish, root)
     artifact = root / "artifact"
     export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))

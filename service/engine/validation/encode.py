@@ -1,21 +1,12 @@
 """Encode requests: outputs, layers, dimensions, dtype and prompt."""
 
-from collections.abc import Container
 from dataclasses import replace
-from typing import Literal
 
 from model.artifact import Manifest
+from model.prompts import Role, role_prompt_name
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Limits, Output
 from service.engine.validation.inputs import check_layers
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
-
-Role = Literal["query", "document", "passage"]
-PROMPT_NAMES: dict[Role | None, tuple[str, ...]] = {
-    "query": ("query",),
-    "document": ("document", "passage", "corpus"),
-    "passage": ("passage", "document"),
-}
-"""Prompt names to try per role, in order, as in sentence-transformers' encode_query and encode_document."""
 
 
 def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
@@ -120,11 +111,6 @@ def find_prompt(
         remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
         raise NotFound("not found", remedy, field=f"{field}_name", reason="PROMPT_NOT_FOUND")
     return AppliedPrompt(name, manifest.prompts[name]) if name is not None and manifest.prompts[name] else None
-
-
-def role_prompt_name(role: Role | None, prompts: Container[str]) -> str | None:
-    """Return the prompt of a role; None if the model has none for it."""
-    return next((name for name in PROMPT_NAMES.get(role, ()) if name in prompts), None)
 
 
 def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:

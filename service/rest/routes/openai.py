@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core.core_schema import ValidationInfo
 
+from model.prompts import Role, role_prompt_name
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input
-from service.engine.validation.encode import Role, role_prompt_name
 from service.errors import InvalidArgument, MalformedRequest, NotFound, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
 from service.rest.codec import (

@@ -1,5 +1,7 @@
 """Packed batches: every sequence whole and unchanged, masks as in BERT, and exact continuation."""
 
+import random
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer, TokenizerInput
-from model.train.batches import IGNORED, Masking, PackedBatches, fill
-from model.train.config import TokenizerOptions, TrainError
-from model.train.corpus import TextStream
+from model.train.batches import Item, PackedBatches, fill
+from model.train.config import MaskingOptions, TokenizerOptions, TrainError
+from model.train.corpus import Example, ExampleStream, read_texts
+from model.train.language_modeling import IGNORED, Masking, predict_next
 from model.train.tokenizers import MASK, SPECIAL_TOKENS, train_tokenizer
 from tests.model.train.conftest import sentences
 
@@ -34,22 +37,34 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def batches(corpus: Path, tokenizer: Tokenizer, seed: int = 0) -> PackedBatches:
-    texts = TextStream([corpus], "text", 20, seed)
-    return PackedBatches(texts, tokenizer, SHAPE, Masking(0.15, tokenizer.vocab_size, seed))
+    examples = ExampleStream([corpus], read_alone, 20, seed)
+    return PackedBatches(examples, tokenizer, SHAPE, Masking(MaskingOptions(), tokenizer.vocab_size), seed)
 
 
-@given(sizes=st.lists(st.integers(1, 24), max_size=60))
-def test_fill_places_whole_sequences_without_overlap(sizes: list[int]) -> None:
-    pool = [[number] * size for number, size in enumerate(sizes)]
+def read_alone(path: Path) -> Iterator[Example]:
+    return ((text,) for text in read_texts(path, "text"))
+
+
+@given(sizes=st.lists(st.lists(st.integers(1, 24), min_size=1, max_size=4), max_size=40))
+def test_fill_places_whole_items_without_overlap(sizes: list[list[int]]) -> None:
+    pool = [Item([[number] * size for size in item], (str(number),)) for number, item in enumerate(sizes)]
     chosen, starts, rest = fill(pool, SHAPE)
-    assert sorted(chosen + rest) == pool
+    assert sorted(chosen + rest, key=lambda item: int(item.texts[0])) == pool
     used = np.zeros(SHAPE.tokens, dtype=int)
-    for ids, start in zip(chosen, starts, strict=True):
+    for ids, start in zip([ids for item in chosen for ids in item.sequences], starts, strict=True):
         assert start // SHAPE.length == (start + len(ids) - 1) // SHAPE.length  # in one row
         used[start : start + len(ids)] += 1
     assert used.max(initial=0) <= 1
     free = SHAPE.length - used.reshape(SHAPE.rows, -1).sum(axis=1)
-    assert all(len(ids) > free.max() for ids in rest)
+    assert all(len(item.sequences[0]) > free.max() for item in rest if len(item.sequences) == 1)
+
+
+def test_item_larger_than_a_batch_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text("river bank money water boat check teller mud loan fish rain vault\n")
+    examples = ExampleStream([tmp_path / "a.txt"], lambda path: iter([tuple(path.read_text() for _ in range(9))]), 1, 0)
+    batches = PackedBatches(examples, tokenizer, SHAPE, predict_next, seed=0)
+    with pytest.raises(TrainError, match=r"run\.rows_per_batch: too small for an example of 9 texts"):
+        next(batches)
 
 
 def test_batches_restore_to_the_texts(corpus: Path, tokenizer: Tokenizer) -> None:
@@ -57,10 +72,9 @@ def test_batches_restore_to_the_texts(corpus: Path, tokenizer: Tokenizer) -> Non
     sources = [TokenizerInput(text) for text in corpus.read_text().splitlines()]
     known = {tuple(item.truncate(24, "right").input_ids) for item in tokenizer.encode(sources)}
     for batch in islice(batches(corpus, tokenizer), 20):
-        ids, labels, owners, positions = (
-            tensor.numpy().ravel() for tensor in
-            (batch.inputs["input_ids"], batch.labels, batch.inputs["sequence_ids"], batch.inputs["position_ids"])
-        )  # fmt: skip
+        names = ("input_ids", "sequence_ids", "position_ids")
+        ids, owners, positions = (batch.inputs[name].numpy().ravel() for name in names)
+        labels = batch.targets["labels"].numpy().ravel()
         original = np.where(labels == IGNORED, ids, labels)
         for number in range(1, owners.max() + 1):
             assert tuple(original[owners == number]) in known
@@ -77,9 +91,9 @@ def test_rows_are_nearly_full(corpus: Path, tokenizer: Tokenizer) -> None:
 
 def test_masks_have_the_shares_of_bert() -> None:
     ids = [2, *range(5, 55), 3]
-    masking, kinds, count = Masking(0.15, 1000, seed=0), np.zeros(3), 0
+    masking, draw, kinds, count = Masking(MaskingOptions(), 1000), random.Random(0), np.zeros(3), 0
     for _ in range(2000):
-        masked, labels = masking.mask(ids)
+        masked, labels = masking.mask(ids, draw)
         assert labels[0] == labels[-1] == IGNORED
         for token, new, label in zip(ids, masked, labels, strict=True):
             if label == IGNORED:
@@ -103,7 +117,7 @@ def test_batches_continue_from_their_state(
     continued.load_state_dict(stream.state_dict())
     for expected, actual in islice(zip(stream, continued, strict=False), 12):
         assert all((expected.inputs[name] == actual.inputs[name]).all() for name in expected.inputs)
-        assert (expected.labels == actual.labels).all()
+        assert (expected.targets["labels"] == actual.targets["labels"]).all()
 
 
 def test_texts_without_tokens_are_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from model.train.config import TrainError
-from model.train.corpus import TextStream, read_texts
+from model.train.corpus import Example, ExampleStream, read_pairs, read_texts
 
 TEXTS = ["one", "two words", "drei Wörter hier"]
 
@@ -35,10 +36,11 @@ def test_every_file_type_has_the_same_texts(tmp_path: Path, suffix: str) -> None
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"good\n\xff\n", "line 2 is not UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', "line 2 has no string 'text'"),
-        ("a.jsonl", b"{}\n", "line 1 has no string 'text'"),
-        ("a.jsonl", b"[]\n", "line 1 has no string 'text'"),
+        ("a.txt", b"good\n\xff\n", "line 2: not UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', "line 2: text: not a string"),
+        ("a.jsonl", b"{}\n", "line 1: text: missing"),
+        ("a.jsonl", b"[]\n", "line 1: not a JSON object"),
+        ("a.jsonl", b"[" * 100_000, "line 1: not a JSON object"),
         ("a.parquet", b"PAR1 no", "not a Parquet file"),
         ("a.csv", b"a", "unknown file type '.csv'"),
     ],
@@ -53,18 +55,63 @@ def test_unreadable_file_is_an_error(tmp_path: Path, name: str, content: bytes, 
 
 
 def test_missing_file_and_missing_column_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="no such file"):
-        read_texts(tmp_path / "a.txt", "text")
+    for suffix in ("txt", "jsonl", "parquet"):
+        with pytest.raises(TrainError, match=r"cannot be read \(No such file"):
+            list(read_texts(tmp_path / f"none.{suffix}", "text"))
     path = write(tmp_path / "a.parquet", TEXTS)
-    with pytest.raises(TrainError, match="no column 'body'"):
+    with pytest.raises(TrainError, match=r"no column 'body'\. Its columns are text, n"):
         list(read_texts(path, "body"))
-    with pytest.raises(TrainError, match="values that are not strings"):
+    with pytest.raises(TrainError, match="row 1: n: not a string"):
         list(read_texts(path, "n"))
 
 
 def test_corpus_without_texts_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="no texts"):
-        next(TextStream([write(tmp_path / "a.txt", [])], "text", 10, seed=0))
+    with pytest.raises(TrainError, match="empty"):
+        next(ExampleStream([write(tmp_path / "a.txt", [])], read_alone, 10, seed=0))
+
+
+PAIRS: list[Example] = [("what is a river", "water that flows"), ("bank", "an institution", "a shore", "a bench")]
+
+
+def write_pairs(path: Path) -> Path:
+    records = [{"query": query, "positive": positive, "negatives": negatives} for query, positive, *negatives in PAIRS]
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(records), path)
+    else:
+        del records[0]["negatives"]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_pairs_have_any_number_of_negatives(tmp_path: Path, suffix: str) -> None:
+    assert list(read_pairs(write_pairs(tmp_path / f"a{suffix}"))) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"positive": "a"}, "line 1: query: missing"),
+        ({"query": "a", "positive": ["b"]}, "line 1: positive: not a string"),
+        ({"query": "a", "positive": "  "}, "line 1: positive: blank"),
+        ({"query": "a", "positive": "b", "negatives": "c"}, "line 1: negatives: not an array"),
+        ({"query": "a", "positive": "b", "negatives": ["c", 1]}, "line 1: negatives[1]: not a string"),
+    ],
+)
+def test_invalid_pair_is_an_error(tmp_path: Path, record: dict[str, object], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(TrainError) as raised:
+        list(read_pairs(tmp_path / "a.jsonl"))
+    assert message in str(raised.value)
+
+
+def test_pairs_in_a_text_file_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"unknown file type '.txt'\. Use .jsonl or .parquet"):
+        list(read_pairs(tmp_path / "a.txt"))
+
+
+def read_alone(path: Path) -> Iterator[Example]:
+    return ((text,) for text in read_texts(path, "text"))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +122,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @given(buffer=st.integers(1, 40), seed=st.integers(0, 5))
 def test_each_epoch_has_every_text_once(files: list[Path], buffer: int, seed: int) -> None:
-    stream = TextStream(files, "text", buffer, seed)
+    stream = ExampleStream(files, read_alone, buffer, seed)
     first, second = list(islice(stream, 24)), list(islice(stream, 24))
     assert Counter(first) == Counter(second)
     assert set(Counter(first).values()) == {1}
@@ -83,8 +130,8 @@ def test_each_epoch_has_every_text_once(files: list[Path], buffer: int, seed: in
 
 @given(buffer=st.integers(1, 40), taken=st.integers(0, 60), seed=st.integers(0, 5))
 def test_stream_continues_from_its_state(files: list[Path], buffer: int, taken: int, seed: int) -> None:
-    stream = TextStream(files, "text", buffer, seed)
+    stream = ExampleStream(files, read_alone, buffer, seed)
     list(islice(stream, taken))
-    continued = TextStream(files, "text", buffer, seed=99)
+    continued = ExampleStream(files, read_alone, buffer, seed=99)
     continued.load_state_dict(stream.state_dict())
     assert list(islice(continued, 60)) == list(islice(stream, 60))

@@ -3,9 +3,10 @@
 import pytest
 
 from model.artifact import Manifest
+from model.prompts import Role
 from service.config import Settings
 from service.engine.model_info import limits_of
-from service.engine.validation.encode import Role, find_prompt
+from service.engine.validation.encode import find_prompt
 
 LIMITS = limits_of(Settings(), 256)
 
