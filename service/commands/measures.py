@@ -91,6 +91,11 @@ def auc(codes: Indices, same: Flags) -> float | None:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
+def top_precision(scores: Values, relevant: Flags) -> float:
+    """Return the precision@1 of a ranking by `scores`, its expected value if several have the largest score."""
+    return float(relevant[scores == scores.max()].mean())
+
+
 def best_threshold(similarities: Values, same: Flags) -> float:
     """Return the threshold t with the highest accuracy of "same if similarity >= t".
 
