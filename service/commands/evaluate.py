@@ -44,6 +44,10 @@ the search takes about 7 minutes and the intervals of --sts a minute, besides th
 --attribution reads each text 8 times for its maps, once per word without it, and once more per word of a text and its
 reference: about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit; so set --limit.
 
+With --baseline, a second artifact is measured after the first on the same files, in the same precision. Differences are
+DIR minus baseline; their intervals are paired: each resample has the same lines or queries for both.
+
+example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
 example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
 """
 
@@ -58,24 +62,28 @@ def run(arguments: Sequence[str]) -> int:
     if all(getattr(options, task) is None for task in TASKS):
         names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
         parser.error(f"{names}: all missing. Set at least one")
-    # Everything that can fail early is checked before the model is loaded.
-    Artifact.open(options.directory)
+    # Everything that can fail early is checked before the first model is loaded.
+    directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
+    for directory in directories:
+        Artifact.open(directory)
     settings = load_settings()
-    changes = {
-        "model_dir": options.directory, "model_digest": None, "precision": options.precision or settings.precision
-    }  # fmt: skip
+    changes = {"model_digest": None, "precision": options.precision or settings.precision}
     try:
         datasets = _read(options)
         if datasets.retrieval is not None:
             _check_top_k(parser, options.top_k, datasets.retrieval)
-        evaluation = evaluate(settings.model_copy(update=changes), datasets, options.top_k)
+        evaluation, *others = (
+            evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
+            for directory in directories
+        )
     except TextError as error:
         print(f"attendant evaluate: {error}", file=sys.stderr)
         return EX_DATAERR
+    baseline = others[0] if others else None
     if options.json:
-        print(orjson.dumps(evaluation_record(evaluation), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(evaluation_record(evaluation, baseline), option=orjson.OPT_INDENT_2).decode())
     else:
-        for line in evaluation_lines(evaluation):
+        for line in evaluation_lines(evaluation, baseline):
             print(line)
     return 0
 
@@ -94,6 +102,7 @@ def _parser() -> Parser:
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
     add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
+    add("--baseline", type=Path, metavar="DIR", help="artifact to compare with: paired differences of all measures")
     add("--json", action="store_true", help="print JSON")
     return parser
 

@@ -1,6 +1,7 @@
 """The evaluation of one artifact on labeled texts: vectors and similarities by its engine, and their measures."""
 
 import asyncio
+import gc
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +46,18 @@ class Datasets:
 
 
 def evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
-    """Load an artifact and measure it on all files. Raises `ArtifactError`, `ConfigError` or `TextError`."""
+    """Load an artifact, measure it on all files, and free the model.
+
+    Raises `ArtifactError`, `ConfigError` or `TextError`.
+    """
     limits = {"max_response_bytes": UNLIMITED, "max_queue_tokens": UNLIMITED} | {
         # Both texts of each pair of a batch count.
         name: max(getattr(settings, name), 2 * BATCH_SIZE)
         for name in ("max_inputs", "max_spans_per_request")
     }
-    return asyncio.run(_evaluate(settings.model_copy(update=limits), datasets, top_k))
+    evaluation = asyncio.run(_evaluate(settings.model_copy(update=limits), datasets, top_k))
+    gc.collect()  # the sessions of the model, before the next model is loaded
+    return evaluation
 
 
 async def _evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:

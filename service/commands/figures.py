@@ -10,14 +10,16 @@ from service.commands.records import LabeledFile
 from service.engine.schema.encode import ModelInfo
 
 
-class Row(NamedTuple):
-    """A measure of a task; `task` is a key of `Evaluation.files`, and `subject` describes its data and the method."""
+class RowKey(NamedTuple):
+    """A measure of a task: `task` is a key of `Evaluation.files`, `subject` describes its data."""
 
     task: str
     subject: str
     method: str
     measure: str
-    estimate: Estimate
+
+
+Rows = dict[RowKey, Estimate]
 
 
 @dataclass(frozen=True)
@@ -84,24 +86,27 @@ class Evaluation:
     word_in_context: WordFigures | None
     attribution: AttributionFigures | None
 
-    def rows(self) -> Iterator[Row]:
-        """Yield each measure."""
+    def rows(self) -> Rows:
+        """Return all measures."""
+        return dict(self._rows())
+
+    def _rows(self) -> Iterator[tuple[RowKey, Estimate]]:
         if self.sts is not None:
             subject = f"sts, {self.sts.pairs:,} pairs"
-            yield Row("sts", subject, "", "Spearman", self.sts.spearman)
-            yield Row("sts", subject, "", "Pearson", self.sts.pearson)
+            yield RowKey("sts", subject, "", "Spearman"), self.sts.spearman
+            yield RowKey("sts", subject, "", "Pearson"), self.sts.pearson
         if self.retrieval is not None:
             subject = f"retrieval, {self.retrieval.queries:,} queries, {self.retrieval.documents:,} documents"
-            yield Row("retrieval", subject, "", f"recall@{self.retrieval.top_k}", self.retrieval.recall)
-            yield Row("retrieval", subject, "", "nDCG@10", self.retrieval.ndcg)
-            yield Row("retrieval", subject, "", "MRR", self.retrieval.mrr)
+            yield RowKey("retrieval", subject, "", f"recall@{self.retrieval.top_k}"), self.retrieval.recall
+            yield RowKey("retrieval", subject, "", "nDCG@10"), self.retrieval.ndcg
+            yield RowKey("retrieval", subject, "", "MRR"), self.retrieval.mrr
         if self.word_in_context is not None:
             subject = f"word-in-context, {self.word_in_context.pairs:,} pairs"
             for name in ("contextual", "static"):
                 figures: SenseFigures = getattr(self.word_in_context, name)
-                yield Row("word_in_context", subject, name, "accuracy", figures.accuracy)
-                yield Row("word_in_context", subject, name, "AUC", figures.auc)
+                yield RowKey("word_in_context", subject, name, "accuracy"), figures.accuracy
+                yield RowKey("word_in_context", subject, name, "AUC"), figures.auc
         if self.attribution is not None:
             for method, estimate in self.attribution.methods.items():
                 lines = self.attribution.references if method in SIMILARITY_METHODS else self.attribution.lines
-                yield Row("attribution", f"attribution, {lines:,} lines", method, "precision@1", estimate)
+                yield RowKey("attribution", f"attribution, {lines:,} lines", method, "precision@1"), estimate

@@ -36,21 +36,29 @@ def record(**properties: Any) -> dict[str, Any]:
 COUNT = {"type": "integer"}
 SENSES = record(accuracy=ESTIMATE, thresholds={"type": "array", "items": NUMBER}, auc=ESTIMATE)
 FILE = record(file={"type": "string"}, lines_read=COUNT, complete={"type": "boolean"})
-SCHEMA = record(
-    model={"type": "object", "required": ["name", "digest", "precision", "similarity", "truncated"]},
-    files={"type": "object", "additionalProperties": FILE},
-    sts=record(pairs=COUNT, spearman=ESTIMATE, pearson=ESTIMATE),
-    retrieval=record(queries=COUNT, documents=COUNT, top_k=COUNT, recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
-    word_in_context=record(pairs=COUNT, majority=NUMBER, contextual=SENSES, static=SENSES),
-    attribution=record(
-        lines=COUNT,
-        references=COUNT,
-        chance=NUMBER,
-        reference_chance=NUMBER,
+MODEL = {"type": "object", "required": ["name", "digest", "precision", "similarity", "truncated"]}
+TASKS = {
+    "sts": record(pairs=COUNT, spearman=ESTIMATE, pearson=ESTIMATE),
+    "retrieval": record(queries=COUNT, documents=COUNT, top_k=COUNT, recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
+    "word_in_context": record(pairs=COUNT, majority=NUMBER, contextual=SENSES, static=SENSES),
+    "attribution": record(
+        lines=COUNT, references=COUNT, chance=NUMBER, reference_chance=NUMBER,
         methods={"type": "object", "additionalProperties": ESTIMATE},
         omitted={"type": "object", "additionalProperties": {"type": "string"}},
     ),
-)
+}  # fmt: skip
+DIFFERENCE = {
+    "sts": record(spearman=ESTIMATE, pearson=ESTIMATE),
+    "retrieval": record(recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
+    "word_in_context": record(
+        contextual=record(accuracy=ESTIMATE, auc=ESTIMATE), static=record(accuracy=ESTIMATE, auc=ESTIMATE)
+    ),
+    "attribution": record(methods={"type": "object", "additionalProperties": ESTIMATE}),
+}
+SCHEMA = record(
+    model=MODEL, files={"type": "object", "additionalProperties": FILE}, **TASKS,
+    baseline=record(model=MODEL, **TASKS), difference=record(**DIFFERENCE),
+)  # fmt: skip
 
 
 @pytest.fixture
