@@ -7,7 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from model.artifact import Artifact
+from model.artifact import Artifact, ArtifactError
+from model.manifest_update import check_writable
 from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer
 from service.commands.datasets import (
     MAX_DOCUMENTS,
@@ -20,6 +21,7 @@ from service.commands.datasets import (
 from service.commands.encoding import TextError
 from service.commands.evaluation import Datasets, evaluate
 from service.commands.evaluation_report import TASKS, evaluation_lines, evaluation_record
+from service.commands.model_card import save_measures
 from service.config import load_settings
 
 DEFAULT_LIMIT = 10_000
@@ -35,7 +37,7 @@ lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {
 lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
 lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index": [1, 2], "reference": "..."}}
 
-Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid artifact.
+Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid or unwritable artifact.
 
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. A retrieval of Q
 queries in N distinct documents, {MAX_DOCUMENTS:,} at most, takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
@@ -46,6 +48,10 @@ reference: about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for
 
 With --baseline, a second artifact is measured after the first on the same files, in the same precision. Differences are
 DIR minus baseline; their intervals are paired: each resample has the same lines or queries for both.
+
+With --save, measures replace those of the same task, file name and measure in manifest.json. Set ATTENDANT_MODEL_DIGEST
+to the new digest if it is pinned. A crash leaves the old or the new manifest; both are valid. A server that runs keeps
+the manifest that it has read.
 
 example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
 example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
@@ -64,8 +70,9 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"{names}: all missing. Set at least one")
     # Everything that can fail early is checked before the first model is loaded.
     directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
-    for directory in directories:
-        Artifact.open(directory)
+    artifact, *_ = [Artifact.open(directory) for directory in directories]
+    if options.save:
+        check_writable(artifact.root)
     settings = load_settings()
     changes = {"model_digest": None, "precision": options.precision or settings.precision}
     try:
@@ -80,11 +87,19 @@ def run(arguments: Sequence[str]) -> int:
         print(f"attendant evaluate: {error}", file=sys.stderr)
         return EX_DATAERR
     baseline = others[0] if others else None
+    saved, failure = None, None
+    if options.save:
+        try:
+            saved = save_measures(artifact.root, artifact.manifest, evaluation)
+        except ArtifactError as error:  # raised after the measures are printed
+            failure = error
     if options.json:
-        print(orjson.dumps(evaluation_record(evaluation, baseline), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(evaluation_record(evaluation, baseline, saved), option=orjson.OPT_INDENT_2).decode())
     else:
-        for line in evaluation_lines(evaluation, baseline):
+        for line in evaluation_lines(evaluation, baseline, saved):
             print(line)
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -103,6 +118,7 @@ def _parser() -> Parser:
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
     add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
     add("--baseline", type=Path, metavar="DIR", help="artifact to compare with: paired differences of all measures")
+    add("--save", action="store_true", help="write the measures into the manifest of DIR, which changes its digest")
     add("--json", action="store_true", help="print JSON")
     return parser
 

@@ -6,18 +6,20 @@ from typing import Any
 
 from service.commands.figures import Evaluation, RowKey, Rows
 from service.commands.measures import Estimate
+from service.commands.model_card import SavedCard
 from service.commands.report import describe_model, model_record
 
 TASKS = ("sts", "retrieval", "word_in_context", "attribution")
 
 
-def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None) -> dict[str, Any]:
+def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
     """Return the evaluation for programs, with the baseline and the differences from it."""
     files = {
         name: {"file": str(file.path), "lines_read": file.lines_read, "complete": file.is_complete}
         for name, file in evaluation.files.items()
     }
     record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
+    record["saved"] = None if saved is None else saved._asdict()
     if baseline is None:
         return record | {"baseline": None, "difference": None}
     return record | {
@@ -26,7 +28,7 @@ def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None) -> di
     }
 
 
-def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None) -> Iterator[str]:
+def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> Iterator[str]:
     """Yield the lines of the table."""
     yield f"model      {describe_model(evaluation.info)}"
     if baseline is not None:
@@ -40,6 +42,9 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None) -> Ite
     yield from _chance_lines(evaluation)
     yield ""
     yield from _table(evaluation.rows(), None if baseline is None else baseline.rows())
+    if saved is not None:
+        yield ""
+        yield f"saved      {saved.measures} measures; the digest of the artifact is now {saved.digest}"
 
 
 def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:

@@ -57,6 +57,7 @@ DIFFERENCE = {
 }
 SCHEMA = record(
     model=MODEL, files={"type": "object", "additionalProperties": FILE}, **TASKS,
+    saved=record(digest={"type": "string"}, measures=COUNT),
     baseline=record(model=MODEL, **TASKS), difference=record(**DIFFERENCE),
 )  # fmt: skip
 
