@@ -7,31 +7,53 @@ from pathlib import Path
 
 import orjson
 
-from model.artifact import Artifact
+from model.artifact import Artifact, ArtifactError
+from model.manifest_update import check_writable
 from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer
-from service.commands.datasets import MAX_DOCUMENTS, RetrievalData, read_retrieval, read_similarity, read_words
+from service.commands.datasets import (
+    MAX_DOCUMENTS,
+    RetrievalData,
+    read_attribution,
+    read_retrieval,
+    read_similarity,
+    read_words,
+)
 from service.commands.encoding import TextError
 from service.commands.evaluation import Datasets, evaluate
+from service.commands.evaluation_report import TASKS, evaluation_lines, evaluation_record
+from service.commands.model_card import save_measures
 from service.config import load_settings
 
 DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
 
 DESCRIPTION = """\
-Measure the embeddings of an artifact on your labeled texts: correlation with scores of pairs of texts (STS), retrieval
-of documents, and word senses in context. Files have one JSON object per line; further fields are ignored."""
+Measure an artifact on your labeled texts: correlation with scores of pairs of texts (STS), retrieval of documents, word
+senses in context, and attention to the words that decide a sense. Files have one JSON object per line; further fields
+are ignored."""
 EPILOG = f"""\
 lines of --sts:              {{"text1": "...", "text2": "...", "score": 4.5}}
 lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {{"document": "..."}}
 lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
+lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index": [1, 2], "reference": "..."}}
 
-Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid artifact.
+Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid or unwritable artifact.
 
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. A retrieval of Q
 queries in N distinct documents, {MAX_DOCUMENTS:,} at most, takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
 multiplications and a sort of Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
 the search takes about 7 minutes and the intervals of --sts a minute, besides the encoding of the texts.
+--attribution reads each text 8 times for its maps, once per word without it, and once more per word of a text and its
+reference: about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit; so set --limit.
 
+With --baseline, a second artifact is measured after the first on the same files, in the same precision. Differences are
+DIR minus baseline; their intervals are paired: each resample has the same lines or queries for both.
+
+With --save, measures replace those of the same task, file name and measure in manifest.json. Set ATTENDANT_MODEL_DIGEST
+to the new digest if it is pinned. A crash leaves the old or the new manifest; both are valid. A server that runs keeps
+the manifest that it has read.
+
+example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
 example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
 """
 
@@ -43,27 +65,41 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.sts is None and options.retrieval is None and options.word_in_context is None:
-        parser.error("--sts, --retrieval, --word-in-context: all missing. Set at least one")
-    # Everything that can fail early is checked before the model is loaded.
-    Artifact.open(options.directory)
+    if all(getattr(options, task) is None for task in TASKS):
+        names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
+        parser.error(f"{names}: all missing. Set at least one")
+    # Everything that can fail early is checked before the first model is loaded.
+    directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
+    artifact, *_ = [Artifact.open(directory) for directory in directories]
+    if options.save:
+        check_writable(artifact.root)
     settings = load_settings()
-    changes = {
-        "model_dir": options.directory, "model_digest": None, "precision": options.precision or settings.precision
-    }  # fmt: skip
+    changes = {"model_digest": None, "precision": options.precision or settings.precision}
     try:
         datasets = _read(options)
         if datasets.retrieval is not None:
             _check_top_k(parser, options.top_k, datasets.retrieval)
-        evaluation = evaluate(settings.model_copy(update=changes), datasets, options.top_k)
+        evaluation, *others = (
+            evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
+            for directory in directories
+        )
     except TextError as error:
         print(f"attendant evaluate: {error}", file=sys.stderr)
         return EX_DATAERR
+    baseline = others[0] if others else None
+    saved, failure = None, None
+    if options.save:
+        try:
+            saved = save_measures(artifact.root, artifact.manifest, evaluation)
+        except ArtifactError as error:  # raised after the measures are printed
+            failure = error
     if options.json:
-        print(orjson.dumps(evaluation.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(evaluation_record(evaluation, baseline, saved), option=orjson.OPT_INDENT_2).decode())
     else:
-        for line in evaluation.to_lines():
+        for line in evaluation_lines(evaluation, baseline, saved):
             print(line)
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -75,10 +111,14 @@ def _parser() -> Parser:
     add("--retrieval", type=Path, metavar="FILE", help="queries with their relevant documents, and further documents")
     description = "pairs of texts with a word, and whether it has the same sense"
     add("--word-in-context", type=Path, metavar="FILE", help=description)
+    description = "texts with a word, the words that decide its sense, and a text to compare with"
+    add("--attribution", type=Path, metavar="FILE", help=description)
     add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query of recall (default: 10)")
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
     add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
+    add("--baseline", type=Path, metavar="DIR", help="artifact to compare with: paired differences of all measures")
+    add("--save", action="store_true", help="write the measures into the manifest of DIR, which changes its digest")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -89,6 +129,7 @@ def _read(options: argparse.Namespace) -> Datasets:
         None if options.sts is None else read_similarity(options.sts, limit),
         None if options.retrieval is None else read_retrieval(options.retrieval, limit),
         None if options.word_in_context is None else read_words(options.word_in_context, limit),
+        None if options.attribution is None else read_attribution(options.attribution, limit),
     )
 
 

@@ -4,7 +4,7 @@ Documents with equal similarities are in random order: the measures of a ranking
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,35 @@ class Estimate:
     value: float | None
     low: float | None
     high: float | None
+    resampled: Values = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
+    """The measure of each resample, (RESAMPLES,), NaN if it is not defined; empty if `value` is None."""
+
+    @classmethod
+    def of(cls, value: float | None, resampled: Values) -> "Estimate":
+        """Return a measure with the 2.5th and 97.5th percentile over resamples."""
+        if value is None:
+            return cls(None, None, None)
+        defined = resampled[~np.isnan(resampled)]
+        if not len(defined):
+            return cls(value, None, None, resampled)
+        low, high = np.percentile(defined, (2.5, 97.5)).tolist()
+        return cls(value, low, high, resampled)
+
+    def minus(self, baseline: "Estimate") -> "Estimate":
+        """Return the difference and its paired interval. Both must measure the same items: resamples are the same."""
+        if self.value is None or baseline.value is None:
+            return Estimate(None, None, None)
+        return Estimate.of(self.value - baseline.value, self.resampled - baseline.resampled)
 
 
 def bootstrap(measure: Callable[[Indices], float | None], count: int) -> Estimate:
-    """Return `measure` of 0..count-1, and the 2.5th and 97.5th percentile over resamples, the same in every run."""
+    """Return `measure` of 0..count-1, and its interval over resamples, which depend on `count` only."""
     value = measure(np.arange(count))
     if value is None:
         return Estimate(None, None, None)
     random = np.random.default_rng(SEED)
     values = [measure(random.integers(count, size=count)) for _ in range(RESAMPLES)]
-    defined = [resampled for resampled in values if resampled is not None]
-    if not defined:
-        return Estimate(value, None, None)
-    low, high = np.percentile(defined, (2.5, 97.5)).tolist()
-    return Estimate(value, low, high)
+    return Estimate.of(value, np.array(values, np.float64))  # None becomes NaN
 
 
 def estimate_mean(values: Values) -> Estimate:
@@ -89,6 +104,11 @@ def auc(codes: Indices, same: Flags) -> float | None:
         return None
     rank_sum = float(mean_ranks(codes)[same].sum())
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def top_precision(scores: Values, relevant: Flags) -> float:
+    """Return the precision@1 of a ranking by `scores`, its expected value if several have the largest score."""
+    return float(relevant[scores == scores.max()].mean())
 
 
 def best_threshold(similarities: Values, same: Flags) -> float:

@@ -1,5 +1,6 @@
 """Fixtures of the tests of commands: tiny models with random weights."""
 
 from tests.model.conftest import definitions, exported, exported_labse, labse, publish, published
+from tests.service.commands.evaluate_command import evaluate, run
 
-__all__ = ["definitions", "exported", "exported_labse", "labse", "publish", "published"]
+__all__ = ["definitions", "evaluate", "exported", "exported_labse", "labse", "publish", "published", "run"]

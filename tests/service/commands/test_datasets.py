@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from service.commands import datasets
-from service.commands.datasets import read_retrieval, read_similarity, read_words
+from service.commands.datasets import read_attribution, read_retrieval, read_similarity, read_words
 from service.commands.encoding import TextError
 
 PAIR = {"text1": "a", "text2": "b", "score": 1}
 WORDS = {"text1": "a b", "word_index1": 0, "text2": "b a", "start2": 2, "end2": 3, "same": True}
+DECIDED = {"text": "a b c", "word_index": 1, "deciding_index": 0}
 SECRET = "swordfish"
 
 
@@ -55,7 +56,7 @@ def test_words_are_indices_or_characters(tmp_path: Path) -> None:
     assert second.label == "line 1: text2"
 
 
-@pytest.mark.parametrize("read", [read_similarity, read_retrieval, read_words])
+@pytest.mark.parametrize("read", [read_similarity, read_retrieval, read_words, read_attribution])
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -156,3 +157,29 @@ def test_number_of_documents_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     file = write(tmp_path, {"query": "q", "positive": ["a", "b"]}, {"document": "b"}, {"document": "c"})
     problem = "line 3: document: too many distinct documents (3, limit 2). Reduce --limit or remove lines."
     check_error(read_retrieval, file, problem)
+
+
+def test_deciding_words_are_an_index_or_an_array(tmp_path: Path) -> None:
+    file = write(tmp_path, DECIDED, DECIDED | {"deciding_index": [0, 2], "reference": "r"})
+    data = read_attribution(file, 10)
+    assert [line.deciding for line in data.lines] == [
+        {0: "deciding_index"}, {0: "deciding_index[0]", 2: "deciding_index[1]"}
+    ]  # fmt: skip
+    assert [line.reference for line in data.lines] == [None, "r"]
+    assert data.references == data.lines[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"text": " "}, "text: empty or blank. Remove the line or add text."),
+        ({"word_index": True}, "word_index: not an integer. Use an integer."),
+        ({"deciding_index": []}, "deciding_index: empty. Add an integer."),
+        ({"deciding_index": "0"}, "deciding_index: not an integer. Use an integer."),
+        ({"deciding_index": [0, -1]}, "deciding_index[1]: out of range (-1, limit 0). Use 0 or more."),
+        ({"deciding_index": [0, 1]}, "deciding_index[1]: equal to word_index (1). Use another word."),
+        ({"reference": None}, "reference: not a string. Use a string."),
+    ],
+)
+def test_invalid_attribution_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    check_error(read_attribution, write(tmp_path, DECIDED | change), f"line 1: {problem}")

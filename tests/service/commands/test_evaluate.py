@@ -4,91 +4,26 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jsonschema import validate
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact import WEIGHTS
-from service.__main__ import main
 from service.commands import evaluation
-from service.commands.evaluation import SenseFigures
+from service.commands.figures import SenseFigures
 from service.commands.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import CompareRequest, Occurrence
 from service.engine.schema.similarity import SimilarityRequest
 from tests.conftest import ROOT
+from tests.service.commands.evaluate_command import DOCUMENT, OUTPUT, RETRIEVAL, STS, WORDS, Evaluate, Run
 from tests.service.conftest import open_harness
 
-DOCUMENT = (ROOT / "docs" / "evaluation.md").read_text()
-STS, RETRIEVAL, WORDS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
-(OUTPUT,) = re.findall(r"```text\n(.*?)```", DOCUMENT, re.DOTALL)
 SECRET = "swordfish"
-
-Run = Callable[..., tuple[int, str, str]]
-Evaluate = Callable[..., Any]
-
-NUMBER = {"type": ["number", "null"]}
-ESTIMATE = {
-    "type": "object", "required": ["value", "low", "high"], "additionalProperties": False,
-    "properties": {"value": NUMBER, "low": NUMBER, "high": NUMBER},
-}  # fmt: skip
-
-
-def record(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object, or null, with exactly these properties."""
-    return {
-        "type": ["object", "null"], "required": [*properties], "additionalProperties": False, "properties": properties
-    }  # fmt: skip
-
-
-COUNT = {"type": "integer"}
-SENSES = record(accuracy=ESTIMATE, thresholds={"type": "array", "items": NUMBER}, auc=ESTIMATE)
-FILE = record(file={"type": "string"}, lines_read=COUNT, complete={"type": "boolean"})
-SCHEMA = record(
-    model={"type": "object", "required": ["name", "digest", "precision", "similarity", "truncated"]},
-    files={"type": "object", "additionalProperties": FILE},
-    sts=record(pairs=COUNT, spearman=ESTIMATE, pearson=ESTIMATE),
-    retrieval=record(queries=COUNT, documents=COUNT, top_k=COUNT, recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
-    word_in_context=record(pairs=COUNT, majority=NUMBER, contextual=SENSES, static=SENSES),
-)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command in a directory with the files of the documentation, in float32."""
-    monkeypatch.setenv("ATTENDANT_PRECISION", "float32")
-    monkeypatch.chdir(tmp_path)
-    for name, body in (("sts", STS), ("retrieval", RETRIEVAL), ("words", WORDS)):
-        (tmp_path / f"{name}.jsonl").write_text(body)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            status = main(["evaluate", *map(str, arguments)])
-        except SystemExit as usage:
-            status = int(str(usage.code))
-        return (status, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def evaluate(run: Run) -> Evaluate:
-    """Run the command with --json; return the result."""
-
-    def evaluate(*arguments: object) -> Any:
-        status, out, err = run(*arguments, "--json")
-        assert (status, err) == (0, "")
-        result = json.loads(out)
-        validate(result, SCHEMA)
-        return result
-
-    return evaluate
 
 
 def records(body: str) -> list[dict[str, Any]]:
@@ -220,7 +155,7 @@ def test_limit_and_truncation_are_reported(run: Run, exported: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--sts, --retrieval, --word-in-context: all missing. Set at least one. See"),
+        ((), "--sts, --retrieval, --word-in-context, --attribution: all missing. Set at least one. See"),
         (("--retrieval", "retrieval.jsonl", "--top-k", "9"), "less than the number of documents (9, limit 8)"),
         (("--sts", "sts.jsonl", "--limit", "100001"), "--limit: out of range (100001, limit 100000). Use 1 to 100000"),
         (("--sts", "sts.jsonl", "--precision", "fp8"), "--precision: invalid choice: 'fp8'"),

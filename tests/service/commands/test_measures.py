@@ -1,6 +1,8 @@
 """Measures, compared with scipy, scikit-learn and brute force over all orders of equal similarities."""
 
+from collections.abc import Callable
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +179,56 @@ def test_undefined_resamples_are_left_out() -> None:
     assert [estimate.value, estimate.low, estimate.high] == pytest.approx([1, 1, 1])
     calls = iter([0.5, *[None] * measures.RESAMPLES])
     assert bootstrap(lambda _: next(calls), 3) == Estimate(0.5, None, None)
+
+
+SIDES = st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans()), min_size=3, max_size=12)
+
+
+def naive_difference(measure: Callable[[NDArray[np.int64]], float], count: int) -> list[float]:
+    """Return the value and the percentiles of a difference over resamples of the items."""
+    random = np.random.default_rng(measures.SEED)
+    values = [measure(random.integers(count, size=count)) for _ in range(measures.RESAMPLES)]
+    defined = [value for value in values if not np.isnan(value)]
+    interval = [float(np.percentile(defined, percent)) for percent in (2.5, 97.5)] if defined else []
+    return [measure(np.arange(count)), *interval]
+
+
+@given(SIDES)
+def test_difference_is_paired(items: list[tuple[int, int, int, bool]]) -> None:
+    """The interval is that of the mean of differences, or of the difference of statistics of the same resamples."""
+    own, base, labels = np.array([item[:3] for item in items], np.float64).T
+    same = np.array([item[3] for item in items])
+
+    def correlation(values: NDArray[Any], sample: NDArray[np.int64]) -> float:
+        if min(np.ptp(values[sample]), np.ptp(labels[sample])) == 0:
+            return np.nan
+        return float(spearmanr(values[sample], labels[sample]).statistic)
+
+    def area(values: NDArray[Any], sample: NDArray[np.int64]) -> float:
+        return np.nan if len(set(same[sample])) < 2 else float(roc_auc_score(same[sample], values[sample]))
+
+    cases: list[tuple[Estimate, Callable[[NDArray[np.int64]], float]]] = [
+        (estimate_mean(own).minus(estimate_mean(base)), lambda sample: float((own - base)[sample].mean())),
+        (
+            estimate_spearman(own, labels).minus(estimate_spearman(base, labels)),
+            lambda sample: correlation(own, sample) - correlation(base, sample),
+        ),
+        (
+            estimate_auc(own, same).minus(estimate_auc(base, same)),
+            lambda sample: area(own, sample) - area(base, sample),
+        ),
+    ]
+    for difference, measure in cases:
+        expected = naive_difference(measure, len(items))
+        if np.isnan(expected[0]):
+            assert difference == Estimate(None, None, None)
+        else:
+            result = [value for value in (difference.value, difference.low, difference.high) if value is not None]
+            assert result == pytest.approx(expected)
+
+
+def test_paired_interval_of_a_constant_difference_is_a_point() -> None:
+    """An interval from two independent bootstraps would be wide."""
+    values = np.random.default_rng(4).random(30)
+    difference = estimate_mean(values + 0.25).minus(estimate_mean(values))
+    assert [difference.value, difference.low, difference.high] == pytest.approx([0.25, 0.25, 0.25])

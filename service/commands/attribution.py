@@ -1,0 +1,274 @@
+"""Rankings of the words of a text by their effect on one word or on a similarity, and their precision@1."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from model.artifact import Kind
+from model.tokenizer import TokenizerInput
+from service.commands.datasets import AttributionData, AttributionLine
+from service.commands.encoding import Progress, TextError
+from service.commands.lines import BATCH_SIZE
+from service.commands.measures import Flags, Values, top_precision
+from service.commands.neighbors import DECIMALS, Floats, normalize
+from service.engine.schema.encode import EncodeRequest, EncodeResult, Input, Token
+from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit
+from service.engine.schema.similarity import Effect, PairResult, SimilarityRequest, SimilarityResponse
+from service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
+Item = TypeVar("Item")
+
+HEAD_REDUCES: dict[Kind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "sum", "projection": "sum"}
+
+OCCLUSION = "occlusion"
+CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION = (
+    f"similarity {name}" for name in ("contributions", "leave_one_out", "occlusion")
+)
+SIMILARITY_METHODS = (CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION)
+
+
+@dataclass
+class Precisions:
+    """The precision@1 of each line by method, the share of deciding words, and why methods were omitted.
+
+    Methods of `SIMILARITY_METHODS` have the lines with a reference only, `reference_chances` likewise.
+    """
+
+    by_method: dict[str, list[float]] = field(default_factory=dict)
+    chances: list[float] = field(default_factory=list)
+    reference_chances: list[float] = field(default_factory=list)
+    omitted: dict[str, str] = field(default_factory=dict)
+
+    def add(self, method: str, text: "LocatedText", scores: Values) -> None:
+        """Add the ranking of the words of a text by `scores`, (W,)."""
+        others = np.arange(len(scores)) != text.target
+        precision = top_precision(scores[others], text.deciding[others])
+        self.by_method.setdefault(method, []).append(precision)
+
+
+@dataclass(frozen=True)
+class LocatedText:
+    """A text with the words that have tokens: W words, of which `target` is a position and `deciding` flags, (W,)."""
+
+    line: AttributionLine
+    token_ids: tuple[int, ...]
+    """The tokens without special tokens."""
+    word_of_token: tuple[int | None, ...]
+    """The position of the word of each token."""
+    starts: tuple[int, ...]
+    """The first character of each word."""
+    target: int
+    deciding: Flags
+    vector: Floats
+    """The mean of the last hidden states of the target, (D,)."""
+
+    @property
+    def chance(self) -> float:
+        """The precision@1 of a random ranking."""
+        return int(self.deciding.sum()) / (len(self.deciding) - 1)
+
+    def without(self, word: int) -> "tuple[tuple[int, ...], Flags]":
+        """Return the token ids without those of a word, and which of the remaining tokens are those of the target."""
+        kept = [position for position, owner in enumerate(self.word_of_token) if owner != word]
+        is_target = np.array([self.word_of_token[position] == self.target for position in kept])
+        return tuple(self.token_ids[position] for position in kept), is_target
+
+
+class Attributor:
+    """Precisions of all methods by one engine, with progress on stderr. Errors name file, line and field."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._progress = Progress(engine.info.name)
+        self.truncated = 0
+
+    async def precisions(self, data: AttributionData) -> Precisions:
+        """Return the precision@1 of each method that the model supports. Raises `TextError`."""
+        result, path, done = Precisions(), data.file.path, 0
+        for kind in HEAD_REDUCES:
+            if kind not in self._engine.info.attention_kinds:
+                result.omitted[kind] = "no maps of this kind for this model"
+        for batch in _batches(data.lines):
+            try:
+                texts = await self._locate(path, batch)
+                result.chances += [text.chance for text in texts]
+                await self._rank_by_maps(texts, result)
+                for text in texts:
+                    result.add(OCCLUSION, text, await self._occlude(text))
+                await self._rank_by_similarity([text for text in texts if text.line.reference is not None], result)
+            except ServiceError as error:
+                raise _line_error(path, error, batch) from None
+            done += len(batch)
+            self._progress.report(path, done, len(data.lines))
+        return result
+
+    async def _locate(self, path: Path, lines: Sequence[AttributionLine]) -> list[LocatedText]:
+        inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
+        response = await self._engine.encode(
+            EncodeRequest(inputs, outputs=("tokens", "words"), truncation="right", prompt="")
+        )
+        self.truncated += response.truncated_inputs
+        return [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
+
+    async def _rank_by_maps(self, texts: Sequence[LocatedText], precisions: Precisions) -> None:
+        inputs = tuple(Input(TokenizerInput(text.line.text)) for text in texts)
+        for kind, head_reduce in HEAD_REDUCES.items():
+            if kind not in self._engine.info.attention_kinds:
+                continue
+            layers = await self._rows(inputs, texts, kind, head_reduce, "none")
+            rollout = await self._rows(inputs, texts, kind, head_reduce, "rollout")
+            for text, rows, (rolled_out,) in zip(texts, layers, rollout, strict=True):
+                precisions.add(f"{kind} last layer", text, _magnitudes(text, rows[-1]))
+                precisions.add(f"{kind} mean of layers", text, _magnitudes(text, rows.mean(axis=0)))
+                precisions.add(f"{kind} rollout", text, _magnitudes(text, rolled_out))
+
+    async def _rows(
+        self, inputs: tuple[Input, ...], texts: Sequence[LocatedText],
+        kind: Kind, head_reduce: HeadReduce, layer_reduce: MapLayerReduce,
+    ) -> list[Values]:  # fmt: skip
+        """Return the row of each target in each map, (L, W), or (1, W) for the rollout."""
+        request = AttendRequest(
+            inputs, kind=kind, head_reduce=head_reduce, layer_reduce=layer_reduce, unit="word", special_tokens="drop",
+            truncation="right", wire="binary",
+        )  # fmt: skip
+        results = (await self._engine.attend(request)).results
+        return [
+            np.stack(
+                [item.matrix.values[text.target] for item in result.maps if item.matrix is not None], dtype=np.float64
+            )
+            for text, result in zip(texts, results, strict=True)
+        ]
+
+    async def _occlude(self, text: LocatedText) -> Values:
+        """Return the cosine distance by which the vector of the target moves without each other word, (W,)."""
+        distances = np.zeros(len(text.deciding))
+        for words in _batches([word for word in range(len(distances)) if word != text.target]):
+            variants = [text.without(word) for word in words]
+            inputs = tuple(Input(TokenizerInput(token_ids=ids)) for ids, _ in variants)
+            results = (await self._engine.encode(EncodeRequest(inputs, outputs=("tokens",)))).results
+            vectors = [_mean(result, is_target) for result, (_, is_target) in zip(results, variants, strict=True)]
+            cosines = normalize(np.stack(vectors), "cosine") @ normalize(text.vector[None], "cosine")[0]
+            distances[words] = 1 - np.round(cosines.astype(np.float64), DECIMALS)
+        return distances
+
+    async def _rank_by_similarity(self, texts: Sequence[LocatedText], precisions: Precisions) -> None:
+        if not texts:
+            return
+        precisions.reference_chances += [text.chance for text in texts]
+        is_cls = self._engine.info.pooling == "cls"
+        if is_cls:
+            precisions.omitted[LEAVE_ONE_OUT] = "not defined for cls pooling"
+        explained = await self._explain(texts, "none" if is_cls else "leave_one_out", precisions)
+        self.truncated += sum(document.truncated for document in explained.documents)
+        for text, pair, units in zip(texts, *_pairs(explained), strict=True):
+            if pair.matrix is not None:
+                precisions.add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
+            if pair.query_effects is not None:
+                precisions.add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
+        for text in texts:  # one pair per request, because the number of occluded sequences is limited
+            try:
+                occluded = await self._explain([text], "occlusion", precisions)
+            except ServiceError as error:
+                error.message = f"line {text.line.line}: reference: {error.message}"
+                raise
+            (pair,), (units,) = _pairs(occluded)
+            assert pair.query_effects is not None
+            precisions.add(SIMILARITY_OCCLUSION, text, _unit_scores(text, units, pair.query_effects.values))
+
+    async def _explain(
+        self, texts: Sequence[LocatedText], effect: Effect, precisions: Precisions
+    ) -> SimilarityResponse:
+        """Compare each text, as the query, with its reference, as the document."""
+        queries = tuple(text.line.text for text in texts)
+        documents = tuple(text.line.reference or "" for text in texts)
+        response = await self._engine.similarity(
+            SimilarityRequest(
+                queries, documents, pairs="zip", explain=True, unit="word", effect=effect, truncation="right"
+            )
+        )
+        if response.unavailable is not None:
+            precisions.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
+        return response
+
+
+def _pairs(response: SimilarityResponse) -> tuple[list[PairResult], list[list[Unit]]]:
+    """Return the pairs, and the units of the query of each."""
+    assert response.pairs is not None
+    return response.pairs, [query.units or [] for query in response.queries]
+
+
+def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+    for start in range(0, len(items), BATCH_SIZE):
+        yield list(items[start : start + BATCH_SIZE])
+
+
+def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:
+    """Find the words of a line. Raises `TextError` for a word without tokens."""
+    assert result.tokens is not None
+    assert result.words is not None
+    tokens = [token for token in result.tokens if not token.special]
+    listed = sorted({token.word_index for token in tokens if token.word_index is not None})
+    position = {word: index for index, word in enumerate(listed)}
+    for word, name in ({line.word_index: "word_index"} | line.deciding).items():
+        if word not in position:
+            raise TextError(f"{path}: line {line.line}: {name}: {_word_problem(word, len(result.words), result)}")
+    deciding = np.isin(listed, list(line.deciding))
+    if len(line.deciding) >= len(listed) - 1:
+        problem = f"all other words of the text ({len(line.deciding)}, limit {len(listed) - 2})"
+        raise TextError(f"{path}: line {line.line}: deciding_index: {problem}. Remove words or the line.")
+    target = position[line.word_index]
+    word_of_token = tuple(None if token.word_index is None else position[token.word_index] for token in tokens)
+    vector = _mean(result, np.array([owner == target for owner in word_of_token]))
+    starts = tuple(result.words[word].start for word in listed)
+    return LocatedText(line, tuple(token.id for token in tokens), word_of_token, starts, target, deciding, vector)
+
+
+def _word_problem(word: int, words: int, result: EncodeResult) -> str:
+    if word < words:
+        return f"word without tokens ({word}). Use another word."
+    if result.truncated:
+        return f"removed by truncation ({word}, limit {words - 1}). Shorten the text or remove the line."
+    return f"out of range ({word}, limit {words - 1}). Use 0 to {words - 1}."
+
+
+def _mean(result: EncodeResult, chosen: Flags) -> Floats:
+    """Return the mean of the chosen token vectors; special tokens are not counted in `chosen`."""
+    assert result.token_vectors is not None
+    assert result.tokens is not None
+    vectors: Floats = result.token_vectors.values[_content(result.tokens)][chosen].mean(axis=0)
+    return vectors
+
+
+def _content(tokens: Sequence[Token]) -> Flags:
+    return np.array([not token.special for token in tokens])
+
+
+def _magnitudes(text: LocatedText, row: Values) -> Values:
+    """Return the magnitudes of a row relative to the largest of the words other than the target, rounded, (W,)."""
+    magnitudes = np.abs(row)
+    magnitudes[text.target] = 0
+    scores: Values = np.round(magnitudes / (magnitudes.max() or 1), DECIMALS)
+    return scores
+
+
+def _unit_scores(text: LocatedText, units: Sequence[Unit], effects: Floats) -> Values:
+    """Return the effects of the words, rounded, (W,); 0 for a word that has no room because of a prompt."""
+    by_start = {unit.start: effect for unit, effect in zip(units, effects.tolist(), strict=True)}
+    return np.round([by_start.get(start, 0.0) for start in text.starts], DECIMALS)
+
+
+def _line_error(path: Path, error: ServiceError, lines: Sequence[AttributionLine]) -> TextError:
+    """Return an error that names the field of the file instead of that of the request."""
+    match = re.match(r"(inputs|queries|documents)\[(\d+)\]", error.message)
+    if match is None:
+        return TextError(f"{path}: {error.message}")
+    referring = lines if match[1] == "inputs" else [line for line in lines if line.reference is not None]
+    name = "reference" if match[1] == "documents" else "text"
+    return TextError(f"{path}: line {referring[int(match[2])].line}: {name}{error.message[match.end() :]}")

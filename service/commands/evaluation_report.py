@@ -1,0 +1,133 @@
+"""The two formats of an evaluation, with or without a baseline: JSON and a table."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from service.commands.figures import Evaluation, RowKey, Rows
+from service.commands.measures import Estimate
+from service.commands.model_card import SavedCard
+from service.commands.report import describe_model, model_record
+
+TASKS = ("sts", "retrieval", "word_in_context", "attribution")
+
+
+def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
+    """Return the evaluation for programs, with the baseline and the differences from it."""
+    files = {
+        name: {"file": str(file.path), "lines_read": file.lines_read, "complete": file.is_complete}
+        for name, file in evaluation.files.items()
+    }
+    record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
+    record["saved"] = None if saved is None else saved._asdict()
+    if baseline is None:
+        return record | {"baseline": None, "difference": None}
+    return record | {
+        "baseline": {"model": model_record(baseline.info, baseline.truncated)} | _task_records(baseline),
+        "difference": {task: _difference(getattr(evaluation, task), getattr(baseline, task)) for task in TASKS},
+    }
+
+
+def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield f"model      {describe_model(evaluation.info)}"
+    if baseline is not None:
+        yield f"baseline   {describe_model(baseline.info)}"
+    for name, file in evaluation.files.items():
+        rest = "" if file.is_complete else "; the file has more, see --limit"
+        yield f"file       {name.replace('_', '-')}: {file.path}, {file.lines_read:,} lines{rest}"
+    yield from _notes(evaluation, "")
+    if baseline is not None:
+        yield from _notes(baseline, "baseline: ")
+    yield from _chance_lines(evaluation)
+    yield ""
+    yield from _table(evaluation.rows(), None if baseline is None else baseline.rows())
+    if saved is not None:
+        yield ""
+        yield f"saved      {saved.measures} measures; the digest of the artifact is now {saved.digest}"
+
+
+def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
+    if evaluation.truncated:
+        yield f"truncated  {prefix}{evaluation.truncated:,} texts to {evaluation.info.max_input_tokens} tokens"
+    if evaluation.attribution is not None:
+        for name, reason in evaluation.attribution.omitted.items():
+            yield f"omitted    {prefix}{name}: {reason}"
+
+
+def _chance_lines(evaluation: Evaluation) -> Iterator[str]:
+    words, attribution = evaluation.word_in_context, evaluation.attribution
+    if words is not None:
+        yield f"majority   {words.majority:.4f} of the pairs of words have the more frequent label"
+    if attribution is not None:
+        yield f"chance     {attribution.chance:.4f} is the precision@1 of a random order of the words"
+        if attribution.reference_chance is not None:
+            lines = f"{attribution.references:,} lines with a reference"
+            yield f"chance     {attribution.reference_chance:.4f} for the {lines}"
+
+
+def _table(rows: Rows, baseline: Rows | None) -> Iterator[str]:
+    task, measure = (max(map(len, column)) + 2 for column in zip(*map(_labels, rows), strict=True))
+    header = f"{'task':<{task}}{'measure':<{measure}}{'value':>9}   {'95 % interval':<18}"
+    if baseline is not None:
+        header += f"{'baseline':>11}{'difference':>13}   95 % interval"
+    yield header.rstrip()
+    for key, estimate in rows.items():
+        name, unit = _labels(key)
+        line = f"{name:<{task}}{unit:<{measure}}"
+        if baseline is None and estimate.value is None:
+            line += "not defined, because all similarities are equal"
+        elif baseline is None:
+            line += f"{_number(estimate.value)}   {_interval(estimate)}"
+        else:
+            other = baseline.get(key, UNDEFINED)
+            difference = estimate.minus(other)
+            line += f"{_number(estimate.value)}   {_interval(estimate):<18}"
+            line += f"{_number(other.value):>11}{_number(difference.value):>13}   {_interval(difference)}"
+        yield line.rstrip()
+
+
+UNDEFINED = Estimate(None, None, None)
+
+
+def _labels(key: RowKey) -> tuple[str, str]:
+    return (f"{key.subject}, {key.method}" if key.method else key.subject), key.measure
+
+
+def _number(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.4f}':>9}"
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "-"
+    return "not defined" if estimate.low is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
+
+
+def _task_records(evaluation: Evaluation) -> dict[str, Any]:
+    return {task: _record(getattr(evaluation, task)) for task in TASKS}
+
+
+def _record(figures: Any) -> Any:
+    """Return figures as objects of JSON; keys have underscores instead of spaces."""
+    if isinstance(figures, Estimate):
+        return {"value": figures.value, "low": figures.low, "high": figures.high}
+    if is_dataclass(figures):
+        return {field.name: _record(getattr(figures, field.name)) for field in fields(figures)}
+    if isinstance(figures, dict):
+        return {name.replace(" ", "_"): _record(value) for name, value in figures.items()}
+    return figures
+
+
+def _difference(figures: Any, baseline: Any) -> Any:
+    """Return the difference of each measure as objects of JSON; measures that the baseline lacks are left out."""
+    if isinstance(figures, Estimate):
+        return _record(figures.minus(baseline))
+    if is_dataclass(figures):
+        pairs = {field.name: (getattr(figures, field.name), getattr(baseline, field.name)) for field in fields(figures)}
+    elif isinstance(figures, dict):
+        pairs = {name: (value, baseline[name]) for name, value in figures.items() if name in baseline}
+    else:
+        return None
+    differences = {name.replace(" ", "_"): _difference(*pair) for name, pair in pairs.items()}
+    return {name: value for name, value in differences.items() if value} or None

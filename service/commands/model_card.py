@@ -1,0 +1,63 @@
+"""Measures in the manifest of an artifact, as its model card."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from model.artifact import ArtifactError, EvaluationRecord, Manifest
+from model.manifest_update import update_manifest
+from service.commands.figures import Evaluation, RowKey
+from service.commands.measures import Estimate
+
+SAVED_DECIMALS = 4
+"""Those of the table. Further digits could differ between runs, and so could the digest."""
+
+
+class SavedCard(NamedTuple):
+    """The digest of the artifact after saving, and the number of measures that were saved."""
+
+    digest: str
+    measures: int
+
+
+def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> SavedCard:
+    """Write the measures into the manifest of the artifact; `evaluated` is the manifest at the start.
+
+    A record replaces one with the same task, file and measure; other records are kept. Raises `ArtifactError`.
+    """
+    rows = evaluation.rows()
+
+    def change(manifest: Manifest) -> Manifest:
+        # Records that another evaluation saved in the meantime are kept.
+        if _without_records(manifest) != _without_records(evaluated):
+            raise ArtifactError(f"{root}: changed during the evaluation. Run the command again.")
+        records = {(record.task, record.file, record.measure): record for record in manifest.evaluations}
+        for key, estimate in rows.items():
+            name = _names(key, evaluation)
+            record = _record(name, estimate)
+            if record is None:
+                records.pop(name, None)
+            else:
+                records[name] = record
+        return manifest.model_copy(update={"evaluations": tuple(records.values())})
+
+    digest = update_manifest(root, change)
+    return SavedCard(f"sha256:{digest}", sum(estimate.value is not None for estimate in rows.values()))
+
+
+def _names(key: RowKey, evaluation: Evaluation) -> tuple[str, str, str]:
+    """Return the task, the file and the measure of a record."""
+    measure = f"{key.measure}, {key.method}" if key.method else key.measure
+    return key.task.replace("_", "-"), evaluation.files[key.task].path.name, measure
+
+
+def _record(name: tuple[str, str, str], estimate: Estimate) -> EvaluationRecord | None:
+    task, file, measure = name
+    if estimate.value is None:
+        return None
+    low, high = (None if bound is None else round(bound, SAVED_DECIMALS) for bound in (estimate.low, estimate.high))
+    value = round(estimate.value, SAVED_DECIMALS)
+    return EvaluationRecord(task=task, file=file, measure=measure, value=value, low=low, high=high)
+
+
+def _without_records(manifest: Manifest) -> Manifest:
+    return manifest.model_copy(update={"evaluations": ()})
