@@ -21,8 +21,10 @@ from attendant_client.types import (
     AttentionMap,
     CompareResponse,
     Contributor,
+    DataFileRecord,
     EncodeResponse,
     EncodeResult,
+    EvaluationRecord,
     Floats,
     LayerSimilarity,
     Limits,
@@ -32,6 +34,7 @@ from attendant_client.types import (
     Token,
     TokenizeResponse,
     TokenizeResult,
+    TrainingRecord,
     Unit,
     Word,
 )
@@ -228,7 +231,26 @@ def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
     values["limits"] = Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)})
+    values["training"] = _training(message.training) if message.HasField("training") else None
+    values["evaluations"] = [
+        EvaluationRecord(item.task, item.file, item.measure, item.value, _set(item, "low"), _set(item, "high"))
+        for item in message.evaluations
+    ]
     return ModelInfo(**values)
+
+
+def _training(message: pb.TrainingRecord) -> TrainingRecord:
+    return TrainingRecord(
+        message.objective,
+        _set(message, "initial_model"),
+        _set(message, "teacher"),
+        [DataFileRecord(item.name, item.size) for item in message.data],
+        message.steps,
+        message.tokens,
+        message.seed,
+        message.precision,
+        message.validation_loss,
+    )
 
 
 DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {

@@ -17,8 +17,10 @@ from attendant_client.types import (
     AttentionMap,
     CompareResponse,
     Contributor,
+    DataFileRecord,
     EncodeResponse,
     EncodeResult,
+    EvaluationRecord,
     Floats,
     LayerSimilarity,
     Limits,
@@ -28,6 +30,7 @@ from attendant_client.types import (
     Token,
     TokenizeResponse,
     TokenizeResult,
+    TrainingRecord,
     Unit,
     Word,
 )
@@ -188,8 +191,12 @@ def _compare(document: Json) -> CompareResponse:
 
 def _model(document: Json) -> ModelInfo:
     limits = Limits(**{field.name: document["limits"][field.name] for field in fields(Limits)})
-    names = [field.name for field in fields(ModelInfo) if field.name != "limits"]
-    return ModelInfo(**{name: document[name] for name in names}, limits=limits)
+    training = document["training"]
+    if training is not None:
+        training = TrainingRecord(**{**training, "data": [DataFileRecord(**item) for item in training["data"]]})
+    values = {field.name: document[field.name] for field in fields(ModelInfo)}
+    values["evaluations"] = [EvaluationRecord(**item) for item in document["evaluations"]]
+    return ModelInfo(**values | {"training": training, "limits": limits})
 
 
 DECODERS: dict[str, Callable[[Json], Any]] = {

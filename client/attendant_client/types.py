@@ -277,8 +277,47 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class DataFileRecord:
+    """A file of training texts, with its size in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """How a model was trained. `initial_model` and `teacher` are None without one, `validation_loss` is in nats."""
+
+    objective: str
+    initial_model: str | None
+    teacher: str | None
+    data: list[DataFileRecord]
+    steps: int
+    tokens: int
+    seed: int
+    precision: str
+    validation_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """One measure of an evaluation, with its 95 % interval, or None."""
+
+    task: str
+    file: str
+    measure: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model. `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"."""
+    """The served model.
+
+    `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None if others
+    trained the model.
+    """
 
     name: str
     aliases: list[str]
@@ -300,4 +339,6 @@ class ModelInfo:
     attention_kinds: list[str]
     version: str
     similarity: str
+    training: TrainingRecord | None
+    evaluations: list[EvaluationRecord]
     limits: Limits
