@@ -3,6 +3,7 @@
 from attendant_client.aio import AsyncClient
 from attendant_client.client import Client
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.retries import RetryPolicy
 from attendant_client.types import (
     AttendResponse,
@@ -11,14 +12,10 @@ from attendant_client.types import (
     CompareResponse,
     ContributionRest,
     Contributor,
-    DataFileRecord,
     EncodeResponse,
     EncodeResult,
-    EvaluationRecord,
     Input,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     Occurrence,
     OccurrenceResult,
     SimilarityPair,
@@ -29,7 +26,6 @@ from attendant_client.types import (
     TokenizeResponse,
     TokenizeResult,
     TopContributions,
-    TrainingRecord,
     Unit,
     Word,
 )

@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import array_of
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import (
     Array,
@@ -21,20 +22,15 @@ from attendant_client.types import (
     AttentionMap,
     CompareResponse,
     Contributor,
-    DataFileRecord,
     EncodeResponse,
     EncodeResult,
-    EvaluationRecord,
     Floats,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     OccurrenceResult,
     SparseMatrix,
     Token,
     TokenizeResponse,
     TokenizeResult,
-    TrainingRecord,
     Unit,
     Word,
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -17,20 +18,15 @@ from attendant_client.types import (
     AttentionMap,
     CompareResponse,
     Contributor,
-    DataFileRecord,
     EncodeResponse,
     EncodeResult,
-    EvaluationRecord,
     Floats,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     OccurrenceResult,
     SparseMatrix,
     Token,
     TokenizeResponse,
     TokenizeResult,
-    TrainingRecord,
     Unit,
     Word,
 )
