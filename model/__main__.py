@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model.artifact import VARIANTS, Artifact, ArtifactError
+from model.artifact import VARIANTS, Artifact, ArtifactError, EvaluationRecord, TrainingRecord
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
@@ -135,7 +135,27 @@ def _verify(directory: Path) -> int:
             line += f", min cosine to float32 {accuracy.min_cosine:.7f} ({accuracy.texts} texts)"
             line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
         print(line)
+    if manifest.training is not None:
+        print(f"  {_describe_training(manifest.training)}")
+    for evaluation in manifest.evaluations:
+        print(f"  {_describe_evaluation(evaluation)}")
     return 0
+
+
+def _describe_training(training: TrainingRecord) -> str:
+    files = ", ".join(f"{file.name} ({file.size:,} bytes)" for file in training.data)
+    line = f"training: {training.objective}, {training.steps:,} steps, {training.tokens:,} tokens of {files}"
+    line += f", from {training.initial_model}" if training.initial_model else ""
+    line += f", teacher {training.teacher}" if training.teacher else ""
+    line += f", {training.precision}, seed {training.seed}, validation loss {training.validation_loss:.4f}"
+    return line
+
+
+def _describe_evaluation(evaluation: EvaluationRecord) -> str:
+    line = f"evaluation {evaluation.task}, {evaluation.file}: {evaluation.measure} {evaluation.value:.3f}"
+    if evaluation.low is not None and evaluation.high is not None:
+        line += f" [{evaluation.low:.3f}, {evaluation.high:.3f}]"
+    return line
 
 
 def _fail(message: str) -> int:

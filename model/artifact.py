@@ -10,17 +10,19 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.json"
+TRAINING = "training.json"
+"""The training record of a model that is not yet an artifact, next to its weights."""
 WEIGHTS = "weights.bin"
 
 Similarity = Literal["cosine", "dot"]
@@ -34,6 +36,8 @@ GraphPrecision = Literal["float32", "float16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ArtifactError(Exception):
@@ -142,7 +146,7 @@ class DataFileRecord(_Record):
     """A file of training texts: its name without directories, and its size in bytes."""
 
     name: str
-    size: int
+    size: Count
 
 
 class TrainingRecord(_Record):
@@ -156,11 +160,11 @@ class TrainingRecord(_Record):
     initial_model: str | None
     teacher: str | None
     data: tuple[DataFileRecord, ...]
-    steps: int
-    tokens: int
-    seed: int
+    steps: Count
+    tokens: Count
+    seed: Int64
     precision: str
-    validation_loss: float
+    validation_loss: FiniteFloat
 
 
 class EvaluationRecord(_Record):
@@ -169,9 +173,9 @@ class EvaluationRecord(_Record):
     task: str
     file: str
     measure: str
-    value: float
-    low: float | None
-    high: float | None
+    value: FiniteFloat
+    low: FiniteFloat | None
+    high: FiniteFloat | None
 
 
 class Manifest(_Record):

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from model.artifact import TRAINING, TrainingRecord
 from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.encoder import ACTIVATIONS, Encoder, EncoderConfig
 from model.sentence_transformers_config import EmbeddingConfig, read_embedding_config, read_max_input_tokens
@@ -18,13 +20,14 @@ from model.sentence_transformers_config import EmbeddingConfig, read_embedding_c
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published model: its encoder, tokenizer.json and embedding configuration."""
+    """A published model: its encoder, tokenizer.json, embedding configuration and, if known, training record."""
 
     encoder: Encoder
     model_type: str
     max_input_tokens: int
     tokenizer: bytes
     embedding_config: EmbeddingConfig
+    training: TrainingRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,22 @@ def load_checkpoint(directory: Path) -> Checkpoint:
         max_input_tokens=read_max_input_tokens(directory, encoder.config.max_position_embeddings),
         tokenizer=tokenizer.read_bytes(),
         embedding_config=read_embedding_config(directory, encoder.config.hidden_size),
+        training=read_training(directory),
     )
+
+
+def read_training(directory: Path) -> TrainingRecord | None:
+    """Return the record in training.json, or None if the file is missing. Raises CheckpointError."""
+    path = directory / TRAINING
+    if not path.is_file():
+        return None
+    try:
+        return TrainingRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise CheckpointError(
+            f"{TRAINING}: invalid training record (at {field or 'the top'}). Correct or remove it."
+        ) from None
 
 
 def build_encoder(model_type: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Encoder:

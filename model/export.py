@@ -176,6 +176,7 @@ def _write(
         graphs=graphs,
         static=find(encoder.embeddings.word_embeddings.weight),
         attention="causal" if config.causal else "bidirectional",
+        training=checkpoint.training,
         attention_kinds=_attention_kinds(config),
         blocks=tuple(_block_record(block, find) for block in encoder.blocks),
         layer_norm_eps=config.layer_norm_eps,

@@ -3,6 +3,7 @@
 from attendant_client.aio import AsyncClient
 from attendant_client.client import Client
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.retries import RetryPolicy
 from attendant_client.types import (
     AttendResponse,
@@ -15,8 +16,6 @@ from attendant_client.types import (
     EncodeResult,
     Input,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     Occurrence,
     OccurrenceResult,
     SimilarityPair,
@@ -42,8 +41,10 @@ __all__ = [
     "CompareResponse",
     "ContributionRest",
     "Contributor",
+    "DataFileRecord",
     "EncodeResponse",
     "EncodeResult",
+    "EvaluationRecord",
     "Input",
     "LayerSimilarity",
     "Limits",
@@ -59,6 +60,7 @@ __all__ = [
     "TokenizeResponse",
     "TokenizeResult",
     "TopContributions",
+    "TrainingRecord",
     "Unit",
     "Word",
 ]

@@ -12,6 +12,7 @@ from attendant_client.aio_transports import open_async_transport
 from attendant_client.bodies import Body, Inputs, Part, halves, make_body, make_comparison, make_similarity, split_body
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import ModelInfo
 from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
@@ -20,7 +21,6 @@ from attendant_client.types import (
     AttendResponse,
     CompareResponse,
     EncodeResponse,
-    ModelInfo,
     Occurrence,
     SimilarityResponse,
     TokenizeResponse,

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from attendant_client.errors import wrong_type
-from attendant_client.types import Input, Limits, Occurrence
+from attendant_client.model_info import Limits
+from attendant_client.types import Input, Occurrence
 
 Body = dict[str, Any]
 Inputs = str | Input | Sequence[str | Input]

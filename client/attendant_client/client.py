@@ -10,6 +10,7 @@ import numpy as np
 from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, make_similarity, split_body
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import ModelInfo
 from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
@@ -19,7 +20,6 @@ from attendant_client.types import (
     AttendResponse,
     CompareResponse,
     EncodeResponse,
-    ModelInfo,
     Occurrence,
     SimilarityResponse,
     TokenizeResponse,

@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import array_of
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import (
     Array,
@@ -25,8 +26,6 @@ from attendant_client.types import (
     EncodeResult,
     Floats,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     OccurrenceResult,
     SparseMatrix,
     Token,
@@ -228,7 +227,26 @@ def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
     values["limits"] = Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)})
+    values["training"] = _training(message.training) if message.HasField("training") else None
+    values["evaluations"] = [
+        EvaluationRecord(item.task, item.file, item.measure, item.value, _set(item, "low"), _set(item, "high"))
+        for item in message.evaluations
+    ]
     return ModelInfo(**values)
+
+
+def _training(message: pb.TrainingRecord) -> TrainingRecord:
+    return TrainingRecord(
+        message.objective,
+        _set(message, "initial_model"),
+        _set(message, "teacher"),
+        [DataFileRecord(item.name, item.size) for item in message.data],
+        message.steps,
+        message.tokens,
+        message.seed,
+        message.precision,
+        message.validation_loss,
+    )
 
 
 DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {

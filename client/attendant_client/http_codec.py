@@ -10,6 +10,7 @@ import numpy as np
 
 from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
+from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -21,8 +22,6 @@ from attendant_client.types import (
     EncodeResult,
     Floats,
     LayerSimilarity,
-    Limits,
-    ModelInfo,
     OccurrenceResult,
     SparseMatrix,
     Token,
@@ -188,8 +187,12 @@ def _compare(document: Json) -> CompareResponse:
 
 def _model(document: Json) -> ModelInfo:
     limits = Limits(**{field.name: document["limits"][field.name] for field in fields(Limits)})
-    names = [field.name for field in fields(ModelInfo) if field.name != "limits"]
-    return ModelInfo(**{name: document[name] for name in names}, limits=limits)
+    training = document["training"]
+    if training is not None:
+        training = TrainingRecord(**{**training, "data": [DataFileRecord(**item) for item in training["data"]]})
+    values = {field.name: document[field.name] for field in fields(ModelInfo)}
+    values["evaluations"] = [EvaluationRecord(**item) for item in document["evaluations"]]
+    return ModelInfo(**values | {"training": training, "limits": limits})
 
 
 DECODERS: dict[str, Callable[[Json], Any]] = {

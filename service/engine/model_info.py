@@ -46,5 +46,7 @@ def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> Mod
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
         similarity=manifest.similarity,
+        training=manifest.training,
+        evaluations=list(manifest.evaluations),
         version=__version__,
     )

@@ -3,12 +3,10 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Protocol, get_args
 
 import grpc
 
-from model.artifact import POOLINGS
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.schema.encode import (
@@ -32,7 +30,8 @@ from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tenso
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.interceptor import log_internal
 from service.rpc.messages import Rejected, reject_malformed
-from service.rpc.similarity import SIMILARITIES, similarity_request, similarity_response
+from service.rpc.model_info import POOLING_MODES, model_response
+from service.rpc.similarity import similarity_request, similarity_response
 from service.rpc.status import status_of
 from service.rpc.stream import respond_in_order
 
@@ -43,7 +42,6 @@ STREAM_WINDOW = 16
 
 OUTPUTS = (None, *get_args(Output))
 LAYER_REDUCES = ("concat", *get_args(LayerReduce))
-POOLING_MODES = (None, *POOLINGS)
 DTYPES = ("float32", *get_args(DType))
 
 
@@ -117,37 +115,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
-        info = self._lifecycle.engine.info
-        return pb.GetModelResponse(
-            name=info.name,
-            aliases=info.aliases,
-            digest=info.digest,
-            source=info.source,
-            revision=info.revision or "",
-            license=info.license or "",
-            model_type=info.model_type,
-            num_hidden_layers=info.num_hidden_layers,
-            num_attention_heads=info.num_attention_heads,
-            hidden_size=info.hidden_size,
-            dimensions=info.dimensions,
-            vocab_size=info.vocab_size,
-            max_input_tokens=info.max_input_tokens,
-            pooling=POOLING_MODES.index(info.pooling),  # type: ignore[arg-type]  # the numbers are those of the enum
-            normalize=info.normalize,
-            prompts=info.prompts,
-            default_prompt_name=info.default_prompt_name,
-            precision=info.precision,
-            provider=info.provider,
-            threads=info.threads,
-            backend_reason=info.backend_reason,
-            length_buckets=info.length_buckets,
-            layers=info.layers,
-            attention_kinds=info.attention_kinds,
-            limits=pb.Limits(**asdict(info.limits)),
-            version=info.version,
-            similarity=SIMILARITIES.index(info.similarity),  # type: ignore[arg-type]  # likewise
-            attention=info.attention,
-        )
+        return model_response(self._lifecycle.engine.info)
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:
         return item_limits(engine.info)

@@ -9,7 +9,9 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import intercept
+from tests.browser.test_about import EVALUATIONS, fulfill_model
 from tests.conftest import ROOT
+from tests.model_records import TRAINING
 
 RESULTS = ROOT / "test-results"
 WIDTHS = (400, 1280)
@@ -93,6 +95,17 @@ def test_reduced_motion_disables_transitions(new_driver: NewDriver) -> None:
         """[...document.querySelectorAll("*")].map((node) => parseFloat(getComputedStyle(node).transitionDuration))"""
     )
     assert max(durations) < 0.001
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_facts_about_the_model_are_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
+    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    fulfill_model(driver, training=TRAINING.model_dump(mode="json"), evaluations=EVALUATIONS)
+    driver.open().page.locator("#about > summary").click()
+    driver.page.locator("#about").screenshot(path=results / f"about-{width}-{scheme}.png")
+    assert overflow(driver) == 0
+    assert_accessible(driver)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])

@@ -1,7 +1,11 @@
 """attendant-client against a running service: sync and async, gRPC and HTTP."""
 
+import shutil
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from attendant_client import (
@@ -12,9 +16,12 @@ from attendant_client import (
     Occurrence,
     RetryPolicy,
 )
+from jsonschema import Draft202012Validator
 
+from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.client.clients import KINDS, url_of
+from tests.model_records import EVALUATIONS, TRAINING, add_records
 from tests.serving import ServiceThread
 
 CASHED = "He cashed a check at the bank."
@@ -41,6 +48,25 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
             results.append((encoded, attended, sparse, compared, explained, top, scores, tokenized, client.model()))
     for other in results[1:]:
         assert_equal(other, results[0])
+
+
+def test_model_info_has_records_of_training_and_evaluation(default_artifact: Path, tmp_path: Path) -> None:
+    """Over both APIs; the REST response follows the OpenAPI schema."""
+    root = Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
+    add_records(root)
+    with ServiceThread(LoadedModel.load(Settings(model_dir=root))) as service:
+        infos = []
+        for kind, protocol in KINDS.values():
+            with kind(url_of(service, protocol)) as client:
+                infos.append(client.model())
+        body = httpx.get(f"{service.rest}/v1/model").json()
+        document = httpx.get(f"{service.rest}/openapi.json").json()
+    assert infos == infos[:1] * 4
+    assert asdict(infos[0].training) == body["training"] == TRAINING.model_dump(mode="json")
+    evaluations = [record.model_dump(mode="json") for record in EVALUATIONS]
+    assert list(map(asdict, infos[0].evaluations)) == body["evaluations"] == evaluations
+    schema = {"$ref": "#/components/schemas/ModelInfo", "components": document["components"]}
+    Draft202012Validator(schema).validate(body)
 
 
 def assert_equal(actual: Any, expected: Any) -> None:

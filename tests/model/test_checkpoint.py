@@ -16,6 +16,7 @@ from torch import Tensor
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.sentence_transformers_config import EmbeddingConfig
+from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
 
@@ -180,6 +181,35 @@ def test_unsupported_config_value_is_named(source: Path, changes: dict[str, Any]
 def test_config_must_be_a_json_object(source: Path, body: str) -> None:
     (source / "config.json").write_text(body)
     with pytest.raises(CheckpointError, match=r"config\.json: not"):
+        load_checkpoint(source)
+
+
+def test_training_record_is_read(source: Path) -> None:
+    assert load_checkpoint(source).training is None
+    (source / "training.json").write_text(TRAINING.model_dump_json())
+    assert load_checkpoint(source).training == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"steps": -1}, "steps"),
+        ({"tokens": 2**63}, "tokens"),
+        ({"validation_loss": float("nan")}, "validation_loss"),
+        ({"data": [{"name": "a"}]}, r"data\.0\.size"),
+        ({"other": 1}, "other"),
+    ],
+)
+def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, Any], field: str) -> None:
+    (source / "training.json").write_text(json.dumps(TRAINING.model_dump(mode="json") | changes))
+    with pytest.raises(CheckpointError, match=rf"^training\.json: invalid training record \(at {field}\)\. Correct or"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
+def test_training_record_must_be_a_json_object(source: Path, body: bytes) -> None:
+    (source / "training.json").write_bytes(body)
+    with pytest.raises(CheckpointError, match=r"^training\.json: invalid training record \(at the top\)"):
         load_checkpoint(source)
 
 

@@ -23,6 +23,7 @@ from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
 from model.model_source import SourceError
 from model.tokenizer import Tokenizer, TokenizerInput
+from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
 
@@ -210,6 +211,13 @@ def test_manifest_has_prompts_license_and_name(source: Path, tmp_path: Path) -> 
     assert (manifest.license, manifest.prompts) == ("mit", {"query": "find: "})
     assert (manifest.default_prompt_name, manifest.include_prompt) == ("query", True)
     assert Artifact.open(tmp_path / "deep" / "out").manifest == manifest
+
+
+def test_training_record_survives_a_new_export(source: Path, tmp_path: Path) -> None:
+    (source / "training.json").write_text(TRAINING.model_dump_json(indent=1))
+    export_model(source, tmp_path / "out")
+    manifest = Artifact.open(tmp_path / "out").manifest
+    assert (manifest.training, manifest.evaluations) == (TRAINING, ())
 
 
 def test_export_rejects_nonempty_directory_and_keeps_it(published: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from model.__main__ import main
 from model.artifact import Artifact
 from tests.model.conftest import SENTENCES
+from tests.model_records import add_records
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -40,6 +41,18 @@ def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureF
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-04, 8 batches\)"
     assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", "\n".join(graphs))
     assert err == ""
+
+
+def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_records(artifact)
+    assert main(["verify", str(artifact)]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "  training: masked language modeling, 2,000 steps, 32,768,000 tokens of corpus.txt (52,428,800 bytes), "
+        "notes.jsonl (1,234 bytes), from all-MiniLM-L6-v2, teacher all-mpnet-base-v2, bfloat16, seed 7, "
+        "validation loss 2.7183",
+        "  evaluation similarity, pairs.tsv: spearman 0.812 [0.790, 0.833]",
+        "  evaluation retrieval, queries.jsonl: mrr 0.500",
+    ]
 
 
 def test_verify_prints_accuracy_of_exported_variant(

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Attention, Pooling, Similarity
+from model.artifact import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
 from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]
@@ -298,4 +298,6 @@ class ModelInfo:
     attention_kinds: list[str]
     limits: Limits
     similarity: Similarity
+    training: TrainingRecord | None
+    evaluations: list[EvaluationRecord]
     version: str = field(default="")

@@ -1,9 +1,23 @@
 const DIGITS = 3;
+const KILO = 1000;
+const UNITS = ["bytes", "kB", "MB", "GB", "TB"];
 
 /** Format a number: always the same digits, a minus sign (U+2212), and no negative zero. */
 export function formatNumber(/** @type {number} */ value) {
   const text = value.toFixed(DIGITS);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "\u2212");
+}
+
+/** Format a whole number with separators of thousands. */
+export function formatCount(/** @type {number} */ value) {
+  return value.toLocaleString("en-US");
+}
+
+/** Format a size in decimal units: at most one digit after the point. */
+export function formatBytes(/** @type {number} */ bytes) {
+  const place = bytes < KILO ? 0 : Math.min(UNITS.length - 1, Math.floor(Math.log10(bytes) / 3));
+  const value = (bytes / KILO ** place).toLocaleString("en-US", { maximumFractionDigits: 1 });
+  return `${value} ${UNITS[place]}`;
 }
 
 /** Decode a little-endian float16 tensor from base64. */

@@ -1,3 +1,4 @@
+import { showModel } from "./about.js";
 import { ApiError, call } from "./api.js";
 import { ContextView } from "./context.js";
 import { decode, encode, LinkError } from "./fragment.js";
@@ -42,6 +43,7 @@ class Page {
       this.notices.set("model", null);
       const { name, num_hidden_layers: layers, num_attention_heads: heads } = model;
       find("#model").textContent = `${name}, ${layers} layers, ${heads} heads`;
+      showModel(find("#about"), model);
       this.context.setModel(model);
       this.similarity.setModel(model);
     } catch (error) {

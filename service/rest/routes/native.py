@@ -1,11 +1,10 @@
 """The native API: /v1/encode, /v1/tokenize, /v1/model."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from model.artifact import Pooling
 from service.engine.schema.encode import (
@@ -41,6 +40,7 @@ from service.rest.schemas import GET_ERRORS, EncodeResponseBody, TokenizeRespons
 
 API = "rest"
 ENCODE_PATH = "/v1/encode"
+MODEL_INFO = TypeAdapter(ModelInfo)
 
 
 class EncodeBody(StrictModel):
@@ -136,7 +136,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     )
     async def model(request: Request) -> Response:
         """Return the served model: its properties, digest, precision and limits."""
-        return await json_response(request, asdict(lifecycle.engine.info))
+        return await json_response(request, MODEL_INFO.dump_python(lifecycle.engine.info, mode="json"))
 
     return router
 

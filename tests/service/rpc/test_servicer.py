@@ -102,13 +102,15 @@ async def test_tokens_equal_those_of_rest(stub: EncoderServiceStub, rest_client:
 async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
     info, expected = await stub.GetModel(pb.GetModelRequest()), (await rest_client.get("/v1/model")).json()
     assert {field.name for field in pb.GetModelResponse.DESCRIPTOR.fields} == set(expected)
-    for name in set(expected) - {"limits", "pooling", "prompts", "similarity"}:
+    for name in set(expected) - {"limits", "pooling", "prompts", "similarity", "training", "evaluations"}:
         value = getattr(info, name) or None
         assert (list(value or ()) if isinstance(expected[name], list) else value) == expected[name], name
     assert pb.Pooling.Name(info.pooling) == f"POOLING_{expected['pooling'].upper()}"
     function = pb.SimilarityFunction.Name(info.similarity)
     assert function == f"SIMILARITY_FUNCTION_{expected['similarity'].upper()}"
     assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
+    assert (info.HasField("training"), list(info.evaluations)) == (False, [])
+    assert (expected["training"], expected["evaluations"]) == (None, [])
 
 
 async def stream(*requests: pb.EncodeStreamRequest) -> AsyncIterator[pb.EncodeStreamRequest]:

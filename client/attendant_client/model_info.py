@@ -1,0 +1,83 @@
+"""The served model, its limits, and the records of its training and evaluation."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of the server that a client needs."""
+
+    max_inputs: int
+    max_spans_per_request: int
+    max_request_bytes: int
+    max_grpc_message_bytes: int
+    max_input_characters: int
+    max_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileRecord:
+    """A file of training texts, with its size in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """How a model was trained. `initial_model` and `teacher` are None without one, `validation_loss` is in nats."""
+
+    objective: str
+    initial_model: str | None
+    teacher: str | None
+    data: list[DataFileRecord]
+    steps: int
+    tokens: int
+    seed: int
+    precision: str
+    validation_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """One measure of an evaluation, with its 95 % interval, or None."""
+
+    task: str
+    file: str
+    measure: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model.
+
+    `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None if others
+    trained the model.
+    """
+
+    name: str
+    aliases: list[str]
+    digest: str
+    model_type: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    dimensions: int
+    vocab_size: int
+    max_input_tokens: int
+    pooling: str
+    normalize: bool
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    precision: str
+    provider: str
+    attention: str
+    attention_kinds: list[str]
+    version: str
+    similarity: str
+    training: TrainingRecord | None
+    evaluations: list[EvaluationRecord]
+    limits: Limits
