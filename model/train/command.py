@@ -11,10 +11,9 @@ from model.export import export
 from model.model_source import ModelSource, locate
 from model.tokenizer import Tokenizer
 from model.train.config import TrainConfig, TrainError, load_config
-from model.train.corpus import read_texts
 from model.train.loop import train
 from model.train.metrics import CURVES, draw_curves
-from model.train.objectives import make_objective
+from model.train.objectives import make_objective, make_reader
 from model.train.processes import Processes
 from model.train.publication import make_record, publish
 from model.train.tokenizers import train_tokenizer
@@ -80,9 +79,10 @@ def load_init(config: TrainConfig) -> tuple[ModelSource, Checkpoint] | tuple[Non
 
 def write_tokenizer(config: TrainConfig, path: Path) -> None:
     """Train the tokenizer on the training texts and write it atomically."""
+    read = make_reader(config)
 
     def texts() -> Iterator[str]:
-        every = (text for file in config.data.train for text in read_texts(file, config.data.field))
+        every = (text for file in config.data.train for example in read(file) for text in example.texts)
         return islice(every, config.tokenizer.max_texts)
 
     tokenizer = train_tokenizer(config.tokenizer, texts)

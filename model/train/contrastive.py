@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from model.packing import BatchShape
 from model.train.batches import Item, TrainingBatch, pack
+from model.train.config import TrainError
 from model.train.embeddings import TextEncoder
 
 
@@ -28,7 +29,10 @@ class ContrastiveModel(nn.Module):
 
     def forward(self, batch: TrainingBatch) -> Tensor:
         """Return the sum of the losses of the N queries, in nats."""
-        vectors = self.text_encoder(batch.inputs)
+        spans = batch.targets.get("span_ids")
+        vectors = (
+            self.text_encoder(batch.inputs) if spans is None else self.text_encoder.embed_spans(batch.inputs, spans)
+        )
         is_query = batch.targets["is_query"]
         queries, documents = vectors[is_query], vectors[~is_query]  # (N, D), (M, D)
         sizes = (*self._dimensions, vectors.shape[1])
@@ -48,6 +52,7 @@ def collate_pairs(
 
     Targets: `is_query` (N + M,), `positives` (N,), the document of each query, and `is_excluded` (N, M): documents that
     are not negatives of a query, because they are its text, or a positive of the same query elsewhere in the batch.
+    Pairs with spans are compared by their spans: `span_ids` (R, T) are then 1 to N + M, and 0 outside of spans.
     """
     sequences = [ids for item in items for ids in item.sequences]
     queries = [item.texts[0] for item in items]
@@ -65,4 +70,12 @@ def collate_pairs(
         "positives": torch.tensor(positives),
         "is_excluded": is_excluded,
     }
+    ranges = [token_range for item in items for token_range in item.ranges]
+    if ranges:
+        if len(ranges) < len(sequences):
+            raise TrainError("data: only some pairs have spans. Add spans to all pairs, or to none.")
+        span_ids = torch.zeros(shape.tokens, dtype=torch.int64)
+        for number, (start, (first, last)) in enumerate(zip(starts, ranges, strict=True), start=1):
+            span_ids[start + first : start + last] = number
+        targets["span_ids"] = span_ids.view(shape.rows, shape.length)
     return TrainingBatch(pack(sequences, shape, starts), targets, (), len(items), sum(map(len, sequences)))

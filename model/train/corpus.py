@@ -1,18 +1,24 @@
-"""Examples streamed from files in an order that depends on the seed alone, with a state from which reading continues.
-
-An example is a tuple of texts: a text alone, or a query, its positive and its negatives.
-"""
+"""Examples streamed from files in an order that depends on the seed alone; reading can continue from a saved state."""
 
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.train.config import TrainError
 
 State = dict[str, Any]
-Example = tuple[str, ...]
+Span = tuple[int, int]
+
+
+class Example(NamedTuple):
+    """A text alone, or a query, its positive and its negatives. `spans` are characters [start, end) of each, or ()."""
+
+    texts: tuple[str, ...]
+    spans: tuple[Span, ...] = ()
+
+
 Reader = Callable[[Path], Iterator[Example]]
 Record = tuple[str, dict[str, Any]]
 """The place of a record in its file, for errors, and its fields."""
@@ -29,21 +35,40 @@ def read_texts(path: Path, field: str) -> Iterator[str]:
 
 
 def read_pairs(path: Path) -> Iterator[Example]:
-    """Yield (query, positive, *negatives) of each record of a .jsonl or .parquet file.
+    """Yield query, positive and negatives of each record of a .jsonl or .parquet file, with its spans if it has some.
 
     Raises TrainError with the line of a bad record.
     """
-    for place, record in _read_records(path, ("query", "positive"), ("negatives",), "Use .jsonl or .parquet."):
+    records = _read_records(path, ("query", "positive"), ("negatives", "spans"), "Use .jsonl or .parquet.")
+    for place, record in records:
         negatives = record.get("negatives")
         if negatives is not None and not isinstance(negatives, list):
             raise TrainError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
         fields = [("query", record.get("query")), ("positive", record.get("positive"))]
         fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
-        texts = tuple(_text(path, place, field, value).strip() for field, value in fields)
-        if not all(texts):
-            field = fields[texts.index("")][0]
-            raise TrainError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
-        yield texts
+        texts = tuple(_text(path, place, field, value) for field, value in fields)
+        for (field, _), text in zip(fields, texts, strict=True):
+            if not text.strip():
+                raise TrainError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+        yield Example(texts, _spans(path, place, record.get("spans"), texts))
+
+
+def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple[Span, ...]:
+    if spans is None:
+        return ()
+    if not isinstance(spans, list) or len(spans) != len(texts):
+        actual = len(spans) if isinstance(spans, list) else "not an array"
+        raise TrainError(
+            f"{path}: {place}: spans: not one per text ({actual}, expected {len(texts)}). Add [start, end]."
+        )
+    for index, (span, text) in enumerate(zip(spans, texts, strict=True)):
+        is_pair = isinstance(span, list) and [type(value) for value in span] == [int, int]
+        if not is_pair or not 0 <= span[0] < span[1] <= len(text):
+            raise TrainError(
+                f"{path}: {place}: spans[{index}]: not characters of the text ({span}, length {len(text)}). "
+                "Use [start, end]."
+            )
+    return tuple((start, end) for start, end in spans)
 
 
 def _text(path: Path, place: str, field: str, value: object) -> str:
@@ -165,7 +190,7 @@ class ExampleStream:
     def state_dict(self) -> State:
         """Return the position, as values that torch.save stores."""
         return {
-            "buffer": list(self._buffer),
+            "buffer": [tuple(example) for example in self._buffer],
             "read": self._read,
             "order": list(self._order),
             "open": self._source is not None,
@@ -174,7 +199,8 @@ class ExampleStream:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a position."""
-        self._buffer, self._read, self._order = list(state["buffer"]), state["read"], list(state["order"])
+        self._buffer = [Example(*example) for example in state["buffer"]]
+        self._read, self._order = state["read"], list(state["order"])
         self._random.setstate(state["random"])
         self._source = self._examples() if state["open"] else None
         for _ in range(self._read if self._source is not None else 0):

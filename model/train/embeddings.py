@@ -25,6 +25,13 @@ class TextEncoder(nn.Module):
         embeddings: Tensor = self.dense(pool(hidden, inputs["sequence_ids"], inputs["position_ids"], self.pooling))
         return embeddings.float()
 
+    def embed_spans(self, inputs: dict[str, Tensor], span_ids: Tensor) -> Tensor:
+        """Return the means (S, hidden size) of the last hidden states of S spans, as the server's word vectors.
+
+        `span_ids` (R, T) are 1 to S, and 0 outside of spans.
+        """
+        return pool(self.encoder(**inputs), span_ids, inputs["position_ids"], "mean")
+
     @property
     def dimensions(self) -> int:
         """The size D of an embedding."""

@@ -76,7 +76,10 @@ class Run:
         self._processes = processes
         self._has_perplexity = objective.is_language_model
         self.network = objective.network.to(processes.device)
-        self._model = DistributedDataParallel(self.network) if processes.count > 1 else self.network
+        self._model: torch.nn.Module = self.network
+        if processes.count > 1:
+            # Pairs with spans do not use dense layers.
+            self._model = DistributedDataParallel(self.network, find_unused_parameters=bool(objective.dense))
         self._optimizer = make_optimizer(self.network, config.optimizer)
         self._batches = make_batches(config, objective, tokenizer, config.data.train, config.run.seed)
         validation = make_batches(config, objective, tokenizer, config.data.validation, seed=0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from model.encoder import Encoder, EncoderConfig
 from model.train.config import ModelOptions, TrainError
 
-INITIAL_DEVIATION = 0.02
+BERT_DEVIATION, BERT_HIDDEN_SIZE = 0.02, 768
 
 
 def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
@@ -30,12 +30,20 @@ def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
     )
 
 
-def initialize(network: nn.Module, seed: int) -> None:
+def initial_deviation(hidden_size: int) -> float:
+    """Return the standard deviation of initial weights: BERT's for its size, and more for smaller encoders.
+
+    With BERT's own deviation, small encoders learn slowly, because their sums have fewer terms.
+    """
+    return BERT_DEVIATION * math.sqrt(BERT_HIDDEN_SIZE / hidden_size)
+
+
+def initialize(network: nn.Module, hidden_size: int, seed: int) -> None:
     """Set the weights of all linear layers and embeddings to random ones that depend on the seed alone."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, deviation = torch.Generator().manual_seed(seed), initial_deviation(hidden_size)
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=INITIAL_DEVIATION, generator=generator)
+            nn.init.normal_(module.weight, std=deviation, generator=generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
@@ -64,4 +72,4 @@ def sinusoids(positions: int, size: int) -> Tensor:
     """
     rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10_000) / size))
     angles = torch.arange(positions)[:, None] * rates
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1) * INITIAL_DEVIATION * math.sqrt(2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1) * initial_deviation(size) * math.sqrt(2)

@@ -1,6 +1,6 @@
 """The objective of a run: the network and its loss, and how examples become batches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from model.prompts import Role, role_prompt_name
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.tokenizer import Tokenizer
 from model.train.batches import Collate
-from model.train.config import ContrastiveOptions, TrainConfig, TrainError
+from model.train.config import ContrastiveOptions, MaskingOptions, TrainConfig, TrainError
 from model.train.contrastive import ContrastiveModel, collate_pairs
 from model.train.corpus import Example, Reader, read_pairs, read_texts
 from model.train.distillation import DistillationModel, Teacher, collate_texts
@@ -59,18 +59,18 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
         ArtifactError: the artifact of the teacher is invalid.
     """
     embedding = EmbeddingConfig() if checkpoint is None else checkpoint.embedding_config
-    encoder = _find_encoder(config, tokenizer, checkpoint)
+    encoder, read = _find_encoder(config, tokenizer, checkpoint), make_reader(config)
     text_encoder = TextEncoder(encoder, embedding.pooling, embedding.dense)
     if config.contrastive is not None:
-        objective = _contrastive(config.contrastive, text_encoder, embedding)
+        objective = _contrastive(config.contrastive, text_encoder, embedding, read)
     elif config.distillation is not None:
         teacher = Teacher(config.distillation.teacher)
         _match_dimensions(text_encoder, teacher.manifest.dimensions, config.run.seed)
-        objective = _distillation(config.data.field, text_encoder, embedding, teacher)
+        objective = _distillation(text_encoder, embedding, teacher, read)
     else:
-        objective = _language_modeling(config, encoder)
+        objective = _language_modeling(config.masking, encoder, read)
     if checkpoint is None:
-        initialize(objective.network, config.run.seed)
+        initialize(objective.network, config.model.hidden_size, config.run.seed)
         if config.model.positions == "sinusoidal":
             set_sinusoidal_positions(encoder)
     return objective
@@ -88,7 +88,9 @@ def _find_encoder(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpo
     return encoder
 
 
-def _contrastive(options: ContrastiveOptions, text_encoder: TextEncoder, embedding: EmbeddingConfig) -> Objective:
+def _contrastive(
+    options: ContrastiveOptions, text_encoder: TextEncoder, embedding: EmbeddingConfig, read: Reader
+) -> Objective:
     dimensions = options.matryoshka_dimensions
     if dimensions and max(dimensions) >= text_encoder.dimensions:
         raise TrainError(
@@ -97,24 +99,24 @@ def _contrastive(options: ContrastiveOptions, text_encoder: TextEncoder, embeddi
         )
     network = ContrastiveModel(text_encoder, options.temperature, dimensions)
     return Objective(
-        "contrastive learning", "nats per query", network, text_encoder.encoder, read_pairs, collate_pairs,
+        "contrastive learning", "nats per query", network, text_encoder.encoder, read, collate_pairs,
         (_prompt(embedding, "query"), _prompt(embedding, "document")),
     )  # fmt: skip
 
 
-def _distillation(field: str, text_encoder: TextEncoder, embedding: EmbeddingConfig, teacher: Teacher) -> Objective:
+def _distillation(text_encoder: TextEncoder, embedding: EmbeddingConfig, teacher: Teacher, read: Reader) -> Objective:
     prompt = _prompt(embedding, None)
     return Objective(
         "distillation", "squared distance per text", DistillationModel(text_encoder, teacher), text_encoder.encoder,
-        _text_reader(field), collate_texts, (prompt, prompt), teacher.manifest.name,
+        read, collate_texts, (prompt, prompt), teacher.manifest.name,
     )  # fmt: skip
 
 
-def _language_modeling(config: TrainConfig, encoder: Encoder) -> Objective:
-    network, read = LanguageModel(encoder), _text_reader(config.data.field)
+def _language_modeling(options: MaskingOptions, encoder: Encoder, read: Reader) -> Objective:
+    network = LanguageModel(encoder)
     if encoder.config.causal:
         return Objective("causal language modeling", "nats per token", network, encoder, read, predict_next)
-    masking = Masking(config.masking, encoder.config.vocab_size)
+    masking = Masking(options, encoder.config.vocab_size)
     return Objective("masked language modeling", "nats per masked token", network, encoder, read, masking)
 
 
@@ -139,7 +141,7 @@ def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> 
     """Append a dense layer if the student's embeddings have another size than the teacher's."""
     if text_encoder.dimensions != dimensions:
         layer = nn.Linear(text_encoder.dimensions, dimensions)
-        initialize(layer, seed)
+        initialize(layer, text_encoder.dimensions, seed)
         text_encoder.dense.append(layer)
 
 
@@ -148,8 +150,12 @@ def _prompt(embedding: EmbeddingConfig, role: Role | None) -> str:
     return "" if name is None else embedding.prompts[name]
 
 
-def _text_reader(field: str) -> Callable[[Path], Iterator[Example]]:
+def make_reader(config: TrainConfig) -> Reader:
+    """Return the function that reads the examples of a file: pairs for contrastive learning, else texts."""
+    if config.contrastive is not None:
+        return read_pairs
+
     def read(path: Path) -> Iterator[Example]:
-        return ((text,) for text in read_texts(path, field))
+        return (Example((text,)) for text in read_texts(path, config.data.field))
 
     return read

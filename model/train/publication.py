@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.artifact import DataFileRecord, TrainingRecord
+from model.artifact import TRAINING, DataFileRecord, TrainingRecord
 from model.checkpoint import FAMILIES, Checkpoint, published_name, published_tensors
 from model.checkpoint_files import read_json, read_tensors
 from model.encoder import Encoder
@@ -20,7 +20,6 @@ from model.train.language_modeling import LanguageModel
 from model.train.objectives import Objective
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
 
-TRAINING = "training.json"
 HEAD_NAMES = {
     "transform.weight": "cls.predictions.transform.dense.weight",
     "transform.bias": "cls.predictions.transform.dense.bias",

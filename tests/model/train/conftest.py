@@ -1,11 +1,12 @@
 """Small corpora and configurations of training runs."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from model.train.config import TrainConfig
 
@@ -27,6 +28,16 @@ def to_toml(document: dict[str, dict[str, Any]]) -> str:
     for table, options in document.items():
         lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in options.items())]
     return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Train with one thread: several threads that wait for each other are slow on a machine that runs other tests."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

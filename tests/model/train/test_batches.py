@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer, TokenizerInput
-from model.train.batches import Item, PackedBatches, fill
+from model.train.batches import Item, PackedBatches, fill, token_range
 from model.train.config import MaskingOptions, TokenizerOptions, TrainError
 from model.train.corpus import Example, ExampleStream, read_texts
 from model.train.language_modeling import IGNORED, Masking, predict_next
@@ -42,7 +42,7 @@ def batches(corpus: Path, tokenizer: Tokenizer, seed: int = 0) -> PackedBatches:
 
 
 def read_alone(path: Path) -> Iterator[Example]:
-    return ((text,) for text in read_texts(path, "text"))
+    return (Example((text,)) for text in read_texts(path, "text"))
 
 
 @given(sizes=st.lists(st.lists(st.integers(1, 24), min_size=1, max_size=4), max_size=40))
@@ -59,9 +59,21 @@ def test_fill_places_whole_items_without_overlap(sizes: list[list[int]]) -> None
     assert all(len(item.sequences[0]) > free.max() for item in rest if len(item.sequences) == 1)
 
 
+@pytest.mark.parametrize(
+    ("span", "expected"), [((0, 5), "river"), ((6, 10), "bank"), ((0, 10), "riverbank"), ((11, 16), "")]
+)
+def test_span_is_the_tokens_that_it_overlaps(tokenizer: Tokenizer, span: tuple[int, int], expected: str) -> None:
+    """The last span is truncated."""
+    (tokens,) = tokenizer.encode([TokenizerInput("river bank money")])
+    size = next(index for index, (start, _) in enumerate(tokens.offsets) if start == 11)
+    kept = tokens.truncate(size + 1, "right")
+    first, last = token_range(kept, span)
+    assert "".join(tokenizer.token_texts(kept)[first:last]) == expected
+
+
 def test_item_larger_than_a_batch_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("river bank money water boat check teller mud loan fish rain vault\n")
-    examples = ExampleStream([tmp_path / "a.txt"], lambda path: iter([tuple(path.read_text() for _ in range(9))]), 1, 0)
+    examples = ExampleStream([tmp_path / "a.txt"], lambda path: iter([Example((path.read_text(),) * 9)]), 1, 0)
     batches = PackedBatches(examples, tokenizer, SHAPE, predict_next, seed=0)
     with pytest.raises(TrainError, match=r"run\.rows_per_batch: too small for an example of 9 texts"):
         next(batches)

@@ -70,7 +70,8 @@ def test_corpus_without_texts_is_an_error(tmp_path: Path) -> None:
         next(ExampleStream([write(tmp_path / "a.txt", [])], read_alone, 10, seed=0))
 
 
-PAIRS: list[Example] = [("what is a river", "water that flows"), ("bank", "an institution", "a shore", "a bench")]
+PAIRS = [("what is a river", "water that flows"), ("bank", "an institution", "a shore", "a bench")]
+SPANS = ((0, 4), (0, 2), (2, 7), (1, 2))
 
 
 def write_pairs(path: Path) -> Path:
@@ -85,7 +86,19 @@ def write_pairs(path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_pairs_have_any_number_of_negatives(tmp_path: Path, suffix: str) -> None:
-    assert list(read_pairs(write_pairs(tmp_path / f"a{suffix}"))) == PAIRS
+    assert list(read_pairs(write_pairs(tmp_path / f"a{suffix}"))) == [Example(texts) for texts in PAIRS]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_pairs_can_have_spans(tmp_path: Path, suffix: str) -> None:
+    query, positive, *negatives = PAIRS[1]
+    record = {"query": query, "positive": positive, "negatives": negatives, "spans": [list(span) for span in SPANS]}
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist([record]), path)
+    else:
+        path.write_text(json.dumps(record))
+    assert list(read_pairs(path)) == [Example(PAIRS[1], SPANS)]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +107,11 @@ def test_pairs_have_any_number_of_negatives(tmp_path: Path, suffix: str) -> None
         ({"positive": "a"}, "line 1: query: missing"),
         ({"query": "a", "positive": ["b"]}, "line 1: positive: not a string"),
         ({"query": "a", "positive": "  "}, "line 1: positive: blank"),
+        ({"query": "a", "positive": "b", "spans": [[0, 1]]}, "line 1: spans: not one per text (1, expected 2)"),
+        ({"query": "a", "positive": "b", "spans": 1}, "line 1: spans: not one per text (not an array, expected 2)"),
+        ({"query": "a", "positive": "b", "spans": [[0, 1], [0, 2]]}, "line 1: spans[1]: not characters of the text"),
+        ({"query": "a", "positive": "b", "spans": [[0, 1], [1, 1]]}, "([1, 1], length 1)"),
+        ({"query": "a", "positive": "b", "spans": [[0, 1], [0, True]]}, "line 1: spans[1]"),
         ({"query": "a", "positive": "b", "negatives": "c"}, "line 1: negatives: not an array"),
         ({"query": "a", "positive": "b", "negatives": ["c", 1]}, "line 1: negatives[1]: not a string"),
     ],
@@ -111,7 +129,7 @@ def test_pairs_in_a_text_file_are_an_error(tmp_path: Path) -> None:
 
 
 def read_alone(path: Path) -> Iterator[Example]:
-    return ((text,) for text in read_texts(path, "text"))
+    return (Example((text,)) for text in read_texts(path, "text"))
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,8 @@ def test_contrastive_loss_is_that_of_each_query_alone(examples: list[Any], dimen
 
 def naive_loss(items: list[Item], encoder: TextEncoder, sizes: tuple[int, ...], temperature: float) -> float:
     def embed(ids: list[int]) -> torch.Tensor:
-        return encoder(pack([ids], BatchShape(1, len(ids)), [0]))[0]
+        vectors: torch.Tensor = encoder(pack([ids], BatchShape(1, len(ids)), [0]))
+        return vectors[0]
 
     relevant = {(item.texts[0], item.texts[1]) for item in items}
     total = 0.0

@@ -13,7 +13,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from model.artifact import Artifact, TrainingRecord
+from model.artifact import TRAINING, Artifact, TrainingRecord
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer, TokenizerInput
 from model.train import loop, publication
@@ -38,13 +38,16 @@ TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 INITS = [name for name, variant in VARIANTS.items() if variant.include_prompt]
 
 
-def write_pairs(directory: Path) -> None:
+def write_pairs(directory: Path, *, spans: bool = False) -> None:
     for name, seed in (("train", 0), ("validation", 1)):
         texts = sentences(60, seed)
-        records = [
+        records: list[dict[str, Any]] = [
             {"query": text, "positive": " ".join(reversed(text.split())), "negatives": texts[index % 7 : index % 7 + 1]}
             for index, text in enumerate(texts)
         ]
+        for record in records if spans else ():
+            texts = [record["query"], record["positive"], *record["negatives"]]
+            record["spans"] = [[0, len(text.split()[0])] for text in texts]
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -57,11 +60,13 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
     return document
 
 
-@pytest.fixture(params=["masked", "causal", "contrastive", "distillation"])
+@pytest.fixture(params=["masked", "causal", "contrastive", "contrastive with spans", "distillation"])
 def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: Path, exported_labse: Path) -> Document:
     """A run of every objective from random weights."""
-    if request.param == "contrastive":
-        return dict(request.getfixturevalue("contrastive"))
+    if request.param.startswith("contrastive"):
+        contrastive: Document = request.getfixturevalue("contrastive")
+        write_pairs(tmp_path, spans=request.param.endswith("spans"))
+        return contrastive
     if request.param == "causal":
         document["model"]["attention"] = "causal"
     if request.param == "distillation":
@@ -98,13 +103,15 @@ def test_every_objective_learns_continues_and_is_served(
             raise KeyboardInterrupt
         return original(*arguments)
 
+    config = load_config(path)
+    tokenizer = Tokenizer((whole / "tokenizer.json").read_bytes())
+    parts.mkdir()
     monkeypatch.setattr(loop, "take_step", take_step)
     with pytest.raises(KeyboardInterrupt):
-        run_training(path, parts, quiet)
-    run_training(path, parts, quiet)
+        train(config, make_objective(config, tokenizer, None), tokenizer, parts, ALONE)
+    train(config, make_objective(config, tokenizer, None), tokenizer, parts, ALONE)
     expected, actual = weights(whole), weights(parts)
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    assert Artifact.open(whole / ARTIFACT).digest == Artifact.open(parts / ARTIFACT).digest
     check_served(whole)
 
 
@@ -112,7 +119,7 @@ def check_served(run: Path) -> None:
     """The artifact gives the vectors of sentence-transformers, and the manifest names the training."""
     expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
-    record = TrainingRecord.model_validate_json((run / MODEL / publication.TRAINING).read_bytes())
+    record = TrainingRecord.model_validate_json((run / MODEL / TRAINING).read_bytes())
     assert model.artifact.manifest.training == record
     assert record.data
     with ServiceThread(model) as service:
@@ -227,4 +234,14 @@ def test_initial_model_that_excludes_the_prompt_is_an_error(
     contrastive["model"] = {"name": "x", "init": "published", "max_input_tokens": 24}
     del contrastive["tokenizer"]
     with pytest.raises(TrainError, match=r"model\.init: its pooling excludes the prompt"):
+        run_training(write(contrastive, tmp_path), tmp_path / "run", quiet)
+
+
+def test_spans_of_some_pairs_only_are_an_error(contrastive: Document, tmp_path: Path) -> None:
+    write_pairs(tmp_path, spans=True)
+    records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    for record in records[::2]:
+        del record["spans"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(TrainError, match="only some pairs have spans"):
         run_training(write(contrastive, tmp_path), tmp_path / "run", quiet)

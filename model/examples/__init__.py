@@ -1,0 +1,1 @@
+"""Examples of `attendant-model train`: generated data, and configurations that use it."""

@@ -1,0 +1,12 @@
+"""Files of JSON lines."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write a JSON object per line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)

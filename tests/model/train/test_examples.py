@@ -1,0 +1,114 @@
+"""The examples: their language has the properties that it claims, and every configuration trains."""
+
+import json
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.__main__ import main
+from model.artifact import Artifact
+from model.examples import paraphrases
+from model.examples.ambiguous_words import AMBIGUOUS, TOPICS, make_sentence
+from model.examples.command import EXAMPLES
+from model.examples.paraphrases import make_paraphrase
+from tests.conftest import ROOT
+from tests.model.train.conftest import to_toml
+
+CONFIGS = sorted((ROOT / "model" / "examples").glob("*/*.toml"))
+ORDER = {"ambiguous-words": ("masked", "words", "causal"), "paraphrases": ("pairs", "student")}
+"""The configurations of each example, in the order that they are run: later ones use the results of earlier ones."""
+
+
+@given(seed=st.integers(0, 10_000), easy=st.booleans())
+def test_one_word_decides_the_sense(seed: int, easy: bool) -> None:
+    draw = random.Random(seed)
+    word = draw.choice(sorted(AMBIGUOUS))
+    topic = draw.choice(AMBIGUOUS[word])
+    sentence = make_sentence(draw, word, topic, easy=easy)
+    start, end = sentence.span
+    assert sentence.words[sentence.word_index] == sentence.text[start:end] == word
+    assert sentence.words[sentence.deciding_index] in TOPICS[topic]
+    (other,) = set(AMBIGUOUS[word]) - {topic}
+    assert not set(sentence.words) & set(TOPICS[other])
+    if not easy:
+        assert set(sentence.words) & set(TOPICS[topic]) == {sentence.words[sentence.deciding_index]}
+        assert sum(noun in TOPICS[topic] for noun in sentence.words) == 1
+
+
+def test_deciding_words_are_near_and_far_before_and_after() -> None:
+    draw = random.Random(0)
+    distances = [
+        sentence.deciding_index - sentence.word_index
+        for sentence in (make_sentence(draw, "bank", "water") for _ in range(400))
+    ]
+    assert 0.3 < sum(distance > 0 for distance in distances) / len(distances) < 0.7
+    assert min(map(abs, distances)) <= 3
+    assert max(distances) > 15
+    assert min(distances) < -15
+
+
+def test_words_of_the_two_topics_do_not_overlap() -> None:
+    nouns = [noun for names in TOPICS.values() for noun in names]
+    assert len(nouns) == len(set(nouns))
+    assert not set(nouns) & set(AMBIGUOUS)
+    assert all(first != second and {first, second} <= set(TOPICS) for first, second in AMBIGUOUS.values())
+
+
+@given(seed=st.integers(0, 10_000), held_out=st.booleans())
+def test_negatives_have_the_words_of_the_pair(seed: int, held_out: bool) -> None:
+    pair = make_paraphrase(random.Random(seed), held_out=held_out)
+    bags = [sorted(text.rstrip(".").split()) for text in (pair.query, pair.positive, *pair.negatives)]
+    assert sorted(bags[2:]) == sorted(bags[:2])
+    assert len({pair.query, pair.positive, *pair.negatives}) == 4
+    persons = set(paraphrases.PERSONS[-paraphrases.HELD_OUT_PERSONS :])
+    assert bool(set(bags[0]) & persons) == held_out
+
+
+def test_held_out_queries_are_not_documents(tmp_path: Path) -> None:
+    paraphrases.write(tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "retrieval.jsonl").read_text().splitlines()]
+    queries = [record["query"] for record in records if "query" in record]
+    documents = [record.get("positive") or record["document"] for record in records]
+    assert len(queries) == len(set(queries)) == paraphrases.QUERIES
+    assert len(documents) == len(set(documents)) == 3 * paraphrases.QUERIES
+    assert not set(queries) & set(documents)
+    training = (tmp_path / "pairs.jsonl").read_text() + (tmp_path / "texts.jsonl").read_text()
+    assert not any(text in training for text in (*queries, *documents))
+
+
+def test_every_configuration_belongs_to_an_example() -> None:
+    assert {(path.parent.name, path.stem) for path in CONFIGS} == {
+        (name, stem) for name, stems in ORDER.items() for stem in stems
+    }
+    assert set(ORDER) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", list(ORDER))
+def test_every_configuration_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With two steps and small batches; the data are those of the example."""
+    assert main(["example", name, "-o", str(tmp_path)]) == 0
+    assert set(capsys.readouterr().out.split()) == {str(tmp_path / f"{stem}.toml") for stem in ORDER[name]}
+    for stem in ORDER[name]:
+        path = tmp_path / f"{stem}.toml"
+        document: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
+        document["run"] |= {"steps": 2, "rows_per_batch": 4, "validation_batches": 1}
+        path.write_text(to_toml(document))
+        assert main(["train", str(path), "-o", str(tmp_path / stem)]) == 0, capsys.readouterr().err
+        manifest = Artifact.open(tmp_path / stem / "artifact").manifest
+        assert manifest.name == document["model"]["name"]
+        assert manifest.training is not None
+        assert manifest.training.steps == 2
+
+
+def test_unwritable_directory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["example", "paraphrases", "-o", str(tmp_path / "file")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("attendant-model: ")
+    assert "cannot be written" in error
+    assert error.count("\n") == 1
