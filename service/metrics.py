@@ -27,7 +27,10 @@ OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth"
 
 
 class Metrics:
-    """The instruments. Label `api` is rest, openai or grpc; `endpoint` a route template or RPC, never a raw path."""
+    """The instruments.
+
+    Label `api` is rest, openai, tei or grpc; `endpoint` is a route template or RPC, never a raw path.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

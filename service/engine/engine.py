@@ -17,6 +17,7 @@ from service.engine.model_info import limits_of, model_info_of
 from service.engine.model_loader import LoadedModel
 from service.engine.preparation import Preparation, similarity_cost
 from service.engine.scheduler import Lane
+from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResponse,
@@ -70,6 +71,11 @@ class Engine:
         return self._fast.healthy and self._explain.healthy
 
     @property
+    def max_batch_tokens(self) -> int:
+        """Maximum number of tokens in a batch of the fast lane."""
+        return self._model.backend.max_batch_tokens
+
+    @property
     def near_capacity(self) -> bool:
         """True if the fast lane may reject the next request.
 
@@ -113,7 +119,7 @@ class Engine:
                 token_count, truncated = self._count([item.tokens for item in prepared])
                 submitted = lane.submit(encode_tasks(request, self._manifest, prepared, last=last), deadline)
             vectors = await lane.wait(submitted)
-            timer.ran()
+            timer.ran(submitted.job.queue_s)
             model = self._model
             respond = partial(
                 build_results, prepared, vectors, request, self._manifest, model.dense_layers, model.static
@@ -173,7 +179,7 @@ class Engine:
                 token_count, truncated = self._count([text.tokens for text in prepared.texts])
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
-            timer.ran()
+            timer.ran(submitted.job.queue_s)
             scores, pairs = await self._run(size, partial(prepared.results, vectors))
         return SimilarityResponse(
             self._manifest.name, lane.precision, spec.similarity, scores,
@@ -194,6 +200,19 @@ class Engine:
                     count_characters(request.inputs), partial(self._preparation.tokenize, request)
                 )
         return TokenizeResponse(self._manifest.name, results)
+
+    async def decode(self, request: DecodeRequest) -> list[str]:
+        """Return the texts of token ids. Errors are as in `encode`."""
+        inputs = [Input(TokenizerInput(token_ids=token_ids)) for token_ids in request.token_ids]
+        check_inputs(inputs, request.spelling.inputs, self._limits, self._manifest)
+        deadline = self._deadline(request.deadline)
+        async with deadline_scope(deadline):
+            with self._fast.reserve(estimate_tokens(inputs), deadline):
+                return await self._run(count_characters(inputs), partial(self._preparation.decode, request))
+
+    def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids without the special tokens of the model, if they have all of them at both ends."""
+        return self._model.tokenizer.content_ids(token_ids)
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread if the request is large, so that it does not block the event loop."""

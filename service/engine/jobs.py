@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 class Job(Generic[Result]):
     """One request's tasks. Its future is done early if the client disconnected or a task failed."""
 
-    __slots__ = ("deadline", "future", "pending", "results", "started", "submitted")
+    __slots__ = ("deadline", "future", "pending", "queue_s", "results", "started", "submitted")
 
     def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
         self.results: list[Result | None] = [None] * count
@@ -24,6 +24,7 @@ class Job(Generic[Result]):
         self.future = future
         self.started = False
         self.submitted = time.perf_counter()
+        self.queue_s = 0.0
 
     def set_result(self, index: int, result: Result) -> bool:
         """Store the result of one task; return False if the job was done before, so that the result is unused."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.artifact import TOKENIZER, Artifact
-from model.tokenizer import Tokenizer
 from service.config import Settings
 from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
@@ -14,6 +13,7 @@ from service.engine.backends.select import BackendOptions, Machine, explain_choi
 from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.explain.maps import BlockWeights
 from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.tokenizer import ServingTokenizer
 
 log = logging.getLogger("attendant.model")
 
@@ -23,7 +23,7 @@ class LoadedModel:
     """An opened artifact. `tokens_per_second`: the rate of the fast graph, measured by warm-up."""
 
     artifact: Artifact
-    tokenizer: Tokenizer
+    tokenizer: ServingTokenizer
     backend: Backend[EncodeTask, TextVectors]
     tokens_per_second: float
     explain: ExplainBackend
@@ -55,7 +55,7 @@ class LoadedModel:
         backend = open_backend(artifact, choice)
         return cls(
             artifact,
-            Tokenizer(artifact.read(TOKENIZER)),
+            ServingTokenizer(artifact.read(TOKENIZER)),
             backend,
             backend.warm_up(),
             ExplainBackend(artifact, explain_choice(settings.threads)),

@@ -8,6 +8,7 @@ from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.response import (
+    JSON_CHARACTER_BYTES,
     PreparedInput,
     listed_bytes,
     prepare_input,
@@ -20,6 +21,7 @@ from service.engine.explain.contributions import Embedder
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
 from service.engine.explain.units import find_units, word_units
 from service.engine.model_loader import LoadedModel
+from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import (
     AppliedPrompt,
     EncodeRequest,
@@ -107,15 +109,15 @@ class Preparation:
         """Return the texts with their units, and the tasks of the fast lane."""
         manifest = self._manifest
         texts = []
-        for field, prompt, prompt_field in (
+        for side, prompt, prompt_field in (
             ("queries", spec.query_prompt, "query_prompt"),
             ("documents", spec.document_prompt, "document_prompt"),
         ):
             sources = [
-                TokenizerInput(text, prompt="" if prompt is None else prompt.text) for text in getattr(request, field)
+                TokenizerInput(text, prompt="" if prompt is None else prompt.text) for text in getattr(request, side)
             ]
             for index, tokens in enumerate(self._tokenizer.encode(sources)):
-                path = f"{field}[{index}]"
+                path = request.spelling.side(side, index)
                 remedy = request.spelling.shorten
                 checked = check_length(tokens, manifest, request.truncation, path, remedy, prompt_field)
                 unit = request.unit if request.explain else None
@@ -143,6 +145,16 @@ class Preparation:
             self._check_response_size(size, len(request.inputs), lambda: "Send fewer inputs.")
             results.append(TokenizeResult(len(tokens), described, words))
         return results
+
+    def decode(self, request: DecodeRequest) -> list[str]:
+        """Return the texts of the token ids."""
+        texts, size = [], 0
+        for token_ids in request.token_ids:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
+            size += len(text) * JSON_CHARACTER_BYTES
+            self._check_response_size(size, len(request.token_ids), lambda: "Send fewer lists.")
+            texts.append(text)
+        return texts
 
     def _tokenize(
         self, sources: Sequence[TokenizerInput], request: EncodeRequest | AttendRequest, *, offsets: bool = True

@@ -240,8 +240,8 @@ class Lane(Generic[TaskT, Result]):
         started = time.perf_counter()
         for job in {entry.job for entry in batch}:
             if not job.started:
-                job.started = True
-                self._metrics.observe_queue(started - job.submitted)
+                job.started, job.queue_s = True, started - job.submitted
+                self._metrics.observe_queue(job.queue_s)
         try:
             results = self._execute([entry.task for entry in batch])
         except NonFiniteOutput as error:

@@ -17,17 +17,23 @@ class Timer:
 
     def __init__(self) -> None:
         self._started = self._tokenized = self._ran = time.perf_counter()
+        self._queue_s = 0.0
 
     def tokenized(self) -> None:
         self._tokenized = time.perf_counter()
 
-    def ran(self) -> None:
-        self._ran = time.perf_counter()
+    def ran(self, queue_s: float = 0.0) -> None:
+        self._ran, self._queue_s = time.perf_counter(), queue_s
 
     def finish(self, metrics: LaneMetrics) -> Timing:
         """Count the stages in the metrics of the lane and return them."""
         finished = time.perf_counter()
-        timing = Timing(self._tokenized - self._started, self._ran - self._tokenized, finished - self._ran)
+        timing = Timing(
+            tokenize=self._tokenized - self._started,
+            run=self._ran - self._tokenized,
+            postprocess=finished - self._ran,
+            queue=self._queue_s,
+        )
         metrics.observe_tokenize(timing.tokenize)
         metrics.observe_postprocess(timing.postprocess)
         return timing

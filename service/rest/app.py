@@ -27,7 +27,7 @@ from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
 from service.rest.requests import RequestReader
-from service.rest.routes import docs, explain, health, native, openai, page, similarity
+from service.rest.routes import docs, explain, health, native, openai, page, similarity, tei, tei_bodies
 
 
 def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
@@ -45,7 +45,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     files = page.read_page()
     reader = RequestReader(lifecycle, settings)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai)),
+        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai, tei)),
         health.make_router(lifecycle),
         page.make_router(files),
         *([docs.make_router()] if settings.docs else ()),
@@ -53,10 +53,14 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     for router in routers:
         app.include_router(router)
         for route in router.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema and api_of(route.path) != health.API:
-                metrics.create_requests(api_of(route.path), [route.path])
+            if not isinstance(route, APIRoute) or not route.include_in_schema:
+                continue
+            api = api_of(min(route.methods or ()), route.path)
+            # The label sets of the TEI API exist from its first request on: most servers never get one.
+            if api not in (health.API, tei.API):
+                metrics.create_requests(api, [route.path])
     install_error_handlers(app)
-    describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES))
+    describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES))
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
         app, routers, RequestLog(metrics, settings.access_log), keys, (*health.PATHS, *docs.PATHS, *files), hosts

@@ -72,6 +72,13 @@ def check_count(name: str, actual: int, info: ValidationInfo) -> None:
         raise PydanticCustomError(TOO_MANY, "too many items", {"name": name, "actual": actual, "limit": limit})
 
 
+def count_inputs_or_ids(value: Any, info: ValidationInfo) -> Any:
+    """Check the number of inputs, or of token ids if the value is one list of ids."""
+    if isinstance(value, list):
+        check_count("token_ids" if value and isinstance(value[0], int) else "inputs", len(value), info)
+    return value
+
+
 def _check_inputs(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, list):
         check_count("inputs", len(value), info)

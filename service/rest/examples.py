@@ -101,6 +101,26 @@ EMBEDDINGS_RESPONSE: Example = {
     "model": MODEL,
     "usage": {"prompt_tokens": 5, "total_tokens": 5},
 }
+TEI_REQUEST: Example = {"inputs": [TEXT, "river bank floods"], "truncate": True}
+TEI_EMBEDDINGS = [[0.0316, -0.0121, 0.0428]]
+TEI_SIMILARITY_REQUEST: Example = {"inputs": {"source_sentence": TEXT, "sentences": ["river bank floods"]}}
+TEI_INFO: Example = {
+    "model_id": f"sentence-transformers/{MODEL}",
+    "model_sha": None,
+    "model_dtype": "float32",
+    "served_model_name": MODEL,
+    "model_type": {"embedding": {"pooling": "mean"}},
+    "max_concurrent_requests": 2048,
+    "max_input_length": 256,
+    "max_batch_tokens": 512,
+    "max_batch_requests": None,
+    "max_client_batch_size": 256,
+    "auto_truncate": True,
+    "tokenization_workers": 2,
+    "version": "0.1.0",
+    "sha": None,
+    "docker_label": None,
+}
 OPENAI_MODEL: Example = {"id": MODEL, "object": "model", "created": 0, "owned_by": "attendant"}
 STATUS: Example = {"status": "ok"}
 
@@ -111,8 +131,17 @@ REQUESTS: dict[str, Example] = {
     "compare": COMPARE_REQUEST,
     "similarity": SIMILARITY_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
+    "tei_root": TEI_REQUEST,
+    "tei_embed": TEI_REQUEST,
+    "tei_embed_all": TEI_REQUEST,
+    "tei_embed_sparse": TEI_REQUEST,
+    "tei_rerank": {"query": TEXT, "texts": ["river bank floods"]},
+    "tei_predict": {"inputs": TEXT},
+    "tei_similarity": TEI_SIMILARITY_REQUEST,
+    "tei_tokenize": {"inputs": TEXT},
+    "tei_decode": {"ids": [101, 2769, 2924, 102]},
 }
-RESPONSES: dict[str, Example] = {
+RESPONSES: dict[str, Any] = {
     "encode": ENCODE_RESPONSE,
     "tokenize": TOKENIZE_RESPONSE,
     "attend": ATTEND_RESPONSE,
@@ -121,6 +150,16 @@ RESPONSES: dict[str, Example] = {
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [OPENAI_MODEL]},
     "retrieve_model": OPENAI_MODEL,
+    "tei_root": TEI_EMBEDDINGS,
+    "tei_embed": TEI_EMBEDDINGS,
+    "tei_embed_all": [TEI_EMBEDDINGS],
+    "tei_embed_sparse": [[{"index": 2769, "value": 1.5}]],
+    "tei_rerank": [{"index": 0, "score": 0.9}],
+    "tei_predict": [{"score": 0.9, "label": "positive"}],
+    "tei_similarity": [0.42],
+    "tei_tokenize": [[{"id": 2769, "text": "money", "special": False, "start": 0, "stop": 5}]],
+    "tei_decode": ["money bank"],
+    "tei_info": TEI_INFO,
     "livez": STATUS,
     "readyz": STATUS,
 }

@@ -21,7 +21,7 @@ from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
 from service.rest.hosts import HostCheck
 from service.rest.responses import native_error
-from service.rest.routes import health, native, openai
+from service.rest.routes import health, native, openai, tei, tei_conversion
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -54,7 +54,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        record = make_record(scope["path"], headers)
+        record = make_record(scope["method"], scope["path"], headers)
         added_headers = [(HEADER.encode(), record.request_id.encode())]
         if record.traceparent:
             added_headers.append((TRACE_HEADER.encode(), record.traceparent.encode()))
@@ -94,7 +94,9 @@ class RequestMiddleware:
         response: Response | FastAPI
         try:
             self._hosts.check(headers.get(b"host", b"").decode("latin-1"))
-            if self._keys is not None and scope["path"] not in self._public_paths:
+            # Public paths are for reading: POST / is a route of the TEI API.
+            is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
+            if self._keys is not None and not is_public:
                 self._keys.check(headers.get(b"authorization"))
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is None:
@@ -154,10 +156,12 @@ def method_response(request: Request, methods: Iterable[str]) -> Response:
     return response
 
 
-def api_of(path: str) -> str:
-    """Return the name of the API that a path belongs to."""
+def api_of(method: str, path: str) -> str:
+    """Return the name of the API that a route belongs to."""
     if path.startswith(openai.PATHS):
         return openai.API
+    if path in tei.PATHS or (path == tei.ROOT_PATH and method == "POST"):
+        return tei.API
     return health.API if path in health.PATHS else native.API
 
 
@@ -177,13 +181,15 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})
     if record.api == openai.API:
         return Response(openai.render_error(error), openai.http_status(error), headers, JSON)
+    if record.api == tei.API:
+        return Response(tei_conversion.render_error(error), tei_conversion.http_status(error), headers, JSON)
     return Response(native_error(error, record.request_id), error.http_status, headers, JSON)
 
 
-def make_record(path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
+def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
     """Return the record of a request that has just arrived."""
     return RequestRecord(
-        api_of(path),
+        api_of(method, path),
         request_id(headers.get(HEADER.encode(), b"").decode("latin-1")),
         traceparent(headers.get(TRACE_HEADER.encode(), b"").decode("latin-1")),
     )

@@ -17,7 +17,10 @@ from service.metrics import FAST_LANE
 from service.request_ids import HEADER, TRACE_HEADER
 from service.request_log import RequestLog
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import native, openai
+from service.rest.routes import native, openai, tei
+
+FAST_PATHS = frozenset((openai.EMBEDDINGS_PATH, *tei.FAST_PATHS))
+"""Routes whose requests all run on the fast lane."""
 
 
 class LoadShedder:
@@ -36,10 +39,10 @@ class LoadShedder:
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""
         route = path.decode("latin-1")
-        is_fast = route == openai.EMBEDDINGS_PATH or (route == native.ENCODE_PATH and native.is_for_fast_lane(body))
+        is_fast = route in FAST_PATHS or (route == native.ENCODE_PATH and native.is_for_fast_lane(body))
         if method != b"POST" or not is_fast:
             return None
-        record = make_record(route, headers)
+        record = make_record("POST", route, headers)
         record.endpoint, record.lane = route, FAST_LANE
         reservation = contextlib.ExitStack()
         try:

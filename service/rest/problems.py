@@ -19,6 +19,7 @@ IDS_TAG, IDS_LIST_TAG = "<ids>", "<ids list>"
 _TAGS = frozenset((OTHER_TAG, ITEM_TAG, LIST_TAG, NUMBERS_TAG, IDS_TAG, IDS_LIST_TAG))
 
 _TAG_REMEDIES = {
+    IDS_TAG: "Send a string or an array of token ids.",
     ITEM_TAG: "Send a string or an object.",
     LIST_TAG: "Send a string or an array.",
     NUMBERS_TAG: 'Send "all" or an array.',

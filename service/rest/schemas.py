@@ -285,17 +285,26 @@ ERRORS = {
     503: "Server is starting, draining or overloaded.",
     504: "Deadline exceeded.",
 }
+TEI_ERRORS = ERRORS | {
+    400: "Malformed request, or an empty list.",
+    422: "Invalid argument, or unknown prompt.",
+    424: "The model has no head for this route.",
+    429: "Queue full, or too much memory in use for request bodies.",
+}
 RETRIED = (429, 503)
 GET_ERRORS = (401, 403, 404, 500, 503)
 
 
 def responses(
-    model: Any, error: type[BaseModel] = ErrorBody, statuses: tuple[int, ...] = tuple(ERRORS)
+    model: Any,
+    error: type[BaseModel] = ErrorBody,
+    statuses: tuple[int, ...] = tuple(ERRORS),
+    descriptions: dict[int, str] = ERRORS,
 ) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of a route: `model` for 200, and the errors that it can return."""
     described: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "Success."}}
     for status in statuses:
-        described[status] = {"model": error, "description": ERRORS[status]}
+        described[status] = {"model": error, "description": descriptions[status]}
         if status in RETRIED:
             described[status]["headers"] = {
                 "Retry-After": {"description": "Seconds to wait before a retry.", "schema": {"type": "integer"}}

@@ -23,9 +23,26 @@ OPERATIONS = {
     "/v1/model",
     "/v1/embeddings",
     "/v1/models",
+    "/embed",
+    "/similarity",
+    "/tokenize",
+    "/decode",
+    "/info",
+    "/rerank",
 }
 MACHINE_FIELDS = frozenset(
-    ("backend_reason", "digest", "length_buckets", "precision", "provider", "request_id", "threads", "version")
+    (
+        "backend_reason",
+        "digest",
+        "length_buckets",
+        "max_batch_tokens",
+        "model_dtype",
+        "precision",
+        "provider",
+        "request_id",
+        "threads",
+        "version",
+    )
 )
 """Fields whose values depend on the machine or the request."""
 

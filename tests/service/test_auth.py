@@ -18,7 +18,7 @@ from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
 
 KEY = "correct-horse"
-PUBLIC = ("/livez", "/readyz", "/healthz", "/docs", "/openapi.json", "/", "/page/style.css")
+PUBLIC = ("/livez", "/readyz", "/healthz", "/health", "/ping", "/docs", "/openapi.json", "/", "/page/style.css")
 INVALID = {
     "none": None,
     "empty": b"",
@@ -100,8 +100,14 @@ def private_routes(client: httpx.Client) -> set[tuple[str, str]]:
     """Return methods and paths that require a key: those of the OpenAPI document, and some unknown ones."""
     paths = client.get("/openapi.json").json()["paths"]
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods if path not in PUBLIC}
+    assert ("POST", "/embed") in routes
     unknown = ("/nothing", "/page/nothing.js", "/metrics", "/livez/", "/%2Flivez", "/docs/oauth2-redirect")
-    return routes | {("HEAD", path) for _, path in routes} | {("GET", path) for path in unknown} | {("POST", "/livez/")}
+    return (
+        routes
+        | {("HEAD", path) for _, path in routes}
+        | {("GET", path) for path in unknown}
+        | {("POST", "/livez/"), ("POST", "/")}
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in INVALID if name != "blank key"])  # the client strips it

@@ -113,6 +113,17 @@ def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
     assert (body["type"] == "server_error") == (kind.http_status >= 500)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
+    """TEI has statuses of its own for overload and for a model without the required head."""
+    response = error_response(RequestRecord("tei", "id-1"), make(kind))
+    body = json.loads(bytes(response.body))
+    assert set(body) == {"error", "error_type"}
+    assert response.status_code == {"Unsupported": 424, "Overloaded": 429}.get(kind.__name__, kind.http_status)
+    types = {424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+    assert body["error_type"] == types.get(response.status_code, "Validation")
+
+
 @pytest.mark.parametrize(
     ("delay_s", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
 )

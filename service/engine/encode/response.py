@@ -129,9 +129,10 @@ def suggest_smaller_vectors(
     """Return the remedy for a response over the limit: changes that are each sufficient, if there are any."""
     assert request.layers is not None
     changes = {}
-    if request.wire == "json":
+    options = request.spelling.array_options
+    if options and request.wire == "json":
         changes['encoding_format to "base64"'] = replace(request, wire="base64")
-    if request.dtype == "float32":
+    if options and request.dtype == "float32":
         changes[f"dtype to {request.spelling.value('dtype', 'float16')}"] = replace(request, dtype="float16")
     if len(request.layers) > 1:
         changes["layers to one layer"] = replace(request, layers=request.layers[:1])

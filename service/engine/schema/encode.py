@@ -31,10 +31,16 @@ class ApiSpelling:
 
     inputs = "inputs"
     """The field of the inputs."""
+    array_options = True
+    """Whether requests have the fields `encoding_format`, `dtype` and `layers`, which errors may then suggest."""
 
     def value(self, field: str, value: str) -> str:
         """Return the value of an enumeration."""
         return f'"{value}"'
+
+    def side(self, side: str, index: int | None = None) -> str:
+        """Return the path of the queries or documents of a similarity request, or of one of them."""
+        return side if index is None else f"{side}[{index}]"
 
     @property
     def shorten(self) -> str:
@@ -152,11 +158,12 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Duration of each stage of a request, in seconds."""
+    """Duration of each stage of a request, in seconds; `run` includes `queue`, the wait for the first batch."""
 
     tokenize: float
     run: float
     postprocess: float
+    queue: float = 0.0
 
     def describe(self) -> str:
         """Return the value of the header server-timing, in milliseconds."""

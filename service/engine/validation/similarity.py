@@ -45,18 +45,19 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
 
 
 def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
-    for field in ("queries", "documents"):
-        texts = getattr(request, field)
+    spell = request.spelling.side
+    for side in ("queries", "documents"):
+        texts, field = getattr(request, side), spell(side)
         if not texts:
             raise EmptyInput("empty", "Send at least one text.", field=field)
-        count = len(texts) if field == "queries" else len(texts) + len(request.queries)
+        count = len(texts) if side == "queries" else len(texts) + len(request.queries)
         if count > limits.max_inputs:
             raise InvalidArgument(
-                "too many items" if field == "queries" else "too many items, together with queries",
+                "too many items" if side == "queries" else f"too many items, together with {spell('queries')}",
                 "Split the request.", field=field, actual=count, limit=limits.max_inputs, reason="TOO_MANY_INPUTS",
             )  # fmt: skip
         for index, text in enumerate(texts):
-            check_text(Input(TokenizerInput(text)), f"{field}[{index}]", limits.max_input_characters)
+            check_text(Input(TokenizerInput(text)), spell(side, index), limits.max_input_characters)
 
 
 def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:

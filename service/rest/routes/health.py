@@ -9,7 +9,8 @@ from service.metrics import Metrics
 from service.rest.schemas import StatusBody, responses
 
 API = "health"
-PATHS = ("/livez", "/healthz", "/readyz")
+PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping")
+"""The last two are those of the TEI API."""
 PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core.core_schema import ValidationInfo
 
 from model.prompts import Role, role_prompt_name
 from model.tokenizer import TokenizerInput
@@ -22,7 +21,7 @@ from service.rest.codec import (
     StrictModel,
     TokenIds,
     body_schema,
-    check_count,
+    count_inputs_or_ids,
 )
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
 from service.rest.requests import RequestReader, while_connected
@@ -55,23 +54,13 @@ def _branch(value: Any) -> str:
     return IDS_TAG if isinstance(first, int) else LIST_TAG
 
 
-def _check_input(value: Any, info: ValidationInfo) -> Any:
-    """Check the number of inputs, or of token ids if `input` is one list of ids."""
-    if isinstance(value, list):
-        if value and isinstance(value[0], int):
-            check_count("token_ids", len(value), info)
-        else:
-            check_count("inputs", len(value), info)
-    return value
-
-
 OpenAIInput = Annotated[
     Annotated[str, Tag(OTHER_TAG)]
     | Annotated[list[str], FirstError(), Tag(LIST_TAG)]
     | Annotated[Integers, Tag(IDS_TAG)]
     | Annotated[list[TokenIds], FirstError(), Tag(IDS_LIST_TAG)],
     Discriminator(_branch),
-    BeforeValidator(_check_input),
+    BeforeValidator(count_inputs_or_ids),
 ]
 
 

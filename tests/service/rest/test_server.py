@@ -127,7 +127,8 @@ async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None
         assert harness.sample("attendant_requests_total", api="rest", endpoint="/v1/encode", code="499") == 1
 
 
-async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel) -> None:
+@pytest.mark.parametrize(("api", "path"), [("rest", "/v1/encode"), ("tei", "/embed"), ("tei", "/")])
+async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel, api: str, path: str) -> None:
     cancelled = asyncio.Event()
 
     async def never(request: EncodeRequest) -> EncodeResponse:
@@ -140,12 +141,13 @@ async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel)
     async with open_harness(model) as harness:
         harness.engine.encode = never  # type: ignore[method-assign]
         async with serving(make_app(harness.lifecycle, Settings(), harness.metrics, None), 10) as (_, writer):
-            writer.write(post(b'{"inputs": "bank"}', b"Content-Type: application/json").replace(b"/x", b"/v1/encode"))
+            request = post(b'{"inputs": "bank"}', b"Content-Type: application/json")
+            writer.write(request.replace(b"/x", path.encode()))
             await until(lambda: harness.sample("attendant_requests_in_flight") == 1)
             writer.close()
             await asyncio.wait_for(cancelled.wait(), 20)
             await until(lambda: harness.sample("attendant_requests_in_flight") == 0)
-        assert harness.sample("attendant_requests_total", api="rest", endpoint="/v1/encode", code="499") == 1
+        assert harness.sample("attendant_requests_total", api=api, endpoint=path, code="499") == 1
 
 
 class RejectingShedder:

@@ -1,0 +1,59 @@
+"""Virtual environments for clients of other projects, which may need other versions than this project."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+INSTALL_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 120
+MISSING = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
+
+
+@dataclass(frozen=True)
+class ClientEnvironment:
+    """An environment with one client."""
+
+    python: Path
+
+    @classmethod
+    def create(cls, name: str, directory: Path) -> "ClientEnvironment":
+        """Install `requirements/<name>.txt`; skip the test if that fails, for example without an index."""
+        uv, python = Path(sys.executable).with_name("uv"), directory / "bin" / "python"
+        commands = (
+            [uv, "venv", "--python", sys.executable, directory],
+            [uv, "pip", "install", "--python", python, "--requirement", REQUIREMENTS / f"{name}.txt"],
+        )
+        for command in commands:
+            try:
+                result = subprocess.run(
+                    [*map(str, command)], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                pytest.skip(f"{name} cannot be installed: {error}")
+            if result.returncode:
+                pytest.skip(f"{name} cannot be installed: {result.stderr.strip()[-500:]}")
+        environment = cls(python)
+        assert environment._run(MISSING, {}).returncode == 0, f"{name} installs torch"
+        return environment
+
+    def call(self, code: str, **arguments: Any) -> Any:
+        """Run Python code, which reads `arguments` as JSON from stdin and prints JSON; return what it prints."""
+        result = self._run(f"import json, sys\narguments = json.load(sys.stdin)\n{code}", arguments)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def _run(self, code: str, arguments: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+        # Without these, the clients report their use to other servers.
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HAYSTACK_TELEMETRY_ENABLED": "False"}
+        return subprocess.run(
+            [str(self.python), "-c", code], env=kept | quiet, input=json.dumps(arguments),
+            capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
