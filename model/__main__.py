@@ -64,6 +64,8 @@ def _train(config: Path, out: Path) -> int:
         manifest = run_training(config, out, _progress())
     except (TrainError, SourceError, CheckpointError, ParityError, ArtifactError) as error:
         return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename or out}: cannot be read or written ({error.strerror or error}).")
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
     return 0
