@@ -81,10 +81,10 @@ def check_requests(client: httpx.Client, lines: list[dict[str, Any]]) -> None:
     """The vectors of a word group by sense, its attention is on the deciding word, and similarity is explained."""
     for word, topics in AMBIGUOUS.items():
         senses = [[line for line in lines if line["sense"] == f"{word}: {topic}"][:5] for topic in topics]
-        inputs = [{"text": line["text"], "word_index": line["word_index"]} for sense in senses for line in sense]
-        response = client.post("/v1/compare", json={"inputs": inputs})
+        words = [{"text": line["text"], "word_index": line["word_index"]} for sense in senses for line in sense]
+        response = client.post("/v1/compare", json={"occurrences": words})
         assert response.status_code == 200, response.text
-        last = response.json()["layers"][-1]["cosines"]
+        last = response.json()["layers"][-1]["cosine"]
         same = [last[i][j] for i in range(10) for j in range(i) if (i < 5) == (j < 5)]
         other = [last[i][j] for i in range(10) for j in range(i) if (i < 5) != (j < 5)]
         assert min(same) > max(other), word
@@ -94,14 +94,18 @@ def check_requests(client: httpx.Client, lines: list[dict[str, Any]]) -> None:
     assert response.status_code == 200, response.text
     hits = 0
     for line, result in zip(first, response.json()["results"], strict=True):
-        row = [abs(value) for value in result["maps"][0]["values"][line["word_index"]]]
+        row = [abs(value) for value in result["maps"][0]["matrix"][line["word_index"]]]
         row[line["word_index"]] = 0
         hits += row.index(max(row)) == line["deciding_index"]
     assert hits >= 70
     texts = {"queries": [lines[0]["text"]], "documents": [lines[0]["reference"]]}
     response = client.post("/v1/similarity", json=texts | {"pairs": "zip", "explain": True, "unit": "word"})
     assert response.status_code == 200, response.text
-    assert response.json()["pairs"][0]["matrix"]["values"]
+    result = response.json()
+    contributions = result["pairs"][0]["contributions"]
+    assert len(contributions) == len(result["queries"][0]["units"])
+    rest = sum(result["pairs"][0]["rest"].values())
+    assert sum(map(sum, contributions)) + rest == pytest.approx(result["scores"][0], abs=1e-3)
 
 
 def test_fine_tuning_raises_recall_of_the_default_model(tmp_path: Path, default_artifact: Path) -> None:
