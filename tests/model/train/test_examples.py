@@ -88,7 +88,7 @@ def test_every_configuration_belongs_to_an_example() -> None:
     assert set(ORDER) == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", list(ORDER))
+@pytest.mark.parametrize("name", ["ambiguous-words", pytest.param("paraphrases", marks=pytest.mark.slow)])
 def test_every_configuration_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With two steps and small batches; the data are those of the example."""
     assert main(["example", name, "-o", str(tmp_path)]) == 0

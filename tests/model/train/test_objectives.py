@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,16 @@ def test_spans_of_some_pairs_only_are_an_error(contrastive: Document, tmp_path: 
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises(TrainError, match="only some pairs have spans"):
         run_training(write(contrastive, tmp_path), tmp_path / "run", quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("any_document", ["masked", "contrastive"], indirect=True)
+def test_two_processes_equal_one_with_the_same_batches(any_document: Document, tmp_path: Path) -> None:
+    """torchrun with two CPU processes: the losses agree within 1e-5."""
+    command = ["-m", "model", "train", str(write(any_document, tmp_path)), "-o"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([sys.executable, *launcher, *command, str(tmp_path / "two")], check=True, capture_output=True)
+    subprocess.run([sys.executable, *command, str(tmp_path / "one")], check=True, capture_output=True)
+    one, two = ([float(row["loss"]) for row in read_metrics(tmp_path / name)] for name in ("one", "two"))
+    assert len(one) == len(two) == 12
+    assert np.abs(np.subtract(one, two)).max() < 1e-5

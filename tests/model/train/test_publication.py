@@ -1,7 +1,5 @@
 """A trained model is the same in this package, in transformers, in sentence-transformers, and in the server."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from model.__main__ import main
 from model.artifact import Artifact
 from model.checkpoint import load_checkpoint as load_published
 from model.train.command import ARTIFACT, MODEL
-from model.train.metrics import CURVES, read_metrics
+from model.train.metrics import CURVES
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.train.conftest import to_toml
@@ -73,18 +71,6 @@ def check_sentence_transformers(run: Path) -> None:
     with ServiceThread(model) as service:
         results = httpx.post(f"{service.rest}/v1/encode", json={"inputs": TEXTS}).json()["results"]
     np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_with_the_same_batches(config_file: Path, tmp_path: Path) -> None:
-    """torchrun with two CPU processes: the losses agree within 1e-5."""
-    command = ["-m", "model", "train", str(config_file), "-o"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([sys.executable, *launcher, *command, str(tmp_path / "two")], check=True, capture_output=True)
-    subprocess.run([sys.executable, *command, str(tmp_path / "one")], check=True, capture_output=True)
-    one, two = ([float(row["loss"]) for row in read_metrics(tmp_path / name)] for name in ("one", "two"))
-    assert len(one) == len(two) == 12
-    assert np.abs(np.subtract(one, two)).max() < 1e-5
 
 
 def test_invalid_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
