@@ -128,12 +128,18 @@ def load_checkpoint(directory: Path) -> Checkpoint:
             f"{tokenizer}: missing. Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
     encoder = build_encoder(model_type, config, read_tensors(directory))
+    embedding_config = read_embedding_config(directory, encoder.config.hidden_size)
+    if encoder.config.causal and embedding_config.pooling == "cls":
+        raise CheckpointError(
+            "modules.json: cls pooling of a causal model: its first token attends to itself only, so all embeddings are "
+            "equal. Use mean pooling."
+        )
     return Checkpoint(
         encoder=encoder,
         model_type=model_type,
         max_input_tokens=read_max_input_tokens(directory, encoder.config.max_position_embeddings),
         tokenizer=tokenizer.read_bytes(),
-        embedding_config=read_embedding_config(directory, encoder.config.hidden_size),
+        embedding_config=embedding_config,
         training=read_training(directory),
     )
 

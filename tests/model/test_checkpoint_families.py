@@ -1,6 +1,7 @@
 """Checkpoints of every model family and architecture, compared with transformers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
 from model.encoder import Encoder, EncoderOutput
 
 Publish = Callable[[str], Path]
@@ -133,3 +135,13 @@ def test_roberta_positions_start_after_padding_id(publish: Publish, tmp_path: Pa
     batch = random_batch(encoder, [13])
     difference = run_encoder(encoder, *batch).hidden_states[-1] - run_transformers(tmp_path, *batch).last_hidden_state
     assert float(difference.abs().max()) < 1e-5
+
+
+def test_causal_model_with_cls_pooling_is_an_error(publish: Publish, tmp_path: Path) -> None:
+    directory = shutil.copytree(publish("causal-bert"), tmp_path / "causal")
+    modules = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling", "path": "1_Pooling"}]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    with pytest.raises(CheckpointError, match="cls pooling of a causal model"):
+        load_checkpoint(directory)
