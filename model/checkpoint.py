@@ -131,8 +131,8 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     embedding_config = read_embedding_config(directory, encoder.config.hidden_size)
     if encoder.config.causal and embedding_config.pooling == "cls":
         raise CheckpointError(
-            "modules.json: cls pooling of a causal model: its first token attends to itself only, so all embeddings are "
-            "equal. Use mean pooling."
+            "modules.json: cls pooling of a causal model: its first token attends to itself only, so all embeddings "
+            "are equal. Use mean pooling."
         )
     return Checkpoint(
         encoder=encoder,
