@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(config: Path, out: Path) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
     try:
         from model.checkpoint_files import CheckpointError
         from model.export import ParityError
@@ -59,13 +60,19 @@ def _train(config: Path, out: Path) -> int:
         from model.train.command import run_training
         from model.train.config import TrainError
     except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,train]'")
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export,train]'")
     try:
         manifest = run_training(config, out, _progress())
     except (TrainError, SourceError, CheckpointError, ParityError, ArtifactError) as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename or out}: cannot be read or written ({error.strerror or error}).")
+        return _fail(
+            f"{error.filename or out}: cannot be read or written ({error.strerror or error}). Correct that, then run "
+            "the command again: it continues from the last checkpoint."
+        )
+    except KeyboardInterrupt:
+        _fail("interrupted. Run the command again to continue.")
+        return 130
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
     return 0

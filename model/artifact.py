@@ -153,7 +153,7 @@ class TrainingRecord(_Record):
     """How `attendant-model train` trained a model.
 
     `initial_model` is the model that training started from, and `teacher` that of a distillation. `tokens` counts the
-    tokens of all steps, without padding. `validation_loss` is in nats.
+    tokens of all steps, without padding. The unit of `validation_loss` depends on the objective.
     """
 
     objective: str

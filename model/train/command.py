@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from model.artifact import Manifest
+from model.artifact import Artifact, ArtifactError, Manifest, TrainingRecord
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.export import export
-from model.model_source import ModelSource, locate
+from model.model_source import ModelSource, SourceError, locate
 from model.tokenizer import Tokenizer
-from model.train.config import TrainConfig, TrainError, load_config
-from model.train.loop import train
+from model.train.config import TrainConfig, TrainError, check_same_options, load_config, options_of
+from model.train.loop import precision_of, train
 from model.train.metrics import CURVES, draw_curves
 from model.train.objectives import make_objective, make_reader
 from model.train.processes import Processes
 from model.train.publication import make_record, publish
-from model.train.tokenizers import train_tokenizer
+from model.train.tokenizers import train_tokenizer, without_long_words
 
-TOKENIZER, MODEL, ARTIFACT = "tokenizer.json", "model", "artifact"
+OPTIONS, TOKENIZER, MODEL, ARTIFACT = "options.json", "tokenizer.json", "model", "artifact"
 
 Progress = Callable[[str], None]
 
@@ -26,8 +26,9 @@ Progress = Callable[[str], None]
 def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest | None:
     """Train the model of a configuration in the directory `out`, which gets these files.
 
-    `tokenizer.json`, `checkpoint.pt`, `metrics.csv`, `curves.png`, `model/` for transformers and sentence-transformers,
-    and `artifact/` for the server. A run that was interrupted continues from its last checkpoint.
+    `options.json`, `tokenizer.json`, `checkpoint.pt`, `metrics.csv`, `curves.png`, `model/` for transformers and
+    sentence-transformers, and `artifact/` for the server. A run that was interrupted continues from its last
+    checkpoint.
 
     Returns:
         The manifest of the artifact; None in all processes but the first.
@@ -38,19 +39,23 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
         ArtifactError: the artifact of the teacher is invalid, or that of the result cannot be written.
     """
     config = load_config(config_file)
+    for path in (*config.data.train, *config.data.validation):
+        if not path.is_file():
+            raise TrainError(f"{config_file}: data: {path}: no such file. Correct the path.")
+    if out.exists() and not out.is_dir():
+        raise TrainError(f"{out}: not a directory. Choose another path.")
     out.mkdir(parents=True, exist_ok=True)
     processes = Processes.start()
     try:
         source, checkpoint = load_init(config)
-        if processes.is_first and not (out / TOKENIZER).is_file():
-            if checkpoint is None:
-                progress(f"training a {config.tokenizer.kind} tokenizer")
-                write_tokenizer(config, out / TOKENIZER)
-            else:
-                (out / TOKENIZER).write_bytes(checkpoint.tokenizer)
+        if checkpoint is not None and "max_input_tokens" not in config.model.model_fields_set:
+            limit = min(config.model.max_input_tokens, checkpoint.max_input_tokens)
+            config = config.model_copy(update={"model": config.model.model_copy(update={"max_input_tokens": limit})})
+        if processes.is_first:
+            _start_run(config, checkpoint, out, progress)
         processes.wait()
         definition = (out / TOKENIZER).read_text(encoding="utf-8")
-        tokenizer = Tokenizer(definition.encode())
+        tokenizer = _load_tokenizer(out / TOKENIZER, definition)
         objective = make_objective(config, tokenizer, checkpoint)
         start = "" if source is None else f", starting from {source.source}"
         progress(f"{objective.name} of {config.model.name} on {processes.device}{start}")
@@ -59,7 +64,10 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
             return None
         progress(f"validation loss {result.validation_loss:.4f} {objective.unit}")
         initial = None if source is None else source.source
-        record = make_record(objective, config, result.tokens, result.validation_loss, initial)
+        record = make_record(objective, config, result, precision_of(config, processes.device), initial)
+        if _is_exported(out / ARTIFACT, record):
+            progress(f"{out / ARTIFACT} is up to date")
+            return Artifact.open(out / ARTIFACT).manifest
         init = None if source is None or checkpoint is None else (source, checkpoint)
         publish(objective, config, definition, record, out / MODEL, init)
         draw_curves(out, objective.unit)
@@ -69,11 +77,49 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
         processes.stop()
 
 
+def _start_run(config: TrainConfig, checkpoint: Checkpoint | None, out: Path, progress: Progress) -> None:
+    """Write the options and the tokenizer of a new run. Raises TrainError if the directory has another run."""
+    path = out / OPTIONS
+    if path.is_file():
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise TrainError(f"{path}: damaged. Remove {out} to start again.") from None
+        check_same_options(config, saved, out)
+    else:
+        path.write_text(json.dumps(options_of(config), indent=1) + "\n", encoding="utf-8")
+    if (out / TOKENIZER).is_file():
+        return
+    if checkpoint is None:
+        progress(f"training a {config.tokenizer.kind} tokenizer")
+        write_tokenizer(config, out / TOKENIZER)
+    else:
+        (out / TOKENIZER).write_bytes(checkpoint.tokenizer)
+
+
+def _load_tokenizer(path: Path, definition: str) -> Tokenizer:
+    try:
+        return Tokenizer(definition.encode())
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise TrainError(f"{path}: damaged ({error}). Remove {path.parent} to start again.") from None
+
+
+def _is_exported(artifact: Path, record: TrainingRecord) -> bool:
+    """Return whether a valid artifact has this record; its evaluations are then kept."""
+    try:
+        return Artifact.open(artifact).manifest.training == record
+    except ArtifactError:
+        return False
+
+
 def load_init(config: TrainConfig) -> tuple[ModelSource, Checkpoint] | tuple[None, None]:
     """Return the model that training starts from, if any. Raises SourceError or CheckpointError."""
     if config.model.init is None:
         return None, None
-    source = locate(config.model.init)
+    try:
+        source = locate(config.model.init)
+    except SourceError as error:
+        raise TrainError(f"model.init: {error} Paths are relative to the configuration.") from None
     return source, load_checkpoint(source.directory)
 
 
@@ -83,7 +129,7 @@ def write_tokenizer(config: TrainConfig, path: Path) -> None:
 
     def texts() -> Iterator[str]:
         every = (text for file in config.data.train for example in read(file) for text in example.texts)
-        return islice(every, config.tokenizer.max_texts)
+        return (without_long_words(text) for text in islice(every, config.tokenizer.max_texts))
 
     tokenizer = train_tokenizer(config.tokenizer, texts)
     # Indented, so that a person can read it.

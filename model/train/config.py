@@ -1,13 +1,22 @@
 """Options of a training run, read from a TOML file. Each option is declared once, here."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
+Size = Annotated[int, Field(gt=0, le=65_536)]
+Positive = Annotated[int, Field(gt=0, lt=2**53)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+MESSAGE_REWRITES = {
+    "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
+    "Input should": "must", "a valid tuple": "an array", "Tuple should": "must", "String should": "must",
+}  # fmt: skip
+"""Terms of pydantic and of Python, and those of TOML."""
 
 
 class TrainError(Exception):
@@ -24,7 +33,7 @@ class TokenizerOptions(Section):
     """The tokenizer, trained on the training texts."""
 
     kind: Literal["wordpiece", "bpe"] = "wordpiece"
-    vocab_size: Annotated[int, Field(ge=16)] = 8000
+    vocab_size: Annotated[int, Field(ge=16, le=1_000_000)] = 8000
     lowercase: bool = True
     max_texts: Positive = Field(1_000_000, description="Number of texts to train on.")
 
@@ -36,23 +45,23 @@ class ModelOptions(Section):
     license: str | None = None
     init: str | None = Field(None, description='"default", a directory of a published model, or a hub ID.')
     init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Blocks of init to keep; () is all.")
-    hidden_size: Positive = 256
-    num_hidden_layers: Positive = 4
-    num_attention_heads: Positive = 4
-    intermediate_size: Positive = 1024
-    max_input_tokens: Annotated[int, Field(ge=8)] = 128
+    hidden_size: Size = 256
+    num_hidden_layers: Annotated[int, Field(gt=0, le=1000)] = 4
+    num_attention_heads: Size = 4
+    intermediate_size: Size = 1024
+    max_input_tokens: Annotated[int, Field(ge=8, le=65_536)] = 128
     positions: Literal["learned", "sinusoidal"] = "learned"
     attention: Literal["bidirectional", "causal"] = "bidirectional"
 
     @model_validator(mode="after")
     def _check_init(self) -> "ModelOptions":
         if self.init is None and self.init_blocks:
-            raise ValueError("init_blocks is set without init")
+            raise ValueError("init_blocks is set without init. Remove it")
         if list(self.init_blocks) != sorted(set(self.init_blocks)):
-            raise ValueError("init_blocks is not in ascending order")
+            raise ValueError(f"init_blocks is not in ascending order ({list(self.init_blocks)}). Sort it")
         own = sorted(self.model_fields_set - {"name", "license", "init", "init_blocks", "max_input_tokens"})
         if self.init is not None and own:
-            raise ValueError(f"{own[0]} is set together with init, which determines it")
+            raise ValueError(f"{own[0]} is set together with init, which determines it. Remove it")
         return self
 
     @model_validator(mode="after")
@@ -92,7 +101,7 @@ class MaskingOptions(Section):
 class ContrastiveOptions(Section):
     """Contrastive learning on pairs."""
 
-    temperature: Annotated[float, Field(gt=0)] = 0.05
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
     matryoshka_dimensions: tuple[Positive, ...] = ()
 
 
@@ -105,25 +114,25 @@ class DistillationOptions(Section):
 class OptimizerOptions(Section):
     """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-4
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-4
     min_learning_rate_ratio: Fraction = 0.1
     warmup_steps: Annotated[int, Field(ge=0)] = 100
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_gradient_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
 class RunOptions(Section):
     """Length, batch size and bookkeeping of the run."""
 
     steps: Positive
-    rows_per_batch: Positive = Field(16, description="Rows of max_input_tokens tokens in a forward pass.")
-    batches_per_step: Positive = Field(1, description="Batches whose gradients are accumulated, over all processes.")
-    seed: int = 1
+    rows_per_batch: Size = Field(16, description="Rows of max_input_tokens tokens in a forward pass.")
+    batches_per_step: Size = Field(1, description="Batches whose gradients are accumulated, over all processes.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_steps: Positive = 500
     validation_steps: Positive = 500
-    validation_batches: Positive = 20
+    validation_batches: Size = 20
 
 
 class TrainConfig(Section):
@@ -140,19 +149,28 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check_tables(self) -> "TrainConfig":
+        if self.optimizer.warmup_steps >= self.run.steps and "warmup_steps" in self.optimizer.model_fields_set:
+            raise ValueError(
+                f"optimizer.warmup_steps is not less than run.steps ({self.optimizer.warmup_steps}, {self.run.steps}). "
+                "Reduce it"
+            )
         if self.contrastive is not None and self.distillation is not None:
             raise ValueError("contrastive and distillation are set together. Remove one of the tables")
         has_objective = self.contrastive is not None or self.distillation is not None
         if self.model.init is not None and not has_objective:
-            raise ValueError("model.init needs the table contrastive or distillation")
+            raise ValueError("model.init needs the table contrastive or distillation. Add one of them")
         if has_objective and "masking" in self.model_fields_set:
             raise ValueError("masking is set together with contrastive or distillation. Remove it")
         if self.model.attention == "causal" and "masking" in self.model_fields_set:
-            raise ValueError('masking is set together with model.attention = "causal", which predicts the next token')
+            raise ValueError(
+                'masking is set together with model.attention = "causal", which predicts the next token. Remove it'
+            )
         if self.model.init is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("tokenizer is set together with model.init, which has a tokenizer. Remove it")
         if self.contrastive is not None and "field" in self.data.model_fields_set:
-            raise ValueError("data.field is set together with contrastive, whose fields are query and positive")
+            raise ValueError(
+                "data.field is set together with contrastive, whose fields are query and positive. Remove it"
+            )
         return self
 
 
@@ -163,7 +181,7 @@ def load_config(path: Path) -> TrainConfig:
         TrainError: the file is missing or not TOML, or an option is unknown, missing or invalid.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TrainError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -173,14 +191,13 @@ def load_config(path: Path) -> TrainConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = ".".join(map(str, first["loc"])) or "configuration"
-        problem = (
-            first["msg"]
-            .removeprefix("Value error, ")
-            .replace("Input should", "must")
-            .replace("Extra inputs are not permitted", "unknown option")
-        )
+        problem = first["msg"]
+        for before, after in MESSAGE_REWRITES.items():
+            problem = problem.replace(before, after)
+        if isinstance(first["input"], str | int | float) and option != "configuration":
+            problem += f" (actual {first['input']!r})"
         raise TrainError(f"{path}: {option}: {problem}.") from None
-    return _resolve_paths(config, path.parent)
+    return _resolve_paths(config, path.parent.resolve())
 
 
 def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
@@ -192,3 +209,26 @@ def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
     if config.distillation is not None:
         changes["distillation"] = DistillationOptions(teacher=parent / config.distillation.teacher)
     return config.model_copy(update=changes)
+
+
+def options_of(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that decide the result of a run, by their names, as JSON values."""
+    tables: dict[str, Any] = config.model_dump(mode="json")
+    for name in ("checkpoint_steps", "validation_steps", "validation_batches"):
+        del tables["run"][name]
+    options = {}
+    for table, values in tables.items():
+        for name, value in (values or {"": None}).items():
+            options[f"{table}.{name}"] = value
+    return options
+
+
+def check_same_options(config: TrainConfig, saved: Mapping[str, Any], directory: Path) -> None:
+    """Raise TrainError if a run in `directory` was started with other options."""
+    own = options_of(config)
+    for name in sorted({*own, *saved}):
+        if own.get(name) != saved.get(name):
+            raise TrainError(
+                f"{directory}: has a run with another {name} ({saved.get(name)!r}, now {own.get(name)!r}). Choose "
+                "another directory, or remove this one to start again."
+            )

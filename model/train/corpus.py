@@ -68,6 +68,8 @@ def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple
                 f"{path}: {place}: spans[{index}]: not characters of the text ({span}, length {len(text)}). "
                 "Use [start, end]."
             )
+        if not text[span[0] : span[1]].strip():
+            raise TrainError(f"{path}: {place}: spans[{index}]: blank ({span}). Use the characters of a word.")
     return tuple((start, end) for start, end in spans)
 
 
@@ -75,6 +77,10 @@ def _text(path: Path, place: str, field: str, value: object) -> str:
     if not isinstance(value, str):
         problem = "missing" if value is None else "not a string"
         raise TrainError(f"{path}: {place}: {field}: {problem}. Use a string.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise TrainError(f"{path}: {place}: {field}: has a lone surrogate, which is no character. Remove it.") from None
     return value
 
 
@@ -92,7 +98,7 @@ def _read_lines(path: Path) -> Iterator[str]:
         with path.open("rb") as file:
             for line in file:
                 number += 1
-                yield line.decode()
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except OSError as error:
         raise TrainError(f"{path}: cannot be read ({error.strerror}). Check data in the configuration.") from None
     except UnicodeDecodeError:
@@ -204,4 +210,5 @@ class ExampleStream:
         self._random.setstate(state["random"])
         self._source = self._examples() if state["open"] else None
         for _ in range(self._read if self._source is not None else 0):
-            next(self._open())
+            if next(self._open(), None) is None:
+                raise TrainError(f"{self}: fewer examples than before the interruption. Restore the data.")

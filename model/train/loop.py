@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +18,15 @@ from tqdm import tqdm
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer
 from model.train.batches import PackedBatches, TrainingBatch
-from model.train.checkpoints import load_checkpoint, save_checkpoint
-from model.train.config import OptimizerOptions, TrainConfig, TrainError
+from model.train.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from model.train.config import OptimizerOptions, TrainConfig, TrainError, check_same_options, options_of
 from model.train.corpus import ExampleStream, State
 from model.train.metrics import MetricsFile
 from model.train.objectives import Objective
 from model.train.processes import Processes
+
+MAX_EXPONENT = 700
+"""The exponential of more is not a float."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ def train(
         progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
         if metrics is not None:
             stack.enter_context(contextlib.closing(metrics))
+        interruption = stack.enter_context(catch_signals(processes))
         while run.step < steps:
             row = run.advance()
             progress.set_postfix(
@@ -57,9 +63,11 @@ def train(
             progress.update()
             if metrics is not None:
                 metrics.write(row)
-                if run.step % config.run.checkpoint_steps == 0 or run.step == steps:
+                if run.step % config.run.checkpoint_steps == 0 or run.step == steps or interruption.is_set():
                     metrics.flush()
                     save_checkpoint(directory, run.state_dict())
+            if interruption.is_set() and run.step < steps:
+                raise KeyboardInterrupt
     return Result(run.tokens, run.validate())
 
 
@@ -84,23 +92,32 @@ class Run:
         self._batches = make_batches(config, objective, tokenizer, config.data.train, config.run.seed)
         validation = make_batches(config, objective, tokenizer, config.data.validation, seed=0)
         self._validation = list(islice(validation, config.run.validation_batches))
+        if not any(batch.count for batch in self._validation):
+            raise TrainError(
+                "data.validation: no token of the texts is in the vocabulary. Use texts like those of train."
+            )
         self.step = self.tokens = 0
 
     def restore(self, state: State | None, directory: Path) -> None:
         """Continue from a checkpoint, if any."""
         if state is None:
             return
-        if state["config"] != self._config.model_dump_json():
-            raise TrainError(f"{directory}: has a run with another configuration. Choose another directory.")
-        self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._batches.load_state_dict(state["batches"])
-        self.step, self.tokens = state["step"], state["tokens"]
+        try:
+            check_same_options(self._config, state["options"], directory)
+            self.network.load_state_dict(state["network"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._batches.load_state_dict(state["batches"])
+            self.step, self.tokens = state["step"], state["tokens"]
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+            raise TrainError(
+                f"{directory / CHECKPOINT}: not a checkpoint of this model. Restore the initial model, or remove the "
+                "checkpoint to start again."
+            ) from None
 
     def state_dict(self) -> State:
         """Return everything that `restore` needs."""
         return {
-            "config": self._config.model_dump_json(),
+            "options": options_of(self._config),
             "step": self.step,
             "tokens": self.tokens,
             "network": self.network.state_dict(),
@@ -131,7 +148,7 @@ class Run:
         if self.step % options.validation_steps == 0 or self.step == options.steps:
             row["validation_loss"] = self.validate()
             if self._has_perplexity:
-                row["perplexity"] = math.exp(row["validation_loss"])
+                row["perplexity"] = math.exp(min(row["validation_loss"], MAX_EXPONENT))
         return row
 
     @torch.no_grad()
@@ -152,7 +169,7 @@ def take_step(
     processes: Processes,
 ) -> tuple[float, float]:
     """Update the weights once; return the mean loss of all predictions of the step, and the gradient norm."""
-    count = sum(batch.count for batch in batches)
+    count = max(1, sum(batch.count for batch in batches))
     own = batches[processes.rank :: processes.count]
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
@@ -200,9 +217,33 @@ def learning_rate(step: int, steps: int, options: OptimizerOptions) -> float:
 
 
 @contextlib.contextmanager
+def catch_signals(processes: Processes) -> Iterator[threading.Event]:
+    """Set an event at SIGINT or SIGTERM, so that the run can save a checkpoint after the current step.
+
+    Of several processes, each would stop after another step; they stop at once instead.
+    """
+    event = threading.Event()
+    if processes.count > 1 or threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, lambda *_: event.set()) for number in numbers]
+    try:
+        yield event
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums stay in float32."""
-    wanted = config.run.precision
-    enabled = wanted == "bfloat16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision_of(config, device) == "bfloat16"):
         yield
+
+
+def precision_of(config: TrainConfig, device: torch.device) -> str:
+    """Return the precision of the run, where the configuration leaves it open."""
+    if config.run.precision != "auto":
+        return config.run.precision
+    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
 METRICS, CURVES = "metrics.csv", "curves.png"
 COLUMNS = (
     "step", "tokens", "loss", "learning_rate", "gradient_norm", "tokens_per_second", "validation_loss", "perplexity",
@@ -46,8 +48,9 @@ def read_metrics(directory: Path) -> list[dict[str, str]]:
     path = directory / METRICS
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row[COLUMNS[-1]] is not None]  # a kill can cut the last row
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        # A kill can cut the last row.
+        return [row for row in csv.DictReader(file) if row.get(COLUMNS[-1]) is not None]
 
 
 def _open_board(directory: Path) -> Any:
@@ -61,8 +64,6 @@ def _open_board(directory: Path) -> Any:
 
 def draw_curves(directory: Path, unit: str) -> None:
     """Write curves.png from metrics.csv: training and validation loss by tokens; `unit` is that of the loss."""
-    import matplotlib as mpl
-
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -17,6 +17,7 @@ from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.train.config import TrainConfig
 from model.train.language_modeling import LanguageModel
+from model.train.loop import Result
 from model.train.objectives import Objective
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
 
@@ -53,11 +54,11 @@ def publish(
     if init is None:
         embedding = EmbeddingConfig(normalize=not objective.is_language_model)
         max_input_tokens = config.model.max_input_tokens
-        _write_new(directory, objective, tokenizer, max_input_tokens)
+        _write_new(directory, objective, config.model.name, tokenizer, max_input_tokens)
     else:
         source, checkpoint = init
         embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
-        _write_tuned(directory, objective.encoder, checkpoint.model_type, source.directory)
+        _write_tuned(directory, objective.encoder, config.model.name, checkpoint.model_type, source.directory)
     _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
     (directory / TRAINING).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     license_name = config.model.license or (None if init is None else init[0].license)
@@ -66,7 +67,7 @@ def publish(
 
 
 def make_record(
-    objective: Objective, config: TrainConfig, tokens: int, loss: float, init: str | None
+    objective: Objective, config: TrainConfig, result: Result, precision: str, init: str | None
 ) -> TrainingRecord:
     """Return the facts of a finished run."""
     files = [DataFileRecord(name=path.name, size=path.stat().st_size) for path in config.data.train]
@@ -76,10 +77,10 @@ def make_record(
         teacher=objective.teacher,
         data=tuple(files),
         steps=config.run.steps,
-        tokens=tokens,
+        tokens=result.tokens,
         seed=config.run.seed,
-        precision=config.run.precision,
-        validation_loss=loss,
+        precision=precision,
+        validation_loss=result.validation_loss,
     )
 
 
@@ -98,7 +99,7 @@ def describe(name: str, license_name: str | None, record: TrainingRecord) -> str
     )
 
 
-def _write_new(directory: Path, objective: Objective, tokenizer: str, max_input_tokens: int) -> None:
+def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str, max_input_tokens: int) -> None:
     """Write a BERT model with the tokenizer of the run."""
     config = objective.encoder.config
     family = FAMILIES["bert"]
@@ -116,6 +117,7 @@ def _write_new(directory: Path, objective: Objective, tokenizer: str, max_input_
     _write_json(
         directory / "config.json",
         {
+            "_name_or_path": name,
             "architectures": [architecture],
             "model_type": "bert",
             "vocab_size": config.vocab_size,
@@ -144,14 +146,15 @@ def _write_new(directory: Path, objective: Objective, tokenizer: str, max_input_
     )  # fmt: skip
 
 
-def _write_tuned(directory: Path, encoder: Encoder, model_type: str, source: Path) -> None:
+def _write_tuned(directory: Path, encoder: Encoder, name: str, model_type: str, source: Path) -> None:
     """Write a model with the config.json and tokenizer of its source, and the weights of `encoder`."""
     config = read_json(source / "config.json")
     _write_tensors(
         directory / "model.safetensors", published_tensors(model_type, config, read_tensors(source), encoder)
     )
     layers = FAMILIES[model_type].config_keys["num_hidden_layers"]
-    _write_json(directory / "config.json", config | {layers: encoder.config.num_hidden_layers})
+    changes = {"_name_or_path": name, layers: encoder.config.num_hidden_layers}
+    _write_json(directory / "config.json", config | changes)
     for pattern in TOKENIZER_FILES:
         for path in sorted(source.glob(pattern)):
             shutil.copyfile(path, directory / path.name)
@@ -204,6 +207,7 @@ def _write_dense(directory: Path, layer: DenseLayer) -> None:
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     stored = {name: tensor.detach().cpu().to(torch.float32).contiguous() for name, tensor in tensors.items()}
     save_file(stored, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors writes files that only their owner can read
 
 
 def _write_json(path: Path, document: Any) -> None:

@@ -17,8 +17,17 @@ from tokenizers import (
 from model.train.config import TokenizerOptions, TrainError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD_CHARACTERS = 100
+"""Longer words are [UNK] in WordPiece, and the time to train grows with the square of their length."""
 MAX_ALPHABET = 1000
 """Characters of a WordPiece vocabulary, as BERT's trainer has; others become [UNK]."""
+
+
+def without_long_words(text: str) -> str:
+    """Return a text without words of more than MAX_WORD_CHARACTERS."""
+    if len(text) <= MAX_WORD_CHARACTERS:
+        return text
+    return " ".join(word for word in text.split() if len(word) <= MAX_WORD_CHARACTERS)
 
 
 def train_tokenizer(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:

@@ -38,7 +38,7 @@ function trainingFacts(/** @type {Training} */ training) {
   const { objective, steps, tokens, precision, data, initial_model: initial, teacher } = training;
   return [
     ["Training", element("span", {}, bdi(objective), `: ${formatCount(steps)} steps over ${formatCount(tokens)} tokens in `,
-      bdi(precision), `. The loss on validation texts is ${formatNumber(training.validation_loss)} nats.`)],
+      bdi(precision), `. The validation loss is ${formatNumber(training.validation_loss)}.`)],
     ["Texts", element("ul", {}, ...data.map(({ name, size }) => element("li", {}, bdi(name), `, ${formatBytes(size)}`)))],
     ["Initial model", initial === null ? "None: training started from random weights." : bdi(initial)],
     ...(teacher === null ? [] : [/** @type {[string, Node]} */ (["Teacher", bdi(teacher)])]),

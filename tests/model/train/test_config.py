@@ -21,11 +21,24 @@ def test_paths_are_relative_to_the_file(config_file: Path, tmp_path: Path) -> No
     ("table", "option", "value", "message"),
     [
         ("model", "hidden_size", 25, "hidden_size is not a multiple of num_attention_heads (25, 3)"),
-        ("model", "width", 8, "model.width: unknown option"),
-        ("model", "name", "a/b", "model.name: String should match"),
+        ("model", "width", 8, "model.width: unknown option. Check its spelling"),
+        ("model", "name", "a/b", "model.name: must match"),
         ("run", "steps", 0, "run.steps: must be greater than 0"),
+        ("run", "seed", 10**30, "run.seed: must be less than"),
+        (
+            "run",
+            "rows_per_batch",
+            10**11,
+            "run.rows_per_batch: must be less than or equal to 65536 (actual 1",
+        ),
+        ("optimizer", "learning_rate", float("inf"), "optimizer.learning_rate: must be a finite number"),
+        ("optimizer", "warmup_steps", 12, "optimizer.warmup_steps is not less than run.steps (12, 12). Reduce it"),
+        ("model", "init", "default", "is set together with init, which determines it. Remove it"),
+        ("model", "init_blocks", [1], "init_blocks is set without init. Remove it"),
+        ("masking", "random_share", 0.3, "mask_share + random_share is over 1 (0.8 + 0.3)"),
+        ("data", "train", "train.txt", "data.train: must be an array"),
         ("run", "precision", "int4", "run.precision: must be 'auto', 'float32' or 'bfloat16'"),
-        ("data", "train", [], "data.train: Tuple should have at least 1 item"),
+        ("data", "train", [], "data.train: must have at least 1 item"),
         ("optimizer", "betas", [0.9, 1.5], "optimizer.betas.1: must be less than 1"),
         ("tokenizer", "kind", "unigram", "tokenizer.kind: must be 'wordpiece' or 'bpe'"),
     ],
@@ -33,12 +46,36 @@ def test_paths_are_relative_to_the_file(config_file: Path, tmp_path: Path) -> No
 def test_invalid_option_is_named(
     document: Document, tmp_path: Path, table: str, option: str, value: Any, message: str
 ) -> None:
-    document[table][option] = value
+    document.setdefault(table, {})[option] = value
     path = tmp_path / "config.toml"
-    path.write_text(to_toml(document))
+    path.write_text(to_toml(document).replace("Infinity", "inf"))
     with pytest.raises(TrainError) as raised:
         load_config(path)
     assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"contrastive": {}, "distillation": {"teacher": "x"}}, "set together. Remove one of the tables"),
+        ({"contrastive": {}, "masking": {}}, "masking is set together with contrastive"),
+        (
+            {"contrastive": {}, "data": {"train": ["a"], "validation": ["b"], "field": "x"}},
+            "data.field is set",
+        ),
+        ({"model": {"name": "x", "init": "default"}}, "model.init needs the table contrastive or distillation"),
+        ({"model": {"name": "x", "init": "default"}, "contrastive": {}}, "tokenizer is set together with model.init"),
+        ({"model": {"name": "x", "attention": "causal"}, "masking": {}}, 'with model.attention = "causal"'),
+    ],
+)
+def test_tables_that_exclude_each_other_are_errors(
+    document: Document, tmp_path: Path, tables: Document, message: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(document | tables))
+    with pytest.raises(TrainError) as raised:
+        load_config(path)
     assert message in str(raised.value)
 
 

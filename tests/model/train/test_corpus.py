@@ -36,6 +36,7 @@ def test_every_file_type_has_the_same_texts(tmp_path: Path, suffix: str) -> None
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.jsonl", b'{"text": "a \\ud800 b"}', "line 1: text: has a lone surrogate"),
         ("a.txt", b"good\n\xff\n", "line 2: not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', "line 2: text: not a string"),
         ("a.jsonl", b"{}\n", "line 1: text: missing"),
@@ -71,7 +72,7 @@ def test_corpus_without_texts_is_an_error(tmp_path: Path) -> None:
 
 
 PAIRS = [("what is a river", "water that flows"), ("bank", "an institution", "a shore", "a bench")]
-SPANS = ((0, 4), (0, 2), (2, 7), (1, 2))
+SPANS = ((0, 4), (0, 2), (2, 7), (2, 5))
 
 
 def write_pairs(path: Path) -> Path:
@@ -110,6 +111,7 @@ def test_pairs_can_have_spans(tmp_path: Path, suffix: str) -> None:
         ({"query": "a", "positive": "b", "spans": [[0, 1]]}, "line 1: spans: not one per text (1, expected 2)"),
         ({"query": "a", "positive": "b", "spans": 1}, "line 1: spans: not one per text (not an array, expected 2)"),
         ({"query": "a", "positive": "b", "spans": [[0, 1], [0, 2]]}, "line 1: spans[1]: not characters of the text"),
+        ({"query": "a b", "positive": "b", "spans": [[1, 2], [0, 1]]}, "line 1: spans[0]: blank"),
         ({"query": "a", "positive": "b", "spans": [[0, 1], [1, 1]]}, "([1, 1], length 1)"),
         ({"query": "a", "positive": "b", "spans": [[0, 1], [0, True]]}, "line 1: spans[1]"),
         ({"query": "a", "positive": "b", "negatives": "c"}, "line 1: negatives: not an array"),
@@ -144,6 +146,22 @@ def test_each_epoch_has_every_text_once(files: list[Path], buffer: int, seed: in
     first, second = list(islice(stream, 24)), list(islice(stream, 24))
     assert Counter(first) == Counter(second)
     assert set(Counter(first).values()) == {1}
+
+
+def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "one\ntwo"), ("a.jsonl", '{"text": "one"}\n{"text": "two"}')):
+        (tmp_path / name).write_text("\ufeff" + content, encoding="utf-8")
+        assert list(read_texts(tmp_path / name, "text")) == ["one", "two"]
+
+
+def test_shortened_data_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", TEXTS)
+    stream = ExampleStream([path], read_alone, 2, seed=0)
+    next(stream)
+    state = stream.state_dict()
+    write(path, TEXTS[:1])
+    with pytest.raises(TrainError, match="fewer examples than before the interruption"):
+        ExampleStream([path], read_alone, 2, seed=0).load_state_dict(state)
 
 
 @given(buffer=st.integers(1, 40), taken=st.integers(0, 60), seed=st.integers(0, 5))

@@ -96,6 +96,7 @@ def test_every_configuration_trains(name: str, tmp_path: Path, capsys: pytest.Ca
     for stem in ORDER[name]:
         path = tmp_path / f"{stem}.toml"
         document: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
+        document["optimizer"]["warmup_steps"] = 1
         document["run"] |= {"steps": 2, "rows_per_batch": 4, "validation_batches": 1}
         path.write_text(to_toml(document))
         assert main(["train", str(path), "-o", str(tmp_path / stem)]) == 0, capsys.readouterr().err

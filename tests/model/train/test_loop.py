@@ -89,7 +89,7 @@ def test_interrupted_run_ends_with_the_same_weights(
 
 def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
     run(config, tokenizer, tmp_path / "run")
-    with pytest.raises(TrainError, match="another configuration"):
+    with pytest.raises(TrainError, match=r"another run\.seed \(1, now 2\)"):
         run(with_run(config, seed=2), tokenizer, tmp_path / "run")
 
 

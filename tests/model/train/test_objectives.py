@@ -16,6 +16,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from model.artifact import TRAINING, Artifact, TrainingRecord
+from model.model_source import locate
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer, TokenizerInput
 from model.train import loop, publication
@@ -177,7 +178,7 @@ def test_fine_tuned_model_keeps_its_format(
     result = train(config, objective, tokenizer, tmp_path / "run", ALONE)
     changed = [name for name, tensor in objective.network.state_dict().items() if not tensor.equal(before[name])]
     assert len(changed) > len(before) // 2
-    record = publication.make_record(objective, config, result.tokens, result.validation_loss, source.source)
+    record = publication.make_record(objective, config, result, "float32", source.source)
     publication.publish(objective, config, "", record, tmp_path / "tuned", (source, checkpoint))
     check_same_vectors(objective, checkpoint.embedding_config.normalize, tokenizer, tmp_path / "tuned")
 
@@ -209,6 +210,8 @@ def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported
     assert (manifest.num_hidden_layers, manifest.dimensions) == (1, 19)
     assert manifest.training is not None
     assert (manifest.training.initial_model, manifest.training.teacher) == ("published", "tiny-labse")
+    assert manifest.training.precision == "float32"
+    assert locate(str(tmp_path / "run" / MODEL)).source == manifest.source == "small"
     check_served(tmp_path / "run")
 
 

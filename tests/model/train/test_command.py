@@ -1,0 +1,129 @@
+"""The command: another run in the directory, damaged files, and signals give one line and lose nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.__main__ import main
+from model.artifact import MANIFEST, Artifact, EvaluationRecord, write_manifest
+from model.train.checkpoints import CHECKPOINT
+from model.train.command import ARTIFACT, OPTIONS, TOKENIZER
+from model.train.tokenizers import MAX_WORD_CHARACTERS, without_long_words
+from tests.conftest import ROOT
+from tests.model.train.conftest import to_toml
+
+Document = dict[str, dict[str, Any]]
+
+
+def train(document: Document, directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the command; return its error, "" if it succeeded."""
+    (directory / "config.toml").write_text(to_toml(document))
+    capsys.readouterr()
+    status = main(["train", str(directory / "config.toml"), "-o", str(directory / "run")])
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("attendant-model: ")]
+    assert len(errors) == status
+    assert "Traceback" not in "".join(lines)
+    return errors[0] if errors else ""
+
+
+def test_other_options_are_an_error_before_the_first_checkpoint(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "validation.txt").write_text("")
+    assert "empty" in train(document, tmp_path, capsys)
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
+    document["tokenizer"]["vocab_size"] = 50
+    assert "another tokenizer.vocab_size (60, now 50)" in train(document, tmp_path, capsys)
+
+
+def test_finished_run_keeps_its_artifact(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evaluations that were added later stay, and options without effect on the result may change."""
+    assert train(document, tmp_path, capsys) == ""
+    artifact = tmp_path / "run" / ARTIFACT
+    record = EvaluationRecord(task="sts", file="a", measure="Spearman", value=0.5, low=None, high=None)
+    manifest = Artifact.open(artifact).manifest.model_copy(update={"evaluations": (record,)})
+    digest = write_manifest(artifact, manifest)
+    document["run"] |= {"checkpoint_steps": 5, "validation_steps": 4}
+    assert train(document, tmp_path, capsys) == ""
+    assert Artifact.open(artifact).digest == digest
+    (artifact / MANIFEST).write_text("damaged")
+    assert train(document, tmp_path, capsys) == ""
+    assert Artifact.open(artifact).manifest.evaluations == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (TOKENIZER, b"{}", "tokenizer.json: damaged"),
+        (OPTIONS, b"{", "options.json: damaged"),
+        (CHECKPOINT, b"", "checkpoint.pt: damaged"),
+    ],
+)
+def test_damaged_file_is_an_error(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / "validation.txt").write_text("")
+    train(document, tmp_path, capsys)
+    (tmp_path / "run" / name).write_bytes(content)
+    (tmp_path / "validation.txt").write_text("river bank")
+    assert message in train(document, tmp_path, capsys)
+
+
+def test_checkpoint_of_something_else_is_an_error(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    torch.save({"anything": 1}, tmp_path / "run" / CHECKPOINT)
+    assert "not a checkpoint of this model" in train(document, tmp_path, capsys)
+
+
+def test_paths_that_do_not_fit_are_errors(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").write_text("")
+    assert "run: not a directory. Choose another path." in train(document, tmp_path, capsys)
+    document["data"]["validation"] = ["none.txt"]
+    assert "none.txt: no such file" in train(document, tmp_path, capsys)
+    assert (tmp_path / "run").is_file()
+
+
+def test_texts_of_unknown_characters_are_an_error(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "validation.txt").write_text("река берег")
+    assert "data.validation: no token of the texts is in the vocabulary" in train(document, tmp_path, capsys)
+
+
+def test_long_words_are_not_for_the_tokenizer() -> None:
+    text = "a " * MAX_WORD_CHARACTERS + "b" * (MAX_WORD_CHARACTERS + 1)
+    assert without_long_words(text).split() == ["a"] * MAX_WORD_CHARACTERS
+    assert without_long_words("  two  words ") == "  two  words "
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_writes_a_checkpoint(document: Document, tmp_path: Path, number: signal.Signals) -> None:
+    document["run"] |= {"steps": 1_000_000, "checkpoint_steps": 1_000_000, "validation_steps": 1_000_000}
+    (tmp_path / "config.toml").write_text(to_toml(document))
+    command = [sys.executable, "-m", "model", "train", str(tmp_path / "config.toml"), "-o", str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "metrics.csv").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the run gives no event
+        time.sleep(0.5)
+        run.send_signal(number)
+        assert run.stderr is not None
+        error = run.stderr.read().decode()
+        assert run.wait() == 130
+    assert error.endswith("attendant-model: interrupted. Run the command again to continue.\n")
+    assert "Traceback" not in error
+    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["step"] > 0
