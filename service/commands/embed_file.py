@@ -87,22 +87,27 @@ async def _encode_rows(  # the parts of a run
     progress: FileProgress,
 ) -> None:
     chunk: list[tuple[Row, Encoded]] = []
-
-    async def write() -> None:
-        nonlocal chunk
-        written, chunk = chunk, []
-        await asyncio.to_thread(_write, job, vectors, output, work, written)
-
-    async with aclosing(_encode_batches(job, vectors, rows, work.counts.rows)) as batches:
-        async for batch, encoded in batches:
-            chunk += zip(batch, encoded, strict=True)
-            # Rows in flight are read but not done; the estimate of the total needs no such precision.
-            fraction = rows.fraction()
-            progress.update(len(batch), round(batch[-1].number / fraction) if fraction else 0)
-            if len(chunk) >= CHUNK_ROWS:
-                await write()
+    writing: asyncio.Task[None] | None = None
+    try:
+        async with aclosing(_encode_batches(job, vectors, rows, work.counts.rows)) as batches:
+            async for batch, encoded in batches:
+                chunk += zip(batch, encoded, strict=True)
+                # Rows in flight are read but not done; the estimate of the total needs no such precision.
+                fraction = rows.fraction()
+                progress.update(len(batch), round(batch[-1].number / fraction) if fraction else 0)
+                if len(chunk) >= CHUNK_ROWS:
+                    if writing is not None:
+                        await writing
+                    # The next chunk is encoded while this one is written.
+                    writing = asyncio.create_task(asyncio.to_thread(_write, job, vectors, output, work, chunk))
+                    chunk = []
+    finally:
+        if writing is not None:
+            await asyncio.wait([writing])
+    if writing is not None:
+        await writing
     if chunk:
-        await write()
+        await asyncio.to_thread(_write, job, vectors, output, work, chunk)
 
 
 async def _encode_batches(

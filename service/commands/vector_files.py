@@ -149,11 +149,13 @@ class Parquet:
             stream = self._arrow.ipc.open_stream(source)
             with self._parquet.ParquetWriter(target, self._schema, use_dictionary=False) as writer:
                 batches: list[Any] = []
+                size = 0
                 for batch in stream:
                     batches.append(batch)
-                    if sum(item.nbytes for item in batches) >= ROW_GROUP_BYTES:
+                    size += batch.nbytes
+                    if size >= ROW_GROUP_BYTES:
                         self._write(writer, batches)
-                        batches = []
+                        batches, size = [], 0
                 self._write(writer, batches)
             target.flush()
             os.fsync(target.fileno())

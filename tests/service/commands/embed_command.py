@@ -50,8 +50,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Write rows with the keys text and id in the format of the suffix."""
     if path.suffix == ".parquet":
         ids, texts = ([row.get(name) for row in rows] for name in ("id", "text"))
+        group = 3 if len(rows) < 100 else None
         id_array = pa.array(ids, pa.int64() if isinstance(next(iter(ids), None), int) else pa.string())
-        pq.write_table(pa.table({"id": id_array, "text": pa.array(texts, pa.string())}), path, row_group_size=3)
+        pq.write_table(pa.table({"id": id_array, "text": pa.array(texts, pa.string())}), path, row_group_size=group)
     elif path.suffix == ".csv":
         with path.open("w", newline="") as file:
             writer = csv.writer(file)

@@ -1,6 +1,7 @@
 """`attendant embed IN -o OUT`: runs that continue after a kill, and files that exist."""
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -129,6 +130,25 @@ async def test_several_batches_are_in_flight(tmp_path: Path) -> None:
     await source.check()
     await embed_file.embed_file(EmbedFile(path, tmp_path / "out.npy", "jsonl", "npy"), source)
     assert source.most_in_flight == embed_file.IN_FLIGHT
+
+
+def test_run_continues_after_the_disk_was_full(
+    tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_rows(tmp_path / "in.txt", [{"text": text} for text in TEXTS]), tmp_path / "out.npy"
+    append = work_directory._append
+
+    def fail(target: Path, size: int, data: bytes) -> None:
+        if target.name == "data" and size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(target, size, data)
+
+    monkeypatch.setattr(work_directory, "_append", fail)
+    problem = f"{out}.partial: cannot be written (No space left on device). Check the path and the free space."
+    assert run_embed(path, "-o", out) == (73, f"attendant embed: {problem}\n")
+    monkeypatch.setattr(work_directory, "_append", append)
+    assert run_embed(path, "-o", out)[0] == 0
+    assert np.load(out).shape == (len(TEXTS), DIMENSIONS)
 
 
 def start_and_stop(path: Path, out: Path, *options: str) -> None:
