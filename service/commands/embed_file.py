@@ -24,7 +24,7 @@ BATCH_ROWS = 64
 IN_FLIGHT = 4
 """Batches in flight. More did not increase the rate on a CPU, and a server rejects requests over its queue limit."""
 CHUNK_ROWS = 2048
-"""Rows per checkpoint: at most so many rows are encoded again after a kill."""
+"""Rows per checkpoint. After a kill, rows since the last checkpoint are encoded again."""
 DIGEST_BYTES = 2**16
 
 

@@ -18,7 +18,7 @@ DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
 OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
 
 RunKey = Mapping[str, str | int | bool | None]
-"""What must be equal to continue a run: the input file, the model and the options."""
+"""Values that must be equal to continue a run: those of the input file, the model and the options."""
 
 
 @dataclass(frozen=True)
