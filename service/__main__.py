@@ -16,6 +16,8 @@ from service.logs import set_up_logging
 USAGE = """usage: attendant COMMAND
 
   serve [OPTION...]   serve a model over REST and gRPC; attendant serve --help lists the options
+  embed IN -o OUT     write the embeddings of the rows of a file (text, JSON lines, CSV, Parquet) as Parquet, NumPy or
+                      JSON lines; attendant embed --help
   embed [TEXT...]     print the embedding of each text, or of each line of standard input, as one line of JSON;
                       texts over the token limit are truncated; options come from the environment
                       (ATTENDANT_MODEL_DIR, ...)
@@ -51,7 +53,7 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
     # Commands are imported where they run, because the server needs none of them.
     if command == "serve":
         return _serve(load_settings(rest))
-    if command == "embed" and not _is_option(rest):
+    if command == "embed":
         from service.commands import embed
 
         return embed.run(rest)
@@ -85,11 +87,6 @@ def _serve(settings: Settings) -> int:
         return await App(settings).run()
 
     return uvloop.run(run())
-
-
-def _is_option(rest: list[str]) -> bool:
-    """Return whether `embed` got an option instead of a text; it has no options."""
-    return bool(rest) and rest[0].startswith("-") and not rest[0].startswith("- ")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,25 @@ from typing import NoReturn
 
 EX_DATAERR = 65
 """Exit status for unusable texts, as in sysexits.h."""
+EX_UNAVAILABLE = 69
+"""Exit status if a server or the engine fails, as in sysexits.h."""
+EX_CANTCREAT = 73
+"""Exit status if a file cannot be written, as in sysexits.h."""
+EX_CONFIG = 78
+"""Exit status for invalid options of the model, as in sysexits.h."""
 PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
+
+
+class CommandError(Exception):
+    """An error that ends a command. The message is one line without text of the input.
+
+    Attributes:
+        status: The exit status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,27 +1,165 @@
-"""`attendant embed`: embeddings of texts as lines of JSON."""
+"""`attendant embed`: embeddings of the rows of a file, or of texts as lines of JSON."""
 
+import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import orjson
 
+from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, CommandError, Parser, integer
+from service.commands.embed_file import EmbedFile, Report, embed_file
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
+from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
+from service.commands.vector_files import OUTPUT_FORMATS, output_format
+from service.commands.vector_sources import VectorOptions, VectorSource, open_engine_source, open_server_source
+from service.commands.work_directory import partial_path, rejected_path
 from service.config import Settings, load_settings
 from service.errors import ServiceError
 
+COMMAND = "attendant embed"
+DESCRIPTION = """\
+Write the embeddings of the rows of a file: a text per line (.txt), JSON lines (.jsonl), CSV with a header (.csv) or
+Parquet (.parquet) in; Parquet, NumPy (.npy) or JSON lines out. Without -o, print the embedding of each TEXT, or of each
+line of standard input, as one line of JSON."""
+EPILOG = """\
+OUT has the embeddings in the order of the rows, with their row numbers from 1 (of a CSV after the header). Rows without
+a usable text are rejected: OUT.rejected.jsonl has their numbers and the reasons, and a NumPy file has NaN in their
+place. OUT appears when it is complete. Until then, rows are in the directory OUT.partial, and the same command
+continues after an interruption.
 
-def run(texts: list[str]) -> int:
-    """Print the embedding of each text, or of each line of standard input; return 0, or 1 after an invalid text.
+Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
-    Raises `ConfigError` or `ArtifactError`.
-    """
-    lines = enumerate(texts, start=1) if texts else read_lines(sys.stdin.buffer)
-    return asyncio.run(_embed(load_settings(), lines))
+Exit status: 0 all rows embedded, 1 some rejected, 2 wrong usage, 65 unreadable input, 69 server or engine failed,
+73 cannot write, 78 invalid option of the model, invalid artifact, or OUT.partial of another run."""
 
 
-async def _embed(settings: Settings, lines: Iterable[NumberedLine]) -> int:
+def run(arguments: list[str]) -> int:
+    """Write or print embeddings and return the exit status. Raises `ConfigError` or `ArtifactError`."""
+    if _is_file_command(arguments):
+        return _run_file(arguments)
+    lines = enumerate(arguments, start=1) if arguments else read_lines(sys.stdin.buffer)
+    return asyncio.run(_embed_lines(load_settings(), lines))
+
+
+def _is_file_command(arguments: Sequence[str]) -> bool:
+    """Return whether there is an output file, or an option in place of the first text."""
+    first = arguments[0] if arguments else ""
+    is_option = first.startswith("-") and not first.startswith("- ")
+    return is_option or any(item in ("-o", "--output") or item.startswith("--output=") for item in arguments)
+
+
+def _run_file(arguments: list[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        job = _job(parser, options)
+        report = asyncio.run(_embed_file(job, options))
+    except CommandError as error:
+        hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
+        hint = "" if error.status in (EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
+        print(f"{COMMAND}: {error}{hint}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        if partial_path(options.output).exists():
+            print(f"{COMMAND}: interrupted. Repeat the command to continue.", file=sys.stderr)
+        raise
+    return 1 if report.counts.rejected else 0
+
+
+async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
+    wanted = VectorOptions(options.dtype, options.dimensions, options.prompt_name, options.normalize)
+    opened: AbstractAsyncContextManager[VectorSource]
+    if options.server is None:
+        opened = open_engine_source(load_settings(), wanted)
+    else:
+        opened = open_server_source(options.server, _read_key(options.api_key_file), wanted)
+    async with opened as source:
+        report = await embed_file(job, source)
+        limit = source.info.max_input_tokens
+    counts = report.counts
+    parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
+    if counts.truncated:
+        parts.append(f"truncated {counts.truncated:,} to {limit} tokens, the limit of the model")
+    if counts.rejected:
+        parts.append(f"rejected {counts.rejected:,} of {counts.rows:,} rows, see {rejected_path(job.target)}")
+    print(f"{COMMAND}: {'; '.join(parts)}", file=sys.stderr)
+    return report
+
+
+def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
+    """Return the file to embed. Everything that can fail early is checked before the model is loaded."""
+    source_format = options.input_format or input_format(options.input)
+    target_format = options.output_format or output_format(options.output)
+    if source_format is None:
+        parser.error(f"IN: unknown suffix ({options.input.suffix or 'none'}). Set --input-format")
+    if target_format is None:
+        parser.error(f"--output: unknown suffix ({options.output.suffix or 'none'}). Set --output-format")
+    if options.id_field is not None and source_format == "text":
+        parser.error("--id-field: not supported for lines of text. Use row numbers")
+    if options.id_field is not None and target_format == "npy":
+        parser.error("--id-field: not supported for NumPy files. Use .parquet or .jsonl")
+    if options.api_key_file is not None and options.server is None:
+        parser.error("--api-key-file: set without --server. Remove it")
+    if not options.input.is_file():
+        problem = "not a regular file" if options.input.exists() else "not found"
+        raise CommandError(f"{options.input}: {problem}. Check the path.", EX_DATAERR)
+    if "parquet" in (source_format, target_format):
+        import_arrow()
+    return EmbedFile(
+        options.input,
+        options.output,
+        source_format,
+        target_format,
+        field=options.field,
+        id_field=options.id_field,
+        dtype=options.dtype,
+        reject_truncated=options.reject_truncated,
+        overwrite=options.overwrite,
+        options=tuple((name.replace("_", "-"), getattr(options, name)) for name in _MODEL_OPTIONS),
+    )
+
+
+_MODEL_OPTIONS = ("dimensions", "prompt_name", "normalize")
+
+
+def _parser() -> Parser:
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
+    parser.usage = f"{COMMAND} IN -o OUT [OPTION...]\n       {COMMAND} [TEXT...]"
+    add = parser.add_argument
+    add("input", type=Path, metavar="IN", help="file of texts")
+    add("-o", "--output", type=Path, metavar="OUT", required=True, help="file of embeddings")
+    add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
+    add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
+    add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
+    add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="type of the values (default: float32)")
+    add("--prompt-name", metavar="NAME", help="prompt of the model (default: its default prompt)")
+    add("--normalize", action=argparse.BooleanOptionalAction, help="length 1 (default: as the model does)")
+    add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
+    add("--overwrite", action="store_true", help="replace OUT if it exists")
+    add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+    return parser
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        first, _, _ = path.read_text().partition("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "not UTF-8"
+        raise CommandError(f"--api-key-file: {path}: cannot be read ({problem}). Check the path.", EX_CONFIG) from None
+    return first.strip()
+
+
+async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:
+    """Print the embedding of each line; return 0, or 1 after an invalid text."""
     truncated = 0
     async with open_engine(settings) as engine:
         try:

@@ -1,0 +1,280 @@
+"""Rows of a file to embed: lines of text, JSON lines, CSV or Parquet. No file is read into memory as a whole."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol, get_args
+
+import orjson
+
+from service.commands.arguments import EX_CONFIG, EX_DATAERR, CommandError
+
+InputFormat = Literal["text", "jsonl", "csv", "parquet"]
+INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
+SUFFIXES: dict[str, InputFormat] = {
+    ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet",
+}  # fmt: skip
+MAX_LINE_BYTES = 16 * 2**20
+"""Longer lines are rejected without being read into memory."""
+READ_ROWS = 1024
+"""Rows per batch read from Parquet."""
+BUFFER_BYTES = 2**20
+"""Bytes per read of Parquet: without a buffer, a row group is read as a whole."""
+BOM = b"\xef\xbb\xbf"
+INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
+
+Id = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the input.
+
+    Attributes:
+        number: The number of the line, of the CSV record after the header, or of the Parquet row, from 1.
+        text: The text; None if the row is rejected.
+        id: The value of the id field; None without one, or if it is invalid.
+        error: `<field>: <problem>. <Remedy>.`; "" if the row is accepted.
+    """
+
+    number: int
+    text: str | None
+    id: Id | None = None
+    error: str = ""
+
+
+class RowFile(Protocol):
+    """An open input file."""
+
+    id_type: Any
+    """The Arrow type of the ids; None if they are strings in Parquet."""
+
+    def rows(self, skip: int) -> Iterator[Row]:
+        """Yield the rows after the first `skip` ones. Raises `CommandError`."""
+
+    def fraction(self) -> float:
+        """Return the part of the file that was read, 0 to 1."""
+
+
+def input_format(path: Path) -> InputFormat | None:
+    """Return the format of a file by its suffix; None if the suffix is unknown."""
+    return SUFFIXES.get(path.suffix.lower())
+
+
+def open_rows(path: Path, file: BinaryIO, kind: InputFormat, field: str, id_field: str | None) -> RowFile:
+    """Return the rows of an open file; `field` and `id_field` are names of columns or keys. Raises `CommandError`."""
+    if kind == "parquet":
+        return _ParquetRows(path, file, field, id_field)
+    return _TextRows(path, file, kind, field, id_field)
+
+
+class _TextRows:
+    """Rows of lines of text, JSON lines or CSV."""
+
+    id_type = None
+
+    def __init__(self, path: Path, file: BinaryIO, kind: InputFormat, field: str, id_field: str | None) -> None:
+        self._path, self._file, self._kind = path, file, kind
+        self._field, self._id_field = field, id_field
+        file.seek(0, io.SEEK_END)
+        self._size = file.tell()
+        file.seek(0)
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        self._records: Iterator[list[str] | str] = iter(())
+        if kind == "csv":
+            self._open_csv()
+
+    def fraction(self) -> float:
+        return self._file.tell() / self._size if self._size else 1.0
+
+    def rows(self, skip: int) -> Iterator[Row]:
+        if self._kind == "csv":
+            for number, record in islice(enumerate(self._records, start=1), skip, None):
+                yield self._csv_row(number, record)
+            return
+        parse = self._text_row if self._kind == "text" else self._json_row
+        for number, line in islice(enumerate(_lines(self._file), start=1), skip, None):
+            try:
+                if line is None:
+                    yield Row(number, None, error=f"Line too long (limit {MAX_LINE_BYTES} bytes). Shorten it.")
+                else:
+                    yield parse(number, line.decode().rstrip("\r\n"))
+            except UnicodeDecodeError:
+                yield Row(number, None, error="Not UTF-8. Convert the line to UTF-8.")
+
+    def _text_row(self, number: int, line: str) -> Row:
+        return Row(number, line)
+
+    def _json_row(self, number: int, line: str) -> Row:
+        try:
+            fields = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            problem = f"Not JSON (column {error.colno})" if line.strip() else "Empty or blank"
+            return Row(number, None, error=f"{problem}. Write one JSON object per line.")
+        if not isinstance(fields, dict):
+            return Row(number, None, error="Not a JSON object. Write one JSON object per line.")
+        return make_row(number, fields, self._field, self._id_field)
+
+    def _open_csv(self) -> None:
+        csv.field_size_limit(MAX_LINE_BYTES)
+        # Bytes that are not UTF-8 become surrogates, so that only their row is rejected.
+        self._decoder = io.TextIOWrapper(self._file, encoding="utf-8", errors="surrogateescape", newline="")
+        self._records = _csv_records(self._decoder)
+        header = next(self._records, None)
+        if not isinstance(header, list):
+            problem = "empty" if header is None else f"header: not CSV ({header})"
+            raise CommandError(f"{self._path}: {problem}. Start with a line of column names.", EX_DATAERR)
+        self._columns = header
+        for option, name in (("--field", self._field), ("--id-field", self._id_field)):
+            if name is not None and header.count(name) != 1:
+                raise column_error(self._path, option, name, header)
+
+    def _csv_row(self, number: int, record: list[str] | str) -> Row:
+        if isinstance(record, str):
+            return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
+        expected = len(self._columns)
+        if len(record) != expected:
+            problem = f"Wrong number of columns ({len(record)}, header {expected})"
+            return Row(number, None, error=f"{problem}. Quote fields that contain commas.")
+        return make_row(number, dict(zip(self._columns, record, strict=True)), self._field, self._id_field)
+
+
+class _ParquetRows:
+    """Rows of a Parquet file."""
+
+    def __init__(self, path: Path, file: BinaryIO, field: str, id_field: str | None) -> None:
+        arrow, parquet = import_arrow()
+        self._arrow, self._path, self._field, self._id_field = arrow, path, field, id_field
+        self._read = 0
+        try:
+            self._file = parquet.ParquetFile(file, buffer_size=BUFFER_BYTES)
+        except (arrow.ArrowException, OSError):
+            raise CommandError(f"{path}: not Parquet or damaged. Check the file.", EX_DATAERR) from None
+        schema = self._file.schema_arrow
+        for option, name in (("--field", field), ("--id-field", id_field)):
+            if name is not None and len(schema.get_all_field_indices(name)) != 1:
+                raise column_error(path, option, name, schema.names)
+        self._check_type(field, schema.field(field).type, integers=False)
+        self.id_type = None
+        if id_field is not None:
+            self.id_type = self._check_type(id_field, schema.field(id_field).type, integers=True)
+
+    def fraction(self) -> float:
+        return self._read / (self._file.metadata.num_rows or 1)
+
+    def rows(self, skip: int) -> Iterator[Row]:
+        metadata, first, group = self._file.metadata, 0, 0
+        while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= skip:
+            first += metadata.row_group(group).num_rows
+            group += 1
+        names = [self._field] if self._id_field is None else list({self._field: None, self._id_field: None})
+        groups = list(range(group, metadata.num_row_groups))
+        self._read = first
+        try:
+            for batch in self._file.iter_batches(READ_ROWS, groups, names) if groups else ():
+                values = {name: _values(self._arrow, batch.column(name)) for name in names}
+                for index in range(batch.num_rows):
+                    self._read += 1
+                    if self._read > skip:
+                        fields = {name: column[index] for name, column in values.items()}
+                        yield make_row(self._read, fields, self._field, self._id_field)
+        except (self._arrow.ArrowException, OSError):
+            raise CommandError(f"{self._path}: damaged after row {self._read}. Check the file.", EX_DATAERR) from None
+
+    def _check_type(self, name: str, kind: Any, *, integers: bool) -> Any:
+        """Return the type of the values. Raises `CommandError` if they are not strings or, if allowed, integers."""
+        types = self._arrow.types
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_string(kind) or types.is_large_string(kind) or (integers and types.is_integer(kind)):
+            return kind
+        expected = "strings or integers" if integers else "strings"
+        raise CommandError(f"{self._path}: {name}: wrong type ({kind}). Choose a column of {expected}.", EX_DATAERR)
+
+
+def make_row(number: int, fields: Mapping[str, Any], field: str, id_field: str | None) -> Row:
+    """Return the row of these fields."""
+    row_id: Id | None = None
+    if id_field is not None:
+        row_id = fields.get(id_field)
+        if isinstance(row_id, bool) or not isinstance(row_id, int | str):
+            problem = "missing" if row_id is None else "not a string or an integer"
+            return Row(number, None, error=f"{id_field}: {problem}. Use a string or an integer.")
+        if isinstance(row_id, str) and not _is_utf8(row_id):
+            return Row(number, None, error=f"{id_field}: not UTF-8. Convert it to UTF-8.")
+    text = fields.get(field)
+    if not isinstance(text, str):
+        problem = "missing" if text is None else "not a string"
+        return Row(number, None, row_id, f"{field}: {problem}. Use a string.")
+    if not _is_utf8(text):
+        return Row(number, None, row_id, f"{field}: not UTF-8. Convert it to UTF-8.")
+    return Row(number, text, row_id)
+
+
+def column_error(path: Path, option: str, name: str, names: list[str]) -> CommandError:
+    """Return the error of a column that does not exist, or exists twice."""
+    problem = "column exists more than once" if name in names else "no such column"
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    listed = listed.encode(errors="replace").decode()
+    return CommandError(f"{path}: {name}: {problem} (columns: {listed}). Set {option}.", EX_DATAERR)
+
+
+def import_arrow() -> tuple[Any, Any]:
+    """Return the modules pyarrow and pyarrow.parquet. Raises `CommandError` if they are not installed."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise CommandError(f"Parquet needs pyarrow, which is not installed. {INSTALL}", EX_CONFIG) from None
+    return arrow, parquet
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yield each line; None for a line that is too long."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        yield None
+
+
+def _csv_records(file: io.TextIOWrapper) -> Iterator[list[str] | str]:
+    """Yield each record that is not empty; the problem of a record that is not CSV."""
+    reader = csv.reader(file, strict=True)
+    while True:
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            yield str(error)
+            continue
+        if record is None:
+            return
+        if record:
+            yield record
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text has no surrogates, which stand for bytes that are not UTF-8."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _values(arrow: Any, column: Any) -> list[Any]:
+    """Return the values of a column; bytes that are not UTF-8 become surrogates."""
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if arrow.types.is_integer(column.type):
+        integers: list[Any] = column.to_pylist()
+        return integers
+    values = column.cast(arrow.large_binary()).to_pylist()
+    return [None if value is None else value.decode(errors="surrogateescape") for value in values]

@@ -1,0 +1,207 @@
+"""Embeddings of texts by an engine in this process or by a server."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import TokenizerInput
+from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, CommandError
+from service.commands.lines import open_engine
+from service.commands.vector_files import DType
+from service.config import Settings
+from service.engine.schema.encode import EncodeRequest, Input
+from service.errors import InvalidArgument, NotFound, ServiceError, Unsupported
+
+if TYPE_CHECKING:
+    from attendant_client import AsyncClient, AttendantError, ModelInfo
+
+    from service.engine.engine import Engine
+
+UNLIMITED = 2**40
+MAX_ATTEMPTS = 6
+"""Attempts of a request to a server, which bridge about ten seconds without it."""
+PERMANENT_CODES = frozenset(("INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"))
+"""Codes of errors that a retry with the same options would repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOptions:
+    """Options of the embeddings; None selects the default of the model."""
+
+    dtype: DType = "float32"
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The embedding of a text, (D,), or the reason why it was rejected."""
+
+    vector: NDArray[Any] | None
+    truncated: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """The model: `precision` is that of its weights and activations, `digest` that of its artifact."""
+
+    name: str
+    digest: str
+    precision: str
+    max_input_tokens: int
+    max_input_characters: int
+
+
+class SourceError(Exception):
+    """A failed request. `field` is its path in the request, or None."""
+
+    def __init__(self, message: str, field: str | None, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.message, self.field, self.permanent = message, field, permanent
+
+    def to_command_error(self) -> CommandError:
+        """Return the error that ends the command."""
+        return CommandError(self.message, EX_CONFIG if self.permanent else EX_UNAVAILABLE)
+
+
+class VectorSource(ABC):
+    """Embeddings of texts by one model."""
+
+    info: SourceInfo
+    dimensions: int
+    """The size of an embedding."""
+
+    async def check(self) -> None:
+        """Encode a word to learn `dimensions`. Raises `CommandError` if an option is invalid."""
+        try:
+            ((vector, _),) = await self.send(["word"])
+        except SourceError as error:
+            raise error.to_command_error() from None
+        self.dimensions = len(vector)
+
+    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Return the embedding of each text, or why it is rejected. Raises `CommandError` if a request fails."""
+        encoded: dict[int, Encoded] = {}
+        remaining = list(range(len(texts)))
+        while remaining:
+            try:
+                results = await self.send([texts[index] for index in remaining])
+            except SourceError as error:
+                match = re.match(r"inputs\[(\d+)\]", error.field or "")
+                if match is None:
+                    raise error.to_command_error() from None
+                reason = error.message.removeprefix(error.field or "").removeprefix(": ")
+                encoded[remaining.pop(int(match[1]))] = Encoded(None, error=reason)
+                continue
+            for index, (vector, truncated) in zip(remaining, results, strict=True):
+                encoded[index] = Encoded(vector, truncated)
+            break
+        return [encoded[index] for index in range(len(texts))]
+
+    @abstractmethod
+    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+        """Return each embedding and whether its text was truncated. Raises `SourceError`."""
+
+
+class EngineSource(VectorSource):
+    """Embeddings by an engine in this process."""
+
+    def __init__(self, engine: "Engine", options: VectorOptions) -> None:
+        info = engine.info
+        self._engine, self._options = engine, options
+        self.info = SourceInfo(
+            info.name, info.digest, info.precision, info.max_input_tokens, info.limits.max_input_characters
+        )
+
+    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+        options = self._options
+        request = EncodeRequest(
+            tuple(Input(TokenizerInput(text)) for text in texts),
+            dimensions=options.dimensions,
+            dtype=options.dtype,
+            normalize=options.normalize,
+            prompt_name=options.prompt_name,
+            truncation="right",
+            max_inputs=len(texts),
+        )
+        try:
+            response = await self._engine.encode(request)
+        except ServiceError as error:
+            permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
+            raise SourceError(error.message, error.field, permanent=permanent) from None
+        vectors = []
+        for result in response.results:
+            assert result.pooled is not None
+            vectors.append((result.pooled.values, result.truncated))
+        return vectors
+
+
+class ServerSource(VectorSource):
+    """Embeddings by a server, over REST or gRPC."""
+
+    def __init__(self, client: "AsyncClient", info: "ModelInfo", options: VectorOptions) -> None:
+        self._client = client
+        self._options: dict[str, Any] = {"dtype": options.dtype, "truncation": "right"}
+        for name in ("dimensions", "prompt_name", "normalize"):
+            if getattr(options, name) is not None:
+                self._options[name] = getattr(options, name)
+        self.info = SourceInfo(
+            info.name, info.digest, info.precision, info.max_input_tokens, info.limits.max_input_characters
+        )
+
+    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+        from attendant_client import AttendantError
+
+        try:
+            response = await self._client.encode(texts, **self._options)
+        except AttendantError as error:
+            raise _source_error(error) from None
+        vectors = []
+        for result in response.results:
+            assert result.pooled is not None
+            vectors.append((np.asarray(result.pooled), result.truncated))
+        return vectors
+
+
+@asynccontextmanager
+async def open_engine_source(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
+    """Load the artifact of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
+    limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
+    async with open_engine(settings.model_copy(update=dict.fromkeys(limits, UNLIMITED))) as engine:
+        source = EngineSource(engine, options)
+        await source.check()
+        yield source
+
+
+@asynccontextmanager
+async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
+    """Connect to a server. Raises `CommandError`."""
+    try:
+        from attendant_client import AsyncClient, AttendantError, RetryPolicy
+    except ImportError:
+        remedy = "Install it: pip install -c constraints.txt ./client."
+        raise CommandError(f"--server: attendant-client is not installed. {remedy}", EX_CONFIG) from None
+    try:
+        opened = AsyncClient(url, api_key=api_key, retries=RetryPolicy(max_attempts=MAX_ATTEMPTS))
+    except ValueError as error:
+        raise CommandError(f"--server: {error}", EX_CONFIG) from None
+    async with opened as client:
+        try:
+            info = await client.model()
+        except AttendantError as error:
+            raise _source_error(error).to_command_error() from None
+        source = ServerSource(client, info, options)
+        await source.check()
+        yield source
+
+
+def _source_error(error: "AttendantError") -> SourceError:
+    return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)

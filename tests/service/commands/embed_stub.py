@@ -1,0 +1,69 @@
+"""`attendant embed` with vectors that depend on the text alone: outputs are equal bit by bit in every run.
+
+Vectors of an engine differ in their last bits, because they depend on the batch. As a program, it runs the command.
+"""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.__main__ import main
+from service.commands import embed, embed_file
+from service.commands.vector_sources import SourceError, SourceInfo, VectorOptions, VectorSource
+from service.config import Settings
+
+DIMENSIONS = 4
+MAX_CHARACTERS = 100
+MAX_TOKENS = 8
+EMPTY = "\u200b"
+"""A text without content after tokenization."""
+
+
+def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
+    """Return the vector of a text, (4,)."""
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest()[:DIMENSIONS], np.uint8)
+    vector: NDArray[Any] = (digest.astype(np.float32) / 255 - 0.5).astype(dtype)
+    return vector
+
+
+class StubSource(VectorSource):
+    """A source with limits and errors like those of an engine. A token is a word."""
+
+    info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
+
+    def __init__(self, options: VectorOptions, delay_s: float = 0.0) -> None:
+        self._options, self._delay_s = options, delay_s
+        self.requests = self.in_flight = self.most_in_flight = 0
+
+    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+        self.requests += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(self._delay_s)
+        finally:
+            self.in_flight -= 1
+        if EMPTY in texts:
+            field = f"inputs[{list(texts).index(EMPTY)}]"
+            raise SourceError(f"{field}: no content after tokenization. Send text.", field, permanent=True)
+        dimensions = self._options.dimensions
+        return [(stub_vector(text, self._options.dtype)[:dimensions], len(text.split()) > MAX_TOKENS) for text in texts]
+
+
+@asynccontextmanager
+async def open_stub(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
+    source = StubSource(options, delay_s=0.002)
+    await source.check()
+    yield source
+
+
+if __name__ == "__main__":
+    with patch.object(embed, "open_engine_source", open_stub), patch.object(embed_file, "CHUNK_ROWS", 128):
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,187 @@
+"""`attendant embed IN -o OUT`: formats, rejected rows, errors, and runs that continue after a kill."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.commands.work_directory import partial_path, rejected_path
+from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
+from tests.service.commands.embed_stub import (
+    DIMENSIONS,
+    EMPTY,
+    MAX_CHARACTERS,
+    stub_vector,
+)
+
+pytestmark = pytest.mark.usefixtures("stub_engine")
+REASONS = {
+    "": "text: empty or blank. Send text.",
+    " \t": "text: empty or blank. Send text.",
+    EMPTY: "text: no content after tokenization. Send text.",
+    "x" * (MAX_CHARACTERS + 1): "text: too many characters (101, limit 100). Shorten it.",
+    LONG: "text: too long (limit 8 tokens). Shorten it.",
+    None: "text: missing. Use a string.",
+    7: "text: not a string. Use a string.",
+}
+
+
+def read_rejected(target: Path) -> dict[int, str]:
+    path = rejected_path(target)
+    if not path.exists():
+        return {}
+    return {line["row"]: line["error"] for line in map(json.loads, path.read_text().splitlines())}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    texts=st.lists(st.sampled_from([*TEXTS, LONG, "", " \t", EMPTY, "x" * (MAX_CHARACTERS + 1), None, 7]), max_size=14),
+    source=st.sampled_from([".txt", ".jsonl", ".csv", ".parquet"]),
+    target=st.sampled_from([".jsonl", ".npy", ".parquet"]),
+    ids=st.sampled_from([None, "integers", "strings"]),
+    dimensions=st.sampled_from([None, 2]),
+    dtype=st.sampled_from(["float32", "float16"]),
+    reject_truncated=st.booleans(),
+)
+def test_embed_writes_each_row_once_in_every_format(
+    tmp_path_factory: pytest.TempPathFactory, run_embed: RunEmbed, *, texts: list[Any], source: str, target: str,
+    ids: str | None, dimensions: int | None, dtype: str, reject_truncated: bool,
+) -> None:  # fmt: skip
+    """Rejected rows are reported with their reasons, and no other row is missing."""
+    if source == ".txt" or target == ".npy":
+        ids = None
+    if source in (".txt", ".csv"):
+        texts = [text for text in texts if isinstance(text, str)]
+    if source == ".parquet":
+        texts = [None if text == 7 else text for text in texts]
+    row_ids = [number if ids == "integers" else f"id {number}" for number in range(len(texts))]
+    directory = tmp_path_factory.mktemp("embed")
+    rows = [{"id": row_id, "text": text} for row_id, text in zip(row_ids, texts, strict=True)]
+    path, out = write_rows(directory / f"in{source}", rows), directory / f"out{target}"
+    options = ["--dtype", dtype] + (["--dimensions", dimensions] if dimensions else [])
+    options += (["--id-field", "id"] if ids else []) + (["--reject-truncated"] if reject_truncated else [])
+    status, err = run_embed(path, "-o", out, *options)
+
+    rejected = {
+        number: REASONS[text]
+        for number, text in enumerate(texts, start=1)
+        if text in REASONS and (text != LONG or reject_truncated)
+    }
+    assert (status, read_rejected(out)) == (1 if rejected else 0, rejected), err
+    accepted = [number for number in range(1, len(texts) + 1) if number not in rejected]
+    numbers, out_ids, vectors = read_vectors(out)
+    expected = [stub_vector(texts[number - 1], dtype)[:dimensions] for number in accepted]
+    if numbers is None:
+        assert vectors.shape == (len(texts), dimensions or DIMENSIONS)
+        assert vectors.dtype == dtype
+        assert np.isnan(vectors[[number - 1 for number in rejected]]).all()
+        vectors = vectors[[number - 1 for number in accepted]]
+    else:
+        assert numbers == accepted
+    shape = (len(accepted), dimensions or DIMENSIONS)
+    got, wanted = (np.array(rows, np.float32).reshape(shape) for rows in (vectors, expected))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    if ids and accepted:
+        as_text = source == ".csv" or (target == ".parquet" and source != ".parquet")
+        kept = [row_ids[number - 1] for number in accepted]
+        assert out_ids == ([str(item) for item in kept] if as_text else kept)
+    assert err.startswith(f"attendant embed: wrote {len(accepted)} embeddings to {out}, ")
+    assert ("; truncated " in err) == (LONG in texts and not reject_truncated)
+    assert not partial_path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "status", "message"),
+    [
+        ("none.txt", None, [], 65, "{in}: not found. Check the path."),
+        ("in.csv", b"", [], 65, "{in}: empty. Start with a line of column names."),
+        ("in.csv", b"a,b\n1,2\n", [], 65, "{in}: text: no such column (columns: a, b). Set --field."),
+        ("in.csv", b"text,text\n1,2\n", [], 65,
+         "{in}: text: column exists more than once (columns: text, text). Set --field."),
+        ("in.csv", b"text\n1\n", ["--id-field", "id", "-o", "/nowhere/out.jsonl"], 65,
+         "{in}: id: no such column (columns: text). Set --id-field."),
+        ("in.parquet", b"PAR1", [], 65, "{in}: not Parquet or damaged. Check the file."),
+        ("in.xml", b"", [], 2, "IN: unknown suffix (.xml). Set --input-format{help}"),
+        ("in.txt", b"", ["--id-field", "id"], 2, "--id-field: not supported for lines of text. Use row numbers{help}"),
+        ("in.txt", b"", ["--api-key-file", "k"], 2, "--api-key-file: set without --server. Remove it{help}"),
+        ("in.txt", b"", ["--dimensions", "0"], 2, "--dimensions: out of range (0, limit 1). Use 1 to 1048576{help}"),
+        ("in.txt", b"", ["-o", "/nowhere/out.npy"], 73,
+         "/nowhere/out.npy.partial: cannot be written (No such file or directory). "
+         "Check the path and the free space."),
+        ("in.txt", b"", ["--server", "ftp://a"], 78,
+         "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_with_a_remedy(
+    tmp_path: Path, run_embed: RunEmbed, *, name: str, content: bytes | None, options: list[str], status: int,
+    message: str,
+) -> None:  # fmt: skip
+    path, out = tmp_path / name, tmp_path / "out.npy"
+    if content is not None:
+        path.write_bytes(content)
+    message = message.replace("{in}", str(path)).replace("{help}", ". See: attendant embed --help")
+    assert run_embed(path, "-o", out, *options) == (status, f"attendant embed: {message}\n")
+    assert not partial_path(out).exists()
+
+
+def test_parquet_column_of_another_type_is_an_error(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, out = tmp_path / "in.parquet", tmp_path / "out.npy"
+    pq.write_table(pa.table({"text": [1, 2]}), path)
+    problem = f"{path}: text: wrong type (int64). Choose a column of strings."
+    assert run_embed(path, "-o", out) == (65, f"attendant embed: {problem}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "errors"),
+    [
+        ("in.txt", b"\xef\xbb\xbfa\r\n\xff\nb", {2: "Not UTF-8. Convert the line to UTF-8."}),
+        ("in.txt", b"a\n" + b"x" * 50 + b"\nb\n", {2: "Line too long (limit 40 bytes). Shorten it."}),
+        ("in.jsonl", b'{"text": "a"}\n\n[1]\n{"text": \n{"no": 1}\n{"text": "b"}\n', {
+            2: "Empty or blank. Write one JSON object per line.",
+            3: "Not a JSON object. Write one JSON object per line.",
+            4: "Not JSON (column 10). Write one JSON object per line.", 5: "text: missing. Use a string."}),
+        ("in.csv", b'text,b\na,1\n\xff,1\nc\n"d"x,1\n\nb,1\n', {
+            2: "text: not UTF-8. Convert it to UTF-8.",
+            3: "Wrong number of columns (1, header 2). Quote fields that contain commas.",
+            4: "Not CSV (',' expected after '\"'). Quote the fields."}),
+    ],
+)  # fmt: skip
+def test_unusable_rows_are_rejected_and_others_written(
+    tmp_path: Path,
+    run_embed: RunEmbed,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    errors: dict[int, str],
+) -> None:
+    if b"x" * 50 in content:
+        monkeypatch.setattr("service.commands.row_files.MAX_LINE_BYTES", 40)
+    path, out = tmp_path / name, tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    status, _ = run_embed(path, "-o", out)
+    assert (status, read_rejected(out)) == (1, errors)
+    _, _, vectors = read_vectors(out)
+    np.testing.assert_allclose(vectors, [stub_vector("a"), stub_vector("b")], rtol=1e-6)
+
+
+def test_parquet_bytes_that_are_not_utf8_reject_their_row(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    offsets, data = pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffb")
+    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(3, offsets, data)}), path)
+    assert run_embed(path, "-o", out)[0] == 1
+    assert read_rejected(out) == {2: "text: not UTF-8. Convert it to UTF-8."}
+    assert read_vectors(out)[0] == [1, 3]
+
+
+@pytest.mark.parametrize("row_id", [None, True, 1.5, [1]])
+def test_invalid_id_rejects_the_row(tmp_path: Path, run_embed: RunEmbed, row_id: Any) -> None:
+    path, out = write_rows(tmp_path / "in.jsonl", [{"text": "a", "id": row_id}]), tmp_path / "out.jsonl"
+    assert run_embed(path, "-o", out, "--id-field", "id")[0] == 1
+    problem = "missing" if row_id is None else "not a string or an integer"
+    assert read_rejected(out) == {1: f"id: {problem}. Use a string or an integer."}
