@@ -81,7 +81,7 @@ class DataOptions(Section):
     train: tuple[Path, ...] = Field(min_length=1)
     validation: tuple[Path, ...] = Field(min_length=1)
     field: str = Field("text", description="Name of the text in JSON objects and Parquet columns.")
-    shuffle_texts: Positive = Field(10_000, description="Texts in the shuffle buffer.")
+    shuffle_texts: Positive = Field(10_000, description="Examples in the shuffle buffer.")
 
 
 class MaskingOptions(Section):
