@@ -69,8 +69,7 @@ def test_trained_model_has_its_training_and_evaluations(fresh: PageDriver) -> No
     )
     shown = facts(fresh.open())
     assert shown["Training"] == (
-        "masked language modeling: 2,000 steps over 32,768,000 tokens in bfloat16. "
-        "The validation loss is 2.718."
+        "masked language modeling: 2,000 steps over 32,768,000 tokens in bfloat16. The validation loss is 2.718."
     )
     assert shown["Texts"] == "corpus.txt, 52.4 MB\nnotes.jsonl, 1.2 kB"
     assert (shown["Initial model"], shown["Teacher"]) == ("all-MiniLM-L6-v2", "all-mpnet-base-v2")
