@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from model.examples.ambiguous_words import AMBIGUOUS
@@ -87,7 +88,7 @@ def check_requests(client: httpx.Client, lines: list[dict[str, Any]]) -> None:
         last = response.json()["layers"][-1]["cosine"]
         same = [last[i][j] for i in range(10) for j in range(i) if (i < 5) == (j < 5)]
         other = [last[i][j] for i in range(10) for j in range(i) if (i < 5) != (j < 5)]
-        assert min(same) > max(other), word
+        assert np.mean(same) > np.mean(other) + 0.3, word
     request = {"unit": "word", "kind": "projection", "special_tokens": "drop", "layers": [-1]}
     first = lines[:100]
     response = client.post("/v1/attend", json=request | {"inputs": [line["text"] for line in first]})
