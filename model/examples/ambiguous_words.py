@@ -92,7 +92,7 @@ def make_sentence(draw: random.Random, word: str, topic: str, *, easy: bool = Fa
 
 
 def _topic_of_noun(draw: random.Random, word: str, topic: str, easy: bool) -> str | None:
-    """Return the topic of a noun that is neither ambiguous nor deciding; None is a neutral noun."""
+    """Return the topic of a noun that is neither ambiguous nor deciding; None if it is neutral."""
     if easy and draw.random() < SAME_TOPIC_SHARE:
         return topic
     unrelated = [name for name in TOPICS if name not in AMBIGUOUS[word]]

@@ -17,7 +17,7 @@ VERBS = {
     "lent": "borrowed", "sold": "bought", "gave": "received", "mailed": "got", "rented": "leased",
     "taught": "learned", "awarded": "won", "threw": "caught", "promised": "expected", "assigned": "took over",
 }  # fmt: skip
-"""What the giver does to whom, and what the receiver does from whom."""
+"""Verbs of giving, each with its converse verb of receiving."""
 PERSONS = (
     "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jonas", "Karen", "Leo", "Maria", "Noah",
     "Olivia", "Peter", "Rosa", "Samuel", "Tina", "Victor", "Wendy", "Xavier", "Yara", "Zoe", "Alice", "Boris", "Carmen",
@@ -82,7 +82,7 @@ def _pair(pair: Paraphrase) -> dict[str, Any]:
 
 
 def _retrieval(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield distinct queries, none of which is a document of another."""
+    """Yield distinct queries with their documents. No query is also a document."""
     queries: set[str] = set()
     documents: set[str] = set()
     while len(queries) < QUERIES:
