@@ -77,7 +77,7 @@ class App:
         if settings.grpc_port:
             bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
         with background_task(self._monitor_event_loop()), relaxed_gc():
-            loading = run_in_thread(self._load_model)
+            loading = run_in_thread(self._load_models)
             self._rest, self._admin, self._rpc = self._make_servers()
             await self._admin.start(admin_socket)
             await self._rest.start(rest_socket)
@@ -115,8 +115,8 @@ class App:
         admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
         return rest, admin, RpcServer(lifecycle, settings, metrics, keys)
 
-    async def _finish_loading(self, loading: "asyncio.Future[LoadedModel]") -> int:
-        """Start the engine once the model is loaded; return at once when a signal arrives."""
+    async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
+        """Start the engines once the models are loaded; return at once when a signal arrives."""
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +124,7 @@ class App:
         if not loading.done():
             return EX_OK
         try:
-            model = loading.result()
+            loaded = loading.result()
         except (ArtifactError, ConfigError) as error:
             self._lifecycle.fail()
             log.error("%s", error)
@@ -133,21 +133,21 @@ class App:
             self._lifecycle.fail()
             log.exception("model load failed")
             return EX_SOFTWARE
-        from service.engine.engine import Engine
+        from service.engine.models import Models
 
-        engine = Engine(model, self._settings, self.metrics)
-        info = engine.info
-        self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
+        models = Models.start(loaded, self._settings, self.metrics)
+        for info in models.infos:
+            self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # glibc only: return the memory of temporary weight copies to the OS
         gc.freeze()  # objects that exist now live until exit; exclude them from collection
-        self._lifecycle.become_ready(engine)
+        self._lifecycle.become_ready(models)
         return EX_OK
 
-    def _load_model(self) -> LoadedModel:
+    def _load_models(self) -> list[LoadedModel]:
         lower_thread_priority()  # inherited by the inference threads that the runtimes create
-        return LoadedModel.load(self._settings)
+        return [LoadedModel.load(self._settings, option) for option in self._settings.served_models]
 
     async def _drain(self) -> None:
         """Report not ready, serve for `drain_delay_ms`, reject new requests, finish accepted ones, then close.

@@ -4,14 +4,18 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
 
 PREFIX = "ATTENDANT_"
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
@@ -19,6 +23,7 @@ HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
+T = TypeVar("T")
 
 
 class ConfigError(Exception):
@@ -44,7 +49,16 @@ class Settings(BaseSettings):
         description='Required artifact digest, with or without "sha256:". Any other artifact is rejected at startup. '
         "Unset accepts any.",
     )
-    model_aliases: str = Field("", description="Other names of the model in requests, separated by commas.")
+    models: str = Field(
+        "",
+        description="Models to serve, separated by commas: name=directory, or name=directory@sha256:digest to require "
+        "a digest. The first one is the default. If set, ATTENDANT_MODEL_DIR and ATTENDANT_MODEL_DIGEST do not apply.",
+    )
+    model_aliases: str = Field(
+        "",
+        description="Other names of models in requests, separated by commas: alias for the default model, or "
+        "alias=name for a model of ATTENDANT_MODELS.",
+    )
 
     host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
     rest_port: Port = Field(8080, description="REST port. 0 selects a free port.")
@@ -149,6 +163,14 @@ class Settings(BaseSettings):
         description="Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay.",
     )
 
+    @cached_property
+    def served_models(self) -> tuple[ModelOption, ...]:
+        """The models to serve, at least one; the first one is the default. Raises `ConfigError`."""
+        options = _parse("models", parse_models, self.models) or [ModelOption(self.model_dir, self.model_digest)]
+        names = [option.name for option in options]
+        aliases = _parse("model_aliases", lambda value: parse_aliases(value, names), self.model_aliases)
+        return tuple(replace(option, aliases=aliases[option.name]) for option in options)
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, value: str) -> str:
@@ -180,6 +202,13 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
+def _parse(field: str, parser: Callable[[str], T], value: str) -> T:
+    try:
+        return parser(value)
+    except ModelOptionError as error:
+        raise ConfigError(f"{PREFIX}{field.upper()}: {error}. Correct it.") from None
+
+
 def _check_list(value: str, pattern: re.Pattern[str], problem: str) -> str:
     for item in value.split(","):
         if item.strip() and not pattern.fullmatch(item.strip()):
@@ -203,6 +232,7 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'must')}.") from None
+    _ = settings.served_models  # raises for an invalid list
     if settings.drain_delay_ms >= settings.drain_timeout_ms:
         raise ConfigError(
             f"{PREFIX}DRAIN_DELAY_MS: must be less than {PREFIX}DRAIN_TIMEOUT_MS "

@@ -1,4 +1,4 @@
-"""The state of the process, and the engine once it is loaded."""
+"""The state of the process, and the served models once they are loaded."""
 
 import enum
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ from service.errors import Draining, Starting
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
-    from service.engine.engine import Engine
+    from service.engine.models import Models
 
 RETRY_AFTER_S = 1
 
@@ -24,32 +24,32 @@ class Status(enum.Enum):
 class Lifecycle:
     """The process state.
 
-    Read `engine` per request: it raises `Unavailable` until the model is loaded and after `reject_new`.
+    Read `models` per request: it raises `Unavailable` until the models are loaded and after `reject_new`.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._engine: Engine | None = None
+        self._models: Models | None = None
         self.status = Status.STARTING
         self.rejecting = False
 
     @property
-    def engine(self) -> "Engine":
-        """The engine; raises `Unavailable` unless requests are accepted."""
+    def models(self) -> "Models":
+        """The served models; raises `Unavailable` unless requests are accepted."""
         if self.rejecting:
             raise Draining("Server is shutting down", "Retry on another instance.", retry_after_s=RETRY_AFTER_S)
-        if self._engine is None:
+        if self._models is None:
             raise Starting("Model is loading", "Retry later.", retry_after_s=RETRY_AFTER_S)
-        return self._engine
+        return self._models
 
     @property
     def loaded(self) -> bool:
-        return self._engine is not None
+        return self._models is not None
 
     @property
     def near_capacity(self) -> bool:
-        """True while the engine is near its capacity; False without an engine."""
-        return self._engine is not None and self._engine.near_capacity
+        """True while a model is near its capacity; False before the models are loaded."""
+        return self._models is not None and self._models.near_capacity
 
     @property
     def alive(self) -> bool:
@@ -59,9 +59,9 @@ class Lifecycle:
     def ready(self) -> bool:
         return self.status is Status.READY
 
-    def become_ready(self, engine: "Engine") -> None:
+    def become_ready(self, models: "Models") -> None:
         """Accept requests."""
-        self._engine = engine
+        self._models = models
         self._set_status(Status.READY)
 
     def start_draining(self) -> None:
@@ -70,8 +70,8 @@ class Lifecycle:
 
     @property
     def healthy(self) -> bool:
-        """False once the backend or a worker thread of the engine has failed."""
-        return self._engine is None or self._engine.healthy
+        """False once the backend or a worker thread of an engine has failed."""
+        return self._models is None or self._models.healthy
 
     def fail(self) -> None:
         """Stop being ready and live: the model could not be loaded, or its backend failed."""
@@ -83,13 +83,13 @@ class Lifecycle:
 
     async def drain(self) -> None:
         """Wait until every accepted request has a response."""
-        if self._engine is not None:
-            await self._engine.drain()
+        if self._models is not None:
+            await self._models.drain()
 
     async def close(self) -> None:
-        """Close the engine, if any."""
-        if self._engine is not None:
-            await self._engine.close()
+        """Close the engines, if any."""
+        if self._models is not None:
+            await self._models.close()
 
     def _set_status(self, status: Status) -> None:
         self.status = status

@@ -1,5 +1,6 @@
 """Limits that the API adapters enforce before they convert any item."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 from service.engine.schema.encode import ModelInfo, Output
@@ -22,17 +23,17 @@ REMEDIES = {
 }
 
 
-def item_limits(info: ModelInfo) -> dict[str, int]:
-    """Return the greatest number of items of each list in a request."""
-    limits = info.limits
+def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
+    """Return the greatest number of items of each list in a request to one of these models."""
+    limits = infos[0].limits
     return {
         "inputs": limits.max_inputs,
         "spans": limits.max_spans_per_input,
         "spans_per_request": limits.max_spans_per_request,
-        "token_ids": limits.max_input_characters,
+        "token_ids": max(info.limits.max_input_characters for info in infos),
         "occurrences": MAX_OCCURRENCES,
-        "layers": len(info.layers),
-        "heads": info.num_attention_heads,
+        "layers": max(len(info.layers) for info in infos),
+        "heads": max(info.num_attention_heads for info in infos),
         "outputs": len(get_args(Output)),
     }
 

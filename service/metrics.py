@@ -6,7 +6,7 @@ An idle server has at most 600 series (tests/service/test_metrics.py): check a n
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,6 +22,8 @@ STAGES = ("tokenize", "queue", "inference", "postprocess")
 FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
+NO_MODEL = "none"
+"""The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline")
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")
 
@@ -29,84 +31,100 @@ OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth"
 class Metrics:
     """The instruments.
 
-    Label `api` is rest, openai, tei or grpc; `endpoint` is a route template or RPC, never a raw path.
+    Label `api` is rest, openai, tei, oip or grpc; `endpoint` is a route template or RPC, never a raw path; `model` is
+    the served name.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter(
-            "attendant_requests", "Responses by status.", ["api", "endpoint", "code"], registry=registry
+            "attendant_requests", "Responses by status.", ["api", "endpoint", "code", "model"], registry=registry
         )
         self.request_seconds = Histogram(
             "attendant_request_duration_seconds",
             "Time from request to response.",
-            ["api", "endpoint", "outcome"],
+            ["api", "endpoint", "outcome", "model"],
             buckets=LATENCY_S,
             registry=registry,
         )
         self.in_flight = Gauge("attendant_requests_in_flight", "Requests in progress.", registry=registry)
         self.request_inputs = Histogram(
-            "attendant_request_inputs", "Inputs per request.", buckets=POWERS_OF_TWO, registry=registry
+            "attendant_request_inputs", "Inputs per request.", ["model"], buckets=POWERS_OF_TWO, registry=registry
         )
         self.request_tokens = Histogram(
-            "attendant_request_tokens", "Tokens per request.", buckets=TOKENS, registry=registry
+            "attendant_request_tokens", "Tokens per request.", ["model"], buckets=TOKENS, registry=registry
         )
         self.response_bytes = Histogram(
-            "attendant_response_bytes", "Bytes per response.", ["api"], buckets=RESPONSE_BYTES, registry=registry
+            "attendant_response_bytes",
+            "Bytes per response.",
+            ["api", "model"],
+            buckets=RESPONSE_BYTES,
+            registry=registry,
         )
-        self.tokens = Counter("attendant_tokens", "Tokens processed by the model, without padding.", registry=registry)
+        self.tokens = Counter(
+            "attendant_tokens", "Tokens processed by the model, without padding.", ["model"], registry=registry
+        )
         self.truncated_inputs = Counter(
-            "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", registry=registry
+            "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", ["model"], registry=registry
         )
         self.rejected_requests = Counter(
-            "attendant_rejected_requests", "Rejected requests by reason.", ["reason", "api", "lane"], registry=registry
+            "attendant_rejected_requests",
+            "Rejected requests by reason.",
+            ["reason", "api", "lane", "model"],
+            registry=registry,
         )
         self.cancelled_inputs = Counter(
             "attendant_cancelled_inputs",
             "Inputs discarded after their request was cancelled, expired or failed.",
-            ["stage"],
+            ["stage", "model"],
             registry=registry,
         )
         self.stage_seconds = Histogram(
             "attendant_stage_duration_seconds",
             "Time per stage: tokenize and postprocess per request, queue per input, inference per batch.",
-            ["stage", "lane"],
+            ["stage", "lane", "model"],
             buckets=STAGE_S,
             registry=registry,
         )
-        self.queue_size = Gauge("attendant_queue_size", "Queued inputs.", ["lane"], registry=registry)
-        self.queue_tokens = Gauge("attendant_queue_tokens", "Queued tokens.", ["lane"], registry=registry)
+        self.queue_size = Gauge("attendant_queue_size", "Queued inputs.", ["lane", "model"], registry=registry)
+        self.queue_tokens = Gauge("attendant_queue_tokens", "Queued tokens.", ["lane", "model"], registry=registry)
         self.queue_utilization = Gauge(
             "attendant_queue_utilization",
             "Estimated wait of a small request divided by the limit.",
-            ["lane"],
+            ["lane", "model"],
             registry=registry,
         )
         self.batch_size = Histogram(
-            "attendant_batch_size", "Inputs per batch.", ["lane"], buckets=POWERS_OF_TWO, registry=registry
+            "attendant_batch_size", "Inputs per batch.", ["lane", "model"], buckets=POWERS_OF_TWO, registry=registry
         )
         self.batch_tokens = Histogram(
-            "attendant_batch_tokens", "Tokens per batch, without padding.", ["lane"], buckets=TOKENS, registry=registry
+            "attendant_batch_tokens",
+            "Tokens per batch, without padding.",
+            ["lane", "model"],
+            buckets=TOKENS,
+            registry=registry,
         )
         self.batch_padding = Histogram(
             "attendant_batch_padding_ratio",
             "Padding per batch, as a ratio.",
-            ["lane"],
+            ["lane", "model"],
             buckets=SHARE,
             registry=registry,
         )
         self.inference_thread_seconds = Counter(
             "attendant_inference_thread_seconds",
             "Thread-seconds spent in inference.",
-            ["lane"],
+            ["lane", "model"],
             registry=registry,
         )
-        self.inference_errors = Counter("attendant_inference_errors", "Failed batches.", ["lane"], registry=registry)
+        self.inference_errors = Counter(
+            "attendant_inference_errors", "Failed batches.", ["lane", "model"], registry=registry
+        )
         self.batch_retries = Counter(
-            "attendant_batch_retries", "Retried parts of failed batches.", ["lane"], registry=registry
+            "attendant_batch_retries", "Retried parts of failed batches.", ["lane", "model"], registry=registry
         )
         self.nonfinite_outputs = Counter(
-            "attendant_nonfinite_outputs", "Inputs with non-finite embeddings.", ["lane"], registry=registry
+            "attendant_nonfinite_outputs", "Inputs with non-finite embeddings.", ["lane", "model"], registry=registry
         )
         self.loop_lag_seconds = Histogram(
             "attendant_event_loop_lag_seconds",
@@ -125,47 +143,61 @@ class Metrics:
         )
         # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
         self._counters = cache(self._find_counters)
-        for stage in ("queue", "batch"):
-            self.cancelled_inputs.labels(stage)
+        self._endpoints: dict[str, list[str]] = {}
+        self._models: list[str] = []
 
-    def create_requests(self, api: str, endpoints: Iterable[str]) -> None:
-        """Create the label sets of successful responses, so that rates start from 0.
+    def create_requests(self, api: str, endpoints: Sequence[str]) -> None:
+        """Create the label sets of the endpoints of an API, for the models that exist and those that are created later.
 
-        Other outcomes may never occur, and each has as many series as the histogram has buckets.
+        Rates then start from 0. Only successful responses have them from the start: other outcomes may never occur, and
+        each has as many series as the histogram has buckets.
         """
-        for endpoint in endpoints:
-            self.request_seconds.labels(api, endpoint, "ok")
-            self.requests.labels(api, endpoint, "OK" if api == "grpc" else "200")
-        self.response_bytes.labels(api)
+        self._endpoints.setdefault(api, []).extend(endpoints)
         for reason in OTHER_REJECTIONS:
-            self.rejected_requests.labels(reason, api, NO_LANE)
+            self.rejected_requests.labels(reason, api, NO_LANE, NO_MODEL)
+        for model in self._models:
+            self._create_endpoints(api, endpoints, model)
+
+    def create_model(self, model: str) -> None:
+        """Create the label sets of a model."""
+        self._models.append(model)
+        for api, endpoints in self._endpoints.items():
+            self._create_endpoints(api, endpoints, model)
+
+    def _create_endpoints(self, api: str, endpoints: Sequence[str], model: str) -> None:
+        for endpoint in endpoints:
+            self.request_seconds.labels(api, endpoint, "ok", model)
+            self.requests.labels(api, endpoint, "OK" if api == "grpc" else "200", model)
+        self.response_bytes.labels(api, model)
         for reason in LANE_REJECTIONS:
             for lane in LANES if api != "openai" else (FAST_LANE,):
-                self.rejected_requests.labels(reason, api, lane)
+                self.rejected_requests.labels(reason, api, lane, model)
 
-    def create_lane(self, lane: str) -> None:
-        """Create the label sets of a lane."""
+    def create_lane(self, lane: str, model: str) -> None:
+        """Create the label sets of a lane of a model."""
         for stage in STAGES:
-            self.stage_seconds.labels(stage, lane)
+            self.stage_seconds.labels(stage, lane, model)
         for metric in (
             self.queue_size, self.queue_tokens, self.queue_utilization, self.batch_size, self.batch_tokens,
             self.batch_padding, self.inference_thread_seconds, self.inference_errors,
             self.batch_retries, self.nonfinite_outputs,
         ):  # fmt: skip
-            metric.labels(lane)
+            metric.labels(lane, model)
 
-    def count_rejection(self, reason: str, api: str, lane: str) -> None:
+    def count_rejection(self, reason: str, api: str, lane: str, model: str) -> None:
         """Count a rejection by the label of its error."""
-        self.rejected_requests.labels(reason, api, lane).inc()
+        self.rejected_requests.labels(reason, api, lane, model).inc()
 
-    def observe_request(self, api: str, endpoint: str, code: str, http_status: int, started: float) -> None:
+    def observe_request(  # the labels of a request
+        self, api: str, endpoint: str, model: str, code: str, http_status: int, started: float
+    ) -> None:
         """Count a response; `started` is a time.perf_counter() reading."""
-        count, observe = self._counters(api, endpoint, code, http_status)
+        count, observe = self._counters(api, endpoint, model, code, http_status)
         count()
         observe(time.perf_counter() - started)
 
     def _find_counters(
-        self, api: str, endpoint: str, code: str, http_status: int
+        self, api: str, endpoint: str, model: str, code: str, http_status: int
     ) -> tuple[Callable[[], None], Callable[[float], None]]:
         if http_status < 400:
             outcome = "ok"
@@ -175,6 +207,5 @@ class Metrics:
             outcome = "client_error"
         else:
             outcome = "error"
-        return self.requests.labels(api, endpoint, code).inc, self.request_seconds.labels(
-            api, endpoint, outcome
-        ).observe
+        count = self.requests.labels(api, endpoint, code, model).inc
+        return count, self.request_seconds.labels(api, endpoint, outcome, model).observe

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.errors import Cancelled, ServiceError
-from service.metrics import NO_LANE, Metrics
+from service.metrics import NO_LANE, NO_MODEL, Metrics
 
 OTHER = "_OTHER"
 """The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
@@ -30,6 +30,7 @@ class RequestRecord:
     traceparent: str = ""
     endpoint: str = ""
     lane: str = NO_LANE
+    model: str = NO_MODEL
     tokens: int = 0
     rejection: str = ""
     reason: str = ""
@@ -45,7 +46,7 @@ _current: ContextVar[RequestRecord | None] = ContextVar("current request", defau
 
 
 def set_current(record: RequestRecord) -> None:
-    """Make a record the one that `note_lane` and `note_tokens` write to, in this task and the tasks it starts."""
+    """Make a record the one that the `note_` functions write to, in this task and the tasks it starts."""
     _current.set(record)
 
 
@@ -58,6 +59,12 @@ def note_lane(lane: str) -> None:
     """Note the lane of the current request, if any."""
     if (record := current_record()) is not None:
         record.lane = lane
+
+
+def note_model(name: str) -> None:
+    """Note the model of the current request, if any."""
+    if (record := current_record()) is not None:
+        record.model = name
 
 
 def note_tokens(tokens: int) -> None:
@@ -75,13 +82,13 @@ class RequestLog:
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
-        self.metrics.observe_request(record.api, record.endpoint, code, http_status, record.started)
+        self.metrics.observe_request(record.api, record.endpoint, record.model, code, http_status, record.started)
         self.reject(record, code, http_status)
 
     def reject(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""
         if record.rejection:
-            self.metrics.count_rejection(record.rejection, record.api, record.lane)
+            self.metrics.count_rejection(record.rejection, record.api, record.lane, record.model)
         if http_status >= self._lowest_status:
             self._write(record, code, http_status)
 
@@ -101,6 +108,7 @@ class RequestLog:
         fields: dict[str, str | int | float] = {
             "api": record.api,
             "endpoint": record.endpoint,
+            "model": "" if record.model == NO_MODEL else record.model,
             "status": code,
             "reason": record.reason,
             "ms": round((time.perf_counter() - record.started) * 1000, 1),

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.models import Models
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.app import make_app
@@ -48,7 +49,7 @@ class ServiceThread:
         self._record_sizes(engine)
         rest = Server(make_app(lifecycle, settings, metrics, None), ConnectionLimits(settings.header_timeout_ms / 1000))
         rpc = RpcServer(lifecycle, settings, metrics, None)
-        lifecycle.become_ready(engine)
+        lifecycle.become_ready(Models([engine]))
         with socket.create_server(("127.0.0.1", 0)) as bound:
             await rest.start(bound)
             self.rest = f"http://127.0.0.1:{bound.getsockname()[1]}"

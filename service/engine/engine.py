@@ -13,6 +13,7 @@ from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
 from service.engine.encode.response import build_results, encode_tasks
 from service.engine.explain.compare import compare
+from service.engine.lane_metrics import ModelMetrics
 from service.engine.model_info import limits_of, model_info_of
 from service.engine.model_loader import LoadedModel
 from service.engine.preparation import Preparation, similarity_cost
@@ -35,8 +36,9 @@ from service.engine.validation.encode import check_encode, needs_last_layer_only
 from service.engine.validation.explain import check_attend, check_compare
 from service.engine.validation.inputs import check_inputs
 from service.engine.validation.similarity import check_similarity
-from service.errors import DeadlineExceeded, NotFound
+from service.errors import DeadlineExceeded
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
+from service.model_options import ModelOption
 from service.request_log import note_tokens
 
 INLINE_CHARACTERS = 4096
@@ -50,19 +52,27 @@ T = TypeVar("T")
 class Engine:
     """The inference engine behind the API adapters. Construct it on the event loop that uses it."""
 
-    def __init__(self, model: LoadedModel, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: Settings,
+        metrics: Metrics,
+        option: ModelOption | None = None,
+    ) -> None:
+        option = option or settings.served_models[0]
         self._model = model
         self._manifest = model.artifact.manifest
-        self._metrics = metrics
+        self.name = option.name or self._manifest.name
+        self._metrics = ModelMetrics(metrics, self.name)
         self._limits = limits_of(settings, self._manifest.max_input_tokens)
-        self.info = model_info_of(model, self._limits, settings)
+        self.info = model_info_of(model, self._limits, self.name, option.aliases)
         self._preparation = Preparation(model, self._limits)
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
         fast = Admission(model.tokens_per_second, settings.max_queue_ms, settings.max_queue_tokens)
-        self._fast: Lane[EncodeTask, TextVectors] = Lane(FAST_LANE, model.backend, fast, metrics)
+        self._fast: Lane[EncodeTask, TextVectors] = Lane(FAST_LANE, model.backend, fast, self._metrics)
         explain = Admission(model.explain.warm_up(), settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
         self._explain: Lane[ExplainTask, Any] = Lane(
-            EXPLAIN_LANE, model.explain, explain, metrics, yields_to=lambda: self._fast.busy
+            EXPLAIN_LANE, model.explain, explain, self._metrics, yields_to=lambda: self._fast.busy
         )
 
     @property
@@ -102,7 +112,6 @@ class Engine:
 
     async def encode(self, request: EncodeRequest) -> EncodeResponse:
         """Return embeddings of the inputs. Cancellation drops queued tasks. Raises a `ServiceError`."""
-        self._check_model(request.model)
         field = request.spelling.inputs
         check_inputs(request.inputs, field, self._limits, self._manifest, request.max_inputs)
         request = check_encode(request, self._manifest)
@@ -126,11 +135,10 @@ class Engine:
             )
             results = await self._run(size, respond)
         timing = timer.finish(lane.metrics)
-        return EncodeResponse(self._manifest.name, lane.precision, results, token_count, truncated, timing, prompt)
+        return EncodeResponse(self.name, lane.precision, results, token_count, truncated, timing, prompt)
 
     async def attend(self, request: AttendRequest) -> AttendResponse:
         """Return attention maps of the inputs. Cancellation and errors are as in `encode`."""
-        self._check_model(request.model)
         check_inputs(request.inputs, request.spelling.inputs, self._limits, self._manifest)
         spec = check_attend(request, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
@@ -143,11 +151,10 @@ class Engine:
                 submitted = lane.submit(tasks, deadline)
             results = await lane.wait(submitted)
             timer.ran()
-        return AttendResponse(self._manifest.name, lane.precision, results, timer.finish(lane.metrics))
+        return AttendResponse(self.name, lane.precision, results, timer.finish(lane.metrics))
 
     async def compare(self, request: CompareRequest) -> CompareResponse:
         """Return similarities of a word's occurrences. Cancellation and errors are as in `encode`."""
-        self._check_model(request.model)
         layers = check_compare(request, self._limits, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
         inputs = [Input(TokenizerInput(text)) for text in {occurrence.text for occurrence in request.occurrences}]
@@ -163,11 +170,10 @@ class Engine:
             respond = partial(compare, tasks, vectors, layers, self._model.static)
             occurrences, static, similarities = await self._run(count_characters(inputs), respond)
         timing = timer.finish(lane.metrics)
-        return CompareResponse(self._manifest.name, lane.precision, occurrences, static, similarities, timing)
+        return CompareResponse(self.name, lane.precision, occurrences, static, similarities, timing)
 
     async def similarity(self, request: SimilarityRequest) -> SimilarityResponse:
         """Return similarities of queries and documents. Cancellation and errors are as in `encode`."""
-        self._check_model(request.model)
         linear = self._model.dense_layers.linear
         spec = check_similarity(request, self._limits, self._manifest, linear=linear)
         lane, deadline, timer = self._fast, self._deadline(request.deadline), Timer()
@@ -182,7 +188,7 @@ class Engine:
             timer.ran(submitted.job.queue_s)
             scores, pairs = await self._run(size, partial(prepared.results, vectors))
         return SimilarityResponse(
-            self._manifest.name, lane.precision, spec.similarity, scores,
+            self.name, lane.precision, spec.similarity, scores,
             [text.result(explain=request.explain) for text in prepared.queries],
             [text.result(explain=request.explain) for text in prepared.documents],
             pairs, spec.unavailable if request.explain else None, token_count, truncated,
@@ -191,7 +197,6 @@ class Engine:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated. Errors are as in `encode`."""
-        self._check_model(request.model)
         check_inputs(request.inputs, request.spelling.inputs, self._limits, self._manifest)
         deadline = self._deadline(request.deadline)
         async with deadline_scope(deadline):
@@ -199,7 +204,7 @@ class Engine:
                 results = await self._run(
                     count_characters(request.inputs), partial(self._preparation.tokenize, request)
                 )
-        return TokenizeResponse(self._manifest.name, results)
+        return TokenizeResponse(self.name, results)
 
     async def decode(self, request: DecodeRequest) -> list[str]:
         """Return the texts of token ids. Errors are as in `encode`."""
@@ -220,11 +225,6 @@ class Engine:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._manifest.name and name not in self.info.aliases:
-            remedy = f'This server serves "{self._manifest.name}".'
-            raise NotFound("not found", remedy, field="model", reason="MODEL_NOT_FOUND")
-
     def _deadline(self, requested: float | None) -> float:
         now = time.monotonic()
         latest = now + self._limits.max_timeout_ms / 1000
@@ -235,9 +235,6 @@ class Engine:
     def _count(self, tokens: Sequence[TokenizedInput]) -> tuple[int, int]:
         """Record a request in the metrics; return its token count and its number of truncated inputs."""
         token_count, truncated = sum(map(len, tokens)), sum(item.truncated for item in tokens)
-        self._metrics.request_inputs.observe(len(tokens))
-        self._metrics.request_tokens.observe(token_count)
+        self._metrics.observe_request(len(tokens), token_count, truncated)
         note_tokens(token_count)
-        if truncated:
-            self._metrics.truncated_inputs.inc(truncated)
         return token_count, truncated

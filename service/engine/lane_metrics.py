@@ -1,32 +1,54 @@
-"""The metrics of one lane, with their labels bound: a lookup of labels costs as much as counting."""
+"""The metrics of one model and its lanes, with their labels bound: a lookup of labels costs as much as counting."""
 
 from collections.abc import Callable, Sequence
 
 from service.metrics import Metrics
 
 
-class LaneMetrics:
-    """The counters, histograms and gauges of one lane."""
+class ModelMetrics:
+    """The counters and histograms of one model."""
 
-    def __init__(self, metrics: Metrics, lane: str) -> None:
-        metrics.create_lane(lane)
-        self.observe_tokenize = metrics.stage_seconds.labels("tokenize", lane).observe
-        self.observe_queue = metrics.stage_seconds.labels("queue", lane).observe
-        self.observe_postprocess = metrics.stage_seconds.labels("postprocess", lane).observe
-        self.inference_errors = metrics.inference_errors.labels(lane)
-        self.batch_retries = metrics.batch_retries.labels(lane)
-        self.nonfinite_outputs = metrics.nonfinite_outputs.labels(lane)
-        self.cancelled_in_queue = metrics.cancelled_inputs.labels("queue")
-        self.cancelled_in_batch = metrics.cancelled_inputs.labels("batch")
-        self._observe_inference = metrics.stage_seconds.labels("inference", lane).observe
-        self._observe_size = metrics.batch_size.labels(lane).observe
-        self._observe_tokens = metrics.batch_tokens.labels(lane).observe
-        self._observe_padding = metrics.batch_padding.labels(lane).observe
-        self._thread_seconds = metrics.inference_thread_seconds.labels(lane)
-        self._tokens = metrics.tokens
-        self._queue_size = metrics.queue_size.labels(lane)
-        self._queue_tokens = metrics.queue_tokens.labels(lane)
-        self._queue_utilization = metrics.queue_utilization.labels(lane)
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.metrics, self.model = metrics, model
+        metrics.create_model(model)
+        self.tokens = metrics.tokens.labels(model)
+        self.cancelled_in_queue = metrics.cancelled_inputs.labels("queue", model)
+        self.cancelled_in_batch = metrics.cancelled_inputs.labels("batch", model)
+        self._inputs = metrics.request_inputs.labels(model)
+        self._request_tokens = metrics.request_tokens.labels(model)
+        self._truncated_inputs = metrics.truncated_inputs.labels(model)
+
+    def observe_request(self, inputs: int, tokens: int, truncated: int) -> None:
+        """Count the inputs, tokens and truncated inputs of a request."""
+        self._inputs.observe(inputs)
+        self._request_tokens.observe(tokens)
+        if truncated:
+            self._truncated_inputs.inc(truncated)
+
+
+class LaneMetrics:
+    """The counters, histograms and gauges of one lane of a model."""
+
+    def __init__(self, model_metrics: ModelMetrics, lane: str) -> None:
+        metrics, labels = model_metrics.metrics, (lane, model_metrics.model)
+        metrics.create_lane(*labels)
+        self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
+        self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
+        self.observe_postprocess = metrics.stage_seconds.labels("postprocess", *labels).observe
+        self.inference_errors = metrics.inference_errors.labels(*labels)
+        self.batch_retries = metrics.batch_retries.labels(*labels)
+        self.nonfinite_outputs = metrics.nonfinite_outputs.labels(*labels)
+        self.cancelled_in_queue = model_metrics.cancelled_in_queue
+        self.cancelled_in_batch = model_metrics.cancelled_in_batch
+        self._observe_inference = metrics.stage_seconds.labels("inference", *labels).observe
+        self._observe_size = metrics.batch_size.labels(*labels).observe
+        self._observe_tokens = metrics.batch_tokens.labels(*labels).observe
+        self._observe_padding = metrics.batch_padding.labels(*labels).observe
+        self._thread_seconds = metrics.inference_thread_seconds.labels(*labels)
+        self._tokens = model_metrics.tokens
+        self._queue_size = metrics.queue_size.labels(*labels)
+        self._queue_tokens = metrics.queue_tokens.labels(*labels)
+        self._queue_utilization = metrics.queue_utilization.labels(*labels)
 
     def watch_queue(
         self, size: Callable[[], float], tokens: Callable[[], float], utilization: Callable[[], float]

@@ -1,5 +1,6 @@
 """The served model and its limits, as `/v1/model` and GetModel return them."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from service import __version__
@@ -15,12 +16,12 @@ def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
     return Limits(max_input_characters=characters, **{name: getattr(settings, name) for name in names})
 
 
-def model_info_of(model: LoadedModel, limits: Limits, settings: Settings) -> ModelInfo:
-    """Return the public description of a model."""
+def model_info_of(model: LoadedModel, limits: Limits, name: str, aliases: Sequence[str]) -> ModelInfo:
+    """Return the public description of a model that is served under these names."""
     manifest, choice = model.artifact.manifest, model.backend.choice
     return ModelInfo(
-        name=manifest.name,
-        aliases=[name.strip() for name in settings.model_aliases.split(",") if name.strip()],
+        name=name,
+        aliases=list(aliases),
         digest=f"sha256:{model.artifact.digest}",
         source=manifest.source,
         revision=manifest.revision,

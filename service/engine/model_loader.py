@@ -14,6 +14,7 @@ from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.explain.maps import BlockWeights
 from service.engine.schema.encode import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
+from service.model_options import ModelOption
 
 log = logging.getLogger("attendant.model")
 
@@ -34,12 +35,13 @@ class LoadedModel:
     """The embedding table, (V, E), memory-mapped."""
 
     @classmethod
-    def load(cls, settings: Settings) -> "LoadedModel":
-        """Verify and open the artifact and warm up the backend. Takes several seconds.
+    def load(cls, settings: Settings, option: ModelOption | None = None) -> "LoadedModel":
+        """Verify and open an artifact and warm up the backend. Takes several seconds. None selects the default model.
 
         Raises `ArtifactError` or `ConfigError`.
         """
-        artifact = Artifact.open(settings.model_dir, settings.model_digest)
+        option = option or settings.served_models[0]
+        artifact = Artifact.open(option.directory, option.digest)
         options = BackendOptions(
             settings.provider,
             settings.precision,
@@ -49,8 +51,9 @@ class LoadedModel:
         )
         choice = select_backend(options, artifact.manifest.graphs, Machine.detect())
         log.info(
-            "backend selected provider=%s precision=%s streams=%d threads_per_stream=%d reason=%s",
-            choice.provider, choice.precision, choice.streams, choice.threads_per_stream, choice.reason,
+            "backend selected model=%s provider=%s precision=%s streams=%d threads_per_stream=%d reason=%s",
+            option.name or artifact.manifest.name, choice.provider, choice.precision, choice.streams,
+            choice.threads_per_stream, choice.reason,
         )  # fmt: skip
         backend = open_backend(artifact, choice)
         return cls(

@@ -19,9 +19,8 @@ from service.engine.backends.base import Backend, Task
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry, Job, Submitted
-from service.engine.lane_metrics import LaneMetrics
+from service.engine.lane_metrics import LaneMetrics, ModelMetrics
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
-from service.metrics import Metrics
 from service.request_log import note_lane
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -44,7 +43,7 @@ class Lane(Generic[TaskT, Result]):
         name: str,
         backend: Backend[TaskT, Result],
         admission: Admission,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         yields_to: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name

@@ -132,7 +132,7 @@ class EncoderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel returns the served model: its properties, digest, precision and limits.
+        """GetModel returns a served model: its properties, digest, precision and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,8 +56,10 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
             api = api_of(min(route.methods or ()), route.path)
-            # The label sets of the TEI API exist from its first request on: most servers never get one.
-            if api not in (health.API, tei.API):
+            # The label sets of the TEI API exist from its first request on: most servers never get one. The list of
+            # models belongs to no model.
+            is_frequent = "{" not in route.path and route.path != openai.MODELS_PATH
+            if api not in (health.API, tei.API) and is_frequent:
                 metrics.create_requests(api, [route.path])
     install_error_handlers(app)
     describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES))

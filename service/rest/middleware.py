@@ -200,4 +200,4 @@ def finish_request(requests: RequestLog, record: RequestRecord, status: int, siz
     if record.cancelled:
         status = Cancelled.http_status
     requests.finish(record, str(status), status)
-    requests.metrics.response_bytes.labels(record.api).observe(size)
+    requests.metrics.response_bytes.labels(record.api, record.model).observe(size)

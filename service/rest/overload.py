@@ -48,7 +48,8 @@ class LoadShedder:
         try:
             if self._keys is not None:
                 self._keys.check(headers.get(b"authorization"))
-            engine = self._lifecycle.engine
+            engine = self._lifecycle.models.find(None if route in tei.FAST_PATHS else native.model_of(body))
+            record.model = engine.name
             engine.check_capacity(len(body))  # the most common outcome is an error, which costs less from here
             reservation.enter_context(engine.reserve(len(body)))
         except ServiceError as error:

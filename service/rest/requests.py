@@ -73,7 +73,7 @@ class RequestReader:
 
         `limits` override those of `item_limits`.
         """
-        info = self._lifecycle.engine.info
+        infos = self._lifecycle.models.infos
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
@@ -82,7 +82,7 @@ class RequestReader:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field="Content-Encoding")
         body = await self._receive(request)
-        return parse_json(body, model, item_limits(info) | limits)
+        return parse_json(body, model, item_limits(infos) | limits)
 
     def deadline(self, request: Request) -> float | None:
         """Return the deadline set by X-Request-Timeout-Ms, a time.monotonic() reading; None without that header."""

@@ -50,7 +50,6 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
         )
     return AttendRequest(
         inputs=to_inputs(request.inputs, limits),
-        model=request.model or None,
         kind=enum_value(ATTENTION_KINDS, request.kind, "kind"),
         layers=tuple(request.layers) or None,
         heads=tuple(request.heads) or None,
@@ -92,7 +91,6 @@ def compare_request(request: pb.CompareRequest, limits: Mapping[str, int], deadl
             )
             for item in request.occurrences
         ),
-        model=request.model or None,
         layers=tuple(request.layers) or None,
         top_contributors=request.top_contributors if request.HasField("top_contributors") else TOP_CONTRIBUTORS,
         wire="binary",

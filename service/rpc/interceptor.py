@@ -70,10 +70,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         self, behavior: Callable[[Any, Context], Awaitable[Message]], method: str
     ) -> Callable[[Any, Context], Awaitable[Message]]:
         async def call(request: Any, context: Context) -> Message:
-            async with self._observe(context, method):
+            async with self._observe(context, method) as record:
                 reject_malformed(request)
                 response = await behavior(request, context)
-                self._metrics.response_bytes.labels(API).observe(response.ByteSize())
+                self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
                 return response
 
         return call
@@ -83,17 +83,17 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     ) -> Callable[[Any, Context], AsyncIterator[Message]]:
         async def call(request: Any, context: Context) -> AsyncIterator[Message]:
             """`request` is one request, or the iterator of a stream."""
-            async with self._observe(context, method):
+            async with self._observe(context, method) as record:
                 reject_malformed(request)
                 async with contextlib.aclosing(behavior(request, context)) as responses:
                     async for response in responses:
-                        self._metrics.response_bytes.labels(API).observe(response.ByteSize())
+                        self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
                         yield response
 
         return call
 
     @contextlib.asynccontextmanager
-    async def _observe(self, context: Context, method: str) -> AsyncIterator[None]:
+    async def _observe(self, context: Context, method: str) -> AsyncIterator[RequestRecord]:
         metadata = dict(context.invocation_metadata() or ())
         record = RequestRecord(
             API, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method
@@ -105,7 +105,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             if self._keys is not None:
                 self._keys.check(metadata.get("authorization"))
             context.set_trailing_metadata(identity(record))
-            yield
+            yield record
             error = None
         except ServiceError as raised:
             error = raised.with_traceback(None)  # its traceback would form a cycle that keeps the request alive

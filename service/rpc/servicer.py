@@ -54,7 +54,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._requests = requests
 
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
-        engine = self._lifecycle.engine
+        engine = self._lifecycle.models.find(request.model or None)
         response = await engine.encode(_encode_request(request, self._limits(engine), _deadline(context)))
         _add_metadata(context, response, engine.info.digest)
         return _encode_response(response)
@@ -62,7 +62,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
-        info = self._lifecycle.engine.info
+        info = self._lifecycle.models.find().info
         call = current_record()
         assert call is not None
         context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, f"{info.name}@{info.digest}")))
@@ -78,14 +78,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Attend(
         self, request: pb.AttendRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.AttendResponse]:
-        engine = self._lifecycle.engine
+        engine = self._lifecycle.models.find(request.model or None)
         response = await engine.attend(attend_request(request, self._limits(engine), _deadline(context)))
         _add_metadata(context, response, engine.info.digest)
         for message in attend_responses(response):
             yield message
 
     async def Compare(self, request: pb.CompareRequest, context: grpc.aio.ServicerContext) -> pb.CompareResponse:
-        engine = self._lifecycle.engine
+        engine = self._lifecycle.models.find(request.model or None)
         response = await engine.compare(compare_request(request, self._limits(engine), _deadline(context)))
         _add_metadata(context, response, engine.info.digest)
         return compare_response(response)
@@ -93,16 +93,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Similarity(
         self, request: pb.SimilarityRequest, context: grpc.aio.ServicerContext
     ) -> pb.SimilarityResponse:
-        engine = self._lifecycle.engine
+        engine = self._lifecycle.models.find(request.model or None)
         response = await engine.similarity(similarity_request(request, self._limits(engine), _deadline(context)))
         _add_metadata(context, response, engine.info.digest)
         return similarity_response(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
-        engine = self._lifecycle.engine
+        engine = self._lifecycle.models.find(request.model or None)
         inputs = to_inputs(request.inputs, self._limits(engine))
         response = await engine.tokenize(
-            TokenizeRequest(inputs, request.model or None, wire="binary", deadline=_deadline(context), spelling=PROTO)
+            TokenizeRequest(inputs, wire="binary", deadline=_deadline(context), spelling=PROTO)
         )
         return pb.TokenizeResponse(
             model=response.model,
@@ -115,10 +115,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
-        return model_response(self._lifecycle.engine.info)
+        return model_response(self._lifecycle.models.find(request.model or None).info)
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:
-        return item_limits(engine.info)
+        return item_limits([engine.info])
 
     async def _stream_response(
         self, message: pb.EncodeStreamRequest | Rejected, deadline: float | None, call: RequestRecord
@@ -131,7 +131,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         try:
             reject_malformed(message)
             assert isinstance(message, pb.EncodeStreamRequest)
-            engine = self._lifecycle.engine
+            engine = self._lifecycle.models.find(message.request.model or None)
             response = await engine.encode(_encode_request(message.request, self._limits(engine), deadline))
         except ServiceError as raised:
             error = raised.with_traceback(None)
@@ -178,7 +178,6 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
     check_count("layers", len(request.layers), limits)
     return EncodeRequest(
         inputs=to_inputs(request.inputs, limits),
-        model=request.model or None,
         outputs=tuple(
             enum_value(OUTPUTS, number, f"outputs[{index}]") or "pooled" for index, number in enumerate(request.outputs)
         )

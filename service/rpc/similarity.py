@@ -39,7 +39,6 @@ def similarity_request(
     return SimilarityRequest(
         queries=tuple(request.queries),
         documents=tuple(request.documents),
-        model=request.model or None,
         pairs=enum_value(PAIRS, request.pairs, "pairs"),
         similarity=enum_value(SIMILARITIES, request.similarity, "similarity"),
         dimensions=request.dimensions if request.HasField("dimensions") else None,

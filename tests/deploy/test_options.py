@@ -86,7 +86,7 @@ def test_probes_are_routes_of_the_admin_port(manifests: Manifests) -> None:
 
 def test_scaling_metrics_exist() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.create_lane("fast")
+    metrics.create_lane("fast", "m")
     existing = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     scaling = [path for path in manifest_files() if path.parent.name.startswith("autoscaling-")]
     named = {name for path in scaling for name in re.findall(r"\battendant_[a-z_]+", path.read_text())}

@@ -24,6 +24,7 @@ from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.models import Models
 from service.engine.scheduler import Lane
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
 from service.lifecycle import Lifecycle
@@ -119,7 +120,7 @@ async def open_harness(
     metrics = Metrics(CollectorRegistry())
     lifecycle = Lifecycle(metrics)
     engine = Engine(model, settings, metrics)
-    lifecycle.become_ready(engine)
+    lifecycle.become_ready(Models([engine]))
     transport = httpx.ASGITransport(make_app(lifecycle, settings, metrics, keys))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield ServiceHarness(engine, lifecycle, metrics, client, settings)

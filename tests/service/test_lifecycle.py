@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.models import Models
 from service.errors import QueueFull, Unavailable
 from service.lifecycle import Lifecycle, Status
 from service.metrics import Metrics
@@ -28,13 +29,13 @@ def test_lifecycle_is_alive_but_not_ready_when_starting(lifecycle: Lifecycle) ->
         False,
     )
     with pytest.raises(Unavailable, match="loading") as raised:
-        _ = lifecycle.engine
+        _ = lifecycle.models
     assert raised.value.reason == "STARTING"
 
 
 async def test_lifecycle_returns_its_engine_when_ready(lifecycle: Lifecycle, engine: Engine) -> None:
-    lifecycle.become_ready(engine)
-    assert lifecycle.engine is engine
+    lifecycle.become_ready(Models([engine]))
+    assert lifecycle.models.find() is engine
     assert (lifecycle.ready, lifecycle.loaded, sample(lifecycle, "attendant_ready")) == (True, True, 1)
 
 
@@ -52,14 +53,14 @@ async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) ->
 
 async def test_lifecycle_serves_while_draining_until_it_rejects(lifecycle: Lifecycle, engine: Engine) -> None:
     """Load balancers need time to deregister the instance."""
-    lifecycle.become_ready(engine)
+    lifecycle.become_ready(Models([engine]))
     lifecycle.start_draining()
-    assert lifecycle.engine is engine
+    assert lifecycle.models.find() is engine
     assert (lifecycle.ready, lifecycle.alive) == (False, True)
     assert (sample(lifecycle, "attendant_ready"), sample(lifecycle, "attendant_draining")) == (0, 1)
     lifecycle.reject_new()
     with pytest.raises(Unavailable, match="shutting down") as raised:
-        _ = lifecycle.engine
+        _ = lifecycle.models
     assert raised.value.reason == "DRAINING"
 
 
@@ -79,7 +80,7 @@ async def test_lifecycle_is_unhealthy_with_its_engine(
 ) -> None:
     """The watchdog of the app then calls `fail`."""
     assert lifecycle.healthy
-    lifecycle.become_ready(engine)
+    lifecycle.become_ready(Models([engine]))
     assert lifecycle.healthy
     monkeypatch.setattr(engine._fast, "_failure", RuntimeError("device lost"))
     assert not lifecycle.healthy

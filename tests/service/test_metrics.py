@@ -62,8 +62,10 @@ async def test_metrics_have_prefix_description_and_base_units(fresh: ServiceHarn
 
 def test_registries_are_independent() -> None:
     first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
-    first.tokens.inc()
-    assert second.registry.get_sample_value("attendant_tokens_total") == 0
+    for metrics in (first, second):
+        metrics.tokens.labels("m")
+    first.tokens.labels("m").inc()
+    assert second.registry.get_sample_value("attendant_tokens_total", {"model": "m"}) == 0
 
 
 async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
@@ -94,8 +96,8 @@ async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
 )  # fmt: skip
 def test_request_outcome_follows_the_status(status: int, outcome: str) -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.observe_request("rest", "/x", str(status), status, 0.0)
-    labels = {"api": "rest", "endpoint": "/x", "outcome": outcome}
+    metrics.observe_request("rest", "/x", "m", str(status), status, 0.0)
+    labels = {"api": "rest", "endpoint": "/x", "outcome": outcome, "model": "m"}
     assert metrics.registry.get_sample_value("attendant_request_duration_seconds_count", labels) == 1
 
 

@@ -74,7 +74,6 @@ class EncodeRequest:
     """
 
     inputs: tuple[Input, ...]
-    model: str | None = None
     outputs: tuple[Output, ...] = ("pooled",)
     layers: tuple[int, ...] | None = (-1,)
     layer_reduce: LayerReduce = "concat"
@@ -96,7 +95,6 @@ class TokenizeRequest:
     """A tokenize request; fields as in `EncodeRequest`."""
 
     inputs: tuple[Input, ...]
-    model: str | None = None
     wire: Wire = "json"
     deadline: float | None = None
     spelling: ApiSpelling = NATIVE

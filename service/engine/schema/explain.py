@@ -23,7 +23,6 @@ class AttendRequest:
     """An attend request; `layers` 1..L or -L..-1, `heads` 0..H-1, None for all. Other fields as in `EncodeRequest`."""
 
     inputs: tuple[Input, ...]
-    model: str | None = None
     kind: Kind = "probs"
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
@@ -156,7 +155,6 @@ class CompareRequest:
     """A compare request; `layers` 0..L or -L-1..-1, None for all. Other fields as in `EncodeRequest`."""
 
     occurrences: tuple[Occurrence, ...]
-    model: str | None = None
     layers: tuple[int, ...] | None = None
     top_contributors: int = TOP_CONTRIBUTORS
     wire: Wire = "json"

@@ -34,7 +34,6 @@ class SimilarityRequest:
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
-    model: str | None = None
     pairs: Pairs = "all"
     similarity: Similarity | None = None
     dimensions: int | None = None

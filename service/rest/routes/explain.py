@@ -126,7 +126,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def attend(request: Request) -> Response:
         """Return attention maps of the inputs."""
         body = await reader.read(request, AttendBody)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find(body.model)
         work = engine.attend(_attend_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
@@ -143,7 +143,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def compare(request: Request) -> Response:
         """Return cosine similarities between occurrences of a word in several texts, per layer."""
         body = await reader.read(request, CompareBody)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find(body.model)
         work = engine.compare(_compare_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         return await json_response(request, _comparison(response), metadata_headers(response, engine.info.digest))
@@ -154,7 +154,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
 def _attend_request(body: AttendBody, deadline: float | None) -> AttendRequest:
     return AttendRequest(
         inputs=to_inputs(body.inputs),
-        model=body.model,
         kind=body.kind,
         layers=_numbers(body.layers),
         heads=_numbers(body.heads),
@@ -179,7 +178,6 @@ def _compare_request(body: CompareBody, deadline: float | None) -> CompareReques
             Occurrence(item.text, None if item.span is None else (item.span[0], item.span[1]), item.word_index)
             for item in body.occurrences
         ),
-        model=body.model,
         layers=_numbers(body.layers),
         top_contributors=body.top_contributors,
         deadline=deadline,

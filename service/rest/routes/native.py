@@ -1,6 +1,7 @@
 """The native API: /v1/encode, /v1/tokenize, /v1/model."""
 
 import asyncio
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -40,6 +41,8 @@ from service.rest.schemas import GET_ERRORS, EncodeResponseBody, TokenizeRespons
 
 API = "rest"
 ENCODE_PATH = "/v1/encode"
+MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
+"""In valid JSON, quotes within strings are escaped, so this matches fields only."""
 MODEL_INFO = TypeAdapter(ModelInfo)
 
 
@@ -88,6 +91,12 @@ def is_for_fast_lane(body: bytes) -> bool:
     return b'"layers"' not in body
 
 
+def model_of(body: bytes) -> str | None:
+    """Return the model that a JSON body names, without parsing it; None if it names none."""
+    match = MODEL_FIELD.search(body)
+    return None if match is None else match[1].decode(errors="replace")
+
+
 def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     """Return the routes of this API."""
     router = APIRouter(tags=["native"])
@@ -102,7 +111,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def encode(request: Request) -> Response:
         """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
         body = await reader.read(request, EncodeBody)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find(body.model)
         work = engine.encode(_encode_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
@@ -120,7 +129,8 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return the tokens and words of each input, untruncated."""
         body = await reader.read(request, TokenizeBody)
         deadline = reader.deadline(request)
-        work = lifecycle.engine.tokenize(TokenizeRequest(to_inputs(body.inputs), body.model, deadline=deadline))
+        engine = lifecycle.models.find(body.model)
+        work = engine.tokenize(TokenizeRequest(to_inputs(body.inputs), deadline=deadline))
         response = await while_connected(request, asyncio.ensure_future(work))
         results = [
             {"token_count": result.token_count, "tokens": result.tokens, "words": result.words}
@@ -131,12 +141,22 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     @router.get(
         "/v1/model",
         operation_id="get_model",
-        summary="Get the served model",
+        summary="Get the default model",
         responses=responses(ModelInfo, statuses=GET_ERRORS),
     )
     async def model(request: Request) -> Response:
-        """Return the served model: its properties, digest, precision and limits."""
-        return await json_response(request, MODEL_INFO.dump_python(lifecycle.engine.info, mode="json"))
+        """Return the default model: its properties, digest, precision and limits."""
+        return await json_response(request, MODEL_INFO.dump_python(lifecycle.models.find().info, mode="json"))
+
+    @router.get(
+        "/v1/model/{name:path}",
+        operation_id="get_model_by_name",
+        summary="Get a served model by name",
+        responses=responses(ModelInfo, statuses=(*GET_ERRORS, 404)),
+    )
+    async def named_model(request: Request, name: str) -> Response:
+        """Return the model of this name or alias: its properties, digest, precision and limits."""
+        return await json_response(request, MODEL_INFO.dump_python(lifecycle.models.find(name).info, mode="json"))
 
     return router
 
@@ -144,7 +164,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
 def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
     return EncodeRequest(
         inputs=to_inputs(body.inputs),
-        model=body.model,
         outputs=tuple(body.outputs),
         layers=None if body.layers == "all" else tuple(body.layers),
         layer_reduce=body.layer_reduce,

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from model.prompts import Role, role_prompt_name
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input
-from service.errors import InvalidArgument, MalformedRequest, NotFound, ServiceError, Unauthenticated
+from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
 from service.rest.codec import (
     ENCODING_DESCRIPTION,
@@ -37,7 +37,8 @@ from service.rest.schemas import (
 
 API = "openai"
 EMBEDDINGS_PATH = "/v1/embeddings"
-PATHS = (EMBEDDINGS_PATH, "/v1/models")
+MODELS_PATH = "/v1/models"
+PATHS = (EMBEDDINGS_PATH, MODELS_PATH)
 MAX_INPUTS = 2048
 
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
@@ -109,7 +110,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Return one embedding per input."""
         body = await reader.read(request, EmbeddingsBody, inputs=MAX_INPUTS)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find(body.model)
         inputs = _inputs(body.input)
         if not reader.settings.openai_token_ids and any(item.source.token_ids is not None for item in inputs):
             raise InvalidArgument(
@@ -120,7 +121,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         work = engine.encode(
             EncodeRequest(
                 inputs=inputs,
-                model=body.model,
                 dimensions=body.dimensions,
                 truncation="right" if body.truncate else "error",
                 prompt_name=role_prompt_name(body.input_type, engine.info.prompts),
@@ -136,15 +136,14 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
     @router.get(
-        "/v1/models",
+        MODELS_PATH,
         operation_id="list_models",
         summary="List models",
         responses=responses(OpenAIModelsBody, OpenAIErrorBody, GET_ERRORS),
     )
     async def models(request: Request) -> Response:
-        """Return the served model and its aliases."""
-        info = lifecycle.engine.info
-        data = [_model(name) for name in (info.name, *info.aliases)]
+        """Return the served models and their aliases."""
+        data = [_model(name) for name in lifecycle.models.names]
         return await json_response(request, {"object": "list", "data": data})
 
     @router.get(
@@ -155,10 +154,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     )
     async def model(request: Request, name: str) -> Response:
         """Return one model."""
-        info = lifecycle.engine.info
-        if name != info.name and name not in info.aliases:
-            remedy = f'This server serves "{info.name}".'
-            raise NotFound("not found", remedy, field="model", reason="MODEL_NOT_FOUND")
+        lifecycle.models.find(name)
         return await json_response(request, _model(name))
 
     return router

@@ -75,7 +75,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def similarity(request: Request) -> Response:
         """Return the similarity of queries and documents, and what each pair of words contributes to it."""
         body = await reader.read(request, SimilarityBody)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find(body.model)
         work = engine.similarity(_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         return await json_response(request, _document(response), metadata_headers(response, engine.info.digest))

@@ -84,18 +84,18 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
     """Add the routes that run the model."""
 
     async def encode(request: Request, encode_request: EncodeRequest) -> EncodeResponse:
-        return await while_connected(request, asyncio.ensure_future(lifecycle.engine.encode(encode_request)))
+        return await while_connected(request, asyncio.ensure_future(lifecycle.models.find().encode(encode_request)))
 
     @post(router, ROOT_PATH, "root", TeiEmbedBody, list[list[float]])
     @post(router, "/embed", "embed", TeiEmbedBody, list[list[float]])
     async def embed(request: Request) -> Response:
         """Return one embedding per input."""
         body = await reader.read(request, TeiEmbedBody)
-        info, items = lifecycle.engine.info, items_of(body.inputs)
+        info, items = lifecycle.models.find().info, items_of(body.inputs)
         response = await encode(
             request,
             EncodeRequest(
-                to_inputs(items, body.truncation, lifecycle.engine),
+                to_inputs(items, body.truncation, lifecycle.models.find()),
                 normalize=body.normalize is not False,
                 dimensions=body.dimensions,
                 truncation=body.truncation,
@@ -112,7 +112,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
     async def embed_all(request: Request) -> Response:
         """Return one vector per token of each input, those of special tokens and of the prompt included."""
         body = await reader.read(request, TeiEmbedAllBody)
-        info, items = lifecycle.engine.info, items_of(body.inputs)
+        info, items = lifecycle.models.find().info, items_of(body.inputs)
         prompt = prompt_text(info, body.prompt_name, "prompt_name")
         if body.prompt_name is not None and not all(isinstance(item, str) for item in items):
             raise InvalidArgument("not supported for token ids", "Send texts.", field="prompt_name")
@@ -120,7 +120,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
             request,
             # As a part of the text, the prompt has token vectors too; the engine leaves out those of its own prompts.
             EncodeRequest(
-                to_inputs(items, body.truncation, lifecycle.engine, prompt),
+                to_inputs(items, body.truncation, lifecycle.models.find(), prompt),
                 outputs=("tokens",),
                 truncation=body.truncation,
                 prompt="",
@@ -136,12 +136,12 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
     async def similarity(request: Request) -> Response:
         """Return the cosine similarity of one text with each of several others."""
         body = await reader.read(request, TeiSimilarityBody)
-        info, source, sentences = lifecycle.engine.info, body.inputs.source_sentence, body.inputs.sentences
+        info, source, sentences = lifecycle.models.find().info, body.inputs.source_sentence, body.inputs.sentences
         options = body.parameters or TeiSimilarityParametersBody()
         # All texts get the same prompt; the engine would select one for queries and another one for documents.
         prompt = prompt_text(info, options.prompt_name, "parameters.prompt_name")
         limit = info.limits.max_input_characters
-        work = lifecycle.engine.similarity(
+        work = lifecycle.models.find().similarity(
             SimilarityRequest(
                 (cut(source, options.truncation, limit),),
                 tuple(cut(text, options.truncation, limit) for text in sentences),
@@ -165,7 +165,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
     async def tokenize(request: Request) -> Response:
         """Return the tokens of each text, prompt included, with offsets in bytes of UTF-8."""
         body = await reader.read(request, TeiTokenizeBody)
-        engine = lifecycle.engine
+        engine = lifecycle.models.find()
         prompt = prompt_text(engine.info, body.prompt_name, "prompt_name")
         inputs = to_inputs([body.inputs] if isinstance(body.inputs, str) else body.inputs, "error", engine, prompt)
         work = engine.tokenize(TokenizeRequest(inputs, deadline=reader.deadline(request), spelling=SPELLING))
@@ -184,7 +184,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         check_not_empty(body.ids, "ids")
         token_ids = tuple(tuple(item) for item in items_of(body.ids) if not isinstance(item, str))
         skip = body.skip_special_tokens is not False
-        work = lifecycle.engine.decode(DecodeRequest(token_ids, skip, reader.deadline(request), DECODE_SPELLING))
+        work = lifecycle.models.find().decode(DecodeRequest(token_ids, skip, reader.deadline(request), DECODE_SPELLING))
         return await json_response(request, await while_connected(request, asyncio.ensure_future(work)))
 
     @router.get(
@@ -192,7 +192,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
     )
     async def info(request: Request) -> Response:
         """Return the served model and its limits."""
-        return await json_response(request, describe_model(lifecycle.engine))
+        return await json_response(request, describe_model(lifecycle.models.find()))
 
 
 def add_head_routes(router: APIRouter, reader: RequestReader) -> None:

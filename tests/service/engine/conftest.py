@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from model.artifact import TOKENIZER
 from model.tokenizer import Tokenizer
 from service.engine.admission import Admission
+from service.engine.lane_metrics import ModelMetrics
 from service.engine.scheduler import Lane
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import FakeBackend, FakeTask
@@ -29,7 +30,7 @@ async def start_lane() -> AsyncIterator[StartLane]:
 
     def make(backend: FakeBackend, *, max_tokens: int = 10**6, metrics: Metrics | None = None, **options: Any) -> Any:
         admission = Admission(backend.warm_up(), 2000, max_tokens)
-        lane = Lane("test", backend, admission, metrics or Metrics(CollectorRegistry()), **options)
+        lane = Lane("test", backend, admission, ModelMetrics(metrics or Metrics(CollectorRegistry()), "m"), **options)
         started.append((lane, backend))
         return lane
 

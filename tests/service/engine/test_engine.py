@@ -15,7 +15,6 @@ from service.errors import (
     EmptyInput,
     InputTooLong,
     NonFiniteOutput,
-    NotFound,
     ResponseTooLarge,
 )
 from tests.service.conftest import (
@@ -97,20 +96,8 @@ async def test_embedding_does_not_depend_on_batch_composition(engine: Engine, mo
             assert cosine(pooled(response, offset), alone[number + offset]) >= min_cosine(model)
 
 
-async def test_model_names_are_the_own_name_and_the_aliases(model: LoadedModel) -> None:
-    """The error does not repeat an unknown name."""
-    async with open_harness(model, model_aliases="mini, other") as harness:
-        for name in (None, "mini", "other", "all-MiniLM-L6-v2"):
-            assert (await encode(harness.engine, GOLDEN, model=name)).model == "all-MiniLM-L6-v2"
-        for request in (encode(harness.engine, GOLDEN, model="gpt-9"), tokenize(harness.engine, model="gpt-9")):
-            with pytest.raises(NotFound, match=r'^model: not found. This server serves "all-MiniLM-L6-v2".$'):
-                await request
-
-
-async def tokenize(engine: Engine, *texts: str, model: str | None = None) -> Any:
-    return await engine.tokenize(
-        TokenizeRequest(tuple(Input(TokenizerInput(text)) for text in texts or (GOLDEN,)), model)
-    )
+async def tokenize(engine: Engine, *texts: str) -> Any:
+    return await engine.tokenize(TokenizeRequest(tuple(Input(TokenizerInput(text)) for text in texts or (GOLDEN,))))
 
 
 async def test_tokenize_runs_no_inference_and_does_not_truncate(harness: ServiceHarness) -> None:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from service.engine.admission import Admission
+from service.engine.lane_metrics import ModelMetrics
 from service.engine.scheduler import Lane
 from service.errors import NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
@@ -194,7 +195,9 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
     backend = FakeBackend(max_batch_tokens=1)
 
     async def submit_and_leave() -> Lane[FakeTask, int]:
-        lane: Lane[FakeTask, int] = Lane("test", backend, Admission(1e6, 2000, 100), Metrics(CollectorRegistry()))
+        lane: Lane[FakeTask, int] = Lane(
+            "test", backend, Admission(1e6, 2000, 100), ModelMetrics(Metrics(CollectorRegistry()), "m")
+        )
         await hold(lane, backend)
         lane.submit([FakeTask(2)], FOREVER)
         await asyncio.sleep(0)

@@ -1,0 +1,82 @@
+"""The engines of the served models, by name."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from service.config import Settings
+from service.engine.engine import Engine
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import ModelInfo
+from service.errors import NotFound
+from service.metrics import Metrics
+from service.request_log import note_model
+
+
+class Models:
+    """One engine per served model, at least one. The first one serves requests that name no model."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = tuple(engines)
+        self._by_name = {name: engine for engine in engines for name in (engine.info.name, *engine.info.aliases)}
+
+    @classmethod
+    def start(cls, loaded: Sequence[LoadedModel], settings: Settings, metrics: Metrics) -> "Models":
+        """Start an engine for each model, in the order of `Settings.served_models`. Call it on the event loop."""
+        return cls(
+            [
+                Engine(model, settings, metrics, option)
+                for model, option in zip(loaded, settings.served_models, strict=True)
+            ]
+        )
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    @property
+    def names(self) -> list[str]:
+        """The names and aliases of the models."""
+        return list(self._by_name)
+
+    @property
+    def infos(self) -> list[ModelInfo]:
+        """The descriptions of the models."""
+        return [engine.info for engine in self._engines]
+
+    def find(self, name: str | None = None, field: str = "model") -> Engine:
+        """Return the engine of a model, or of the default model; raises `NotFound` with `field`.
+
+        The model is noted in the record of the current request.
+        """
+        engine = self._engines[0] if name is None else self._by_name.get(name)
+        if engine is None:
+            names = [f'"{info.name}"' for info in self.infos]
+            raise NotFound("not found", f"This server serves {_join(names)}.", field=field, reason="MODEL_NOT_FOUND")
+        note_model(engine.info.name)
+        return engine
+
+    @property
+    def healthy(self) -> bool:
+        """True while every engine can run work."""
+        return all(engine.healthy for engine in self._engines)
+
+    @property
+    def near_capacity(self) -> bool:
+        """True if a model may reject the next request."""
+        return any(engine.near_capacity for engine in self._engines)
+
+    async def drain(self) -> None:
+        """Wait until every admitted request has finished."""
+        await asyncio.gather(*(engine.drain() for engine in self._engines))
+
+    async def close(self) -> None:
+        """Fail queued requests and stop the workers."""
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+
+
+def _join(names: Sequence[str]) -> str:
+    """Return an enumeration in prose."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
