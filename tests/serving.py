@@ -22,10 +22,14 @@ START_TIMEOUT_S = 60
 
 
 class ServiceThread:
-    """Serve a loaded model inside a `with` block. `largest_response` is the latest estimate of a response size."""
+    """Serve loaded models inside a `with` block.
 
-    def __init__(self, model: LoadedModel, **options: Any) -> None:
-        self._model = model
+    `options` are those of Settings; with several models, `models` names them. `largest_response` is the latest
+    estimate of the size of a response of the first model.
+    """
+
+    def __init__(self, *models: LoadedModel, **options: Any) -> None:
+        self._models = models
         self._settings = Settings(**options)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="service")
@@ -45,11 +49,11 @@ class ServiceThread:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         settings, metrics = self._settings, Metrics(CollectorRegistry())
         lifecycle = Lifecycle(metrics)
-        engine = Engine(self._model, settings, metrics)
-        self._record_sizes(engine)
+        models = Models.start(self._models, settings, metrics)
+        self._record_sizes(models.find())
         rest = Server(make_app(lifecycle, settings, metrics, None), ConnectionLimits(settings.header_timeout_ms / 1000))
         rpc = RpcServer(lifecycle, settings, metrics, None)
-        lifecycle.become_ready(Models([engine]))
+        lifecycle.become_ready(models)
         with socket.create_server(("127.0.0.1", 0)) as bound:
             await rest.start(bound)
             self.rest = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -59,8 +63,8 @@ class ServiceThread:
             await self._stop.wait()
             await rpc.stop(1)
             await rest.stop(1)
-            await engine.drain()
-            await engine.close()
+            await models.drain()
+            await models.close()
 
     def _record_sizes(self, engine: Engine) -> None:
         check = engine._preparation._check_response_size

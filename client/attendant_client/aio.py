@@ -9,7 +9,17 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from attendant_client.aio_transports import open_async_transport
-from attendant_client.bodies import Body, Inputs, Part, halves, make_body, make_comparison, make_similarity, split_body
+from attendant_client.bodies import (
+    Body,
+    Inputs,
+    Part,
+    halves,
+    make_body,
+    make_comparison,
+    make_model_query,
+    make_similarity,
+    split_body,
+)
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
 from attendant_client.model_info import ModelInfo
@@ -112,10 +122,12 @@ class AsyncClient:
         response: SimilarityResponse = await self._call("similarity", body, self._deadline(timeout_s))
         return response
 
-    async def model(self, *, timeout_s: float | None = None) -> ModelInfo:
-        """Return the served model and its limits; raises `AttendantError`."""
-        info: ModelInfo = await self._call("model", {}, self._deadline(timeout_s))
-        self._model = info
+    async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
+        """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
+        body = make_model_query(name)
+        info: ModelInfo = await self._call("model", body, self._deadline(timeout_s))
+        if name is None:
+            self._model = info
         return info
 
     async def close(self) -> None:

@@ -52,6 +52,15 @@ def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str]
     return {**lists, **_present(options)}
 
 
+def make_model_query(name: str | None) -> Body:
+    """Return the fields of a request for the description of a model; None selects the default model."""
+    if name is None:
+        return {}
+    if not isinstance(name, str):
+        raise wrong_type("model", name, "Send a string.")
+    return {"model": name}
+
+
 def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Part]:
     """Yield the parts of a body, each within the limits if its inputs are."""
     part: list[Any] = []

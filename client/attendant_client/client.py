@@ -7,7 +7,16 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.bodies import Body, Inputs, halves, make_body, make_comparison, make_similarity, split_body
+from attendant_client.bodies import (
+    Body,
+    Inputs,
+    halves,
+    make_body,
+    make_comparison,
+    make_model_query,
+    make_similarity,
+    split_body,
+)
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
 from attendant_client.model_info import ModelInfo
@@ -105,10 +114,12 @@ class Client:
         response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))
         return response
 
-    def model(self, *, timeout_s: float | None = None) -> ModelInfo:
-        """Return the served model and its limits; raises `AttendantError`."""
-        info: ModelInfo = self._call("model", {}, self._deadline(timeout_s))
-        self._model = info
+    def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
+        """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
+        body = make_model_query(name)
+        info: ModelInfo = self._call("model", body, self._deadline(timeout_s))
+        if name is None:
+            self._model = info
         return info
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Synchronous transports: one request, one response."""
 
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import grpc
 import httpx
@@ -96,6 +97,7 @@ def http_request(
     timeout = httpx.Timeout(None if timeout_s is None else timeout_s + SLACK_S)
     path = http_codec.PATHS[operation]
     if operation == "model":
+        path += f"/{quote(body['model'], safe='')}" if "model" in body else ""
         return client.build_request("GET", path, timeout=timeout)
     if operation in http_codec.ARRAYS:
         body = {**body, "encoding_format": "base64"}

@@ -14,6 +14,7 @@ from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResponse,
     LayerReduce,
+    ModelInfo,
     Output,
     Timing,
     Token,
@@ -62,18 +63,20 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
-        info = self._lifecycle.models.find().info
+        default = self._lifecycle.models.find()
         call = current_record()
         assert call is not None
-        context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, f"{info.name}@{info.digest}")))
+        used: dict[str, None] = {}  # in the order of their first use
 
         async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
-            return await self._stream_response(request, _deadline(context), call)
+            return await self._stream_response(request, _deadline(context), call, used)
 
         responses = respond_in_order(request_iterator, respond, STREAM_WINDOW)
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response
+        models = ", ".join(used or [_identity(default.info)])
+        context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, models)))
 
     async def Attend(
         self, request: pb.AttendRequest, context: grpc.aio.ServicerContext
@@ -121,9 +124,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         return item_limits([engine.info])
 
     async def _stream_response(
-        self, message: pb.EncodeStreamRequest | Rejected, deadline: float | None, call: RequestRecord
+        self,
+        message: pb.EncodeStreamRequest | Rejected,
+        deadline: float | None,
+        call: RequestRecord,
+        used: dict[str, None],
     ) -> pb.EncodeStreamResponse:
-        """Return the response to one request of a stream; an error fails that request alone."""
+        """Return the response to one request of a stream, and add its model to `used`.
+
+        An error fails that request alone.
+        """
         error: ServiceError
         record = RequestRecord(call.api, call.request_id, call.traceparent, call.endpoint)
         set_current(record)  # each request of a stream has a task of its own
@@ -132,6 +142,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             reject_malformed(message)
             assert isinstance(message, pb.EncodeStreamRequest)
             engine = self._lifecycle.models.find(message.request.model or None)
+            used[_identity(engine.info)] = None
             response = await engine.encode(_encode_request(message.request, self._limits(engine), deadline))
         except ServiceError as raised:
             error = raised.with_traceback(None)
@@ -166,6 +177,11 @@ def _add_metadata(context: grpc.aio.ServicerContext, response: _Response, digest
             ("server-timing", response.timing.describe()),
         )
     )
+
+
+def _identity(info: ModelInfo) -> str:
+    """Return the name and the digest of a model."""
+    return f"{info.name}@{info.digest}"
 
 
 def _deadline(context: grpc.aio.ServicerContext) -> float | None:

@@ -154,7 +154,7 @@ def test_probes_and_docs_require_no_key(secured: RunningServer, path: str) -> No
 def test_admin_port_requires_no_key(secured: RunningServer) -> None:
     """It listens on loopback. Its metrics count rejections."""
     response = httpx.get(secured.admin + "/metrics")
-    name = 'attendant_rejected_requests_total{api="rest",lane="none",reason="auth"}'
+    name = 'attendant_rejected_requests_total{api="rest",lane="none",model="none",reason="auth"}'
     counter = re.search(rf"^{re.escape(name)} (\S+)$", response.text, re.MULTILINE)
     assert response.status_code == 200
     assert counter is not None

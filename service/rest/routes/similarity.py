@@ -84,7 +84,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
 
 
 def _request(body: SimilarityBody, deadline: float | None) -> SimilarityRequest:
-    fields = {name: getattr(body, name) for name in SimilarityBody.model_fields}
+    fields = {name: getattr(body, name) for name in SimilarityBody.model_fields if name != "model"}
     fields["queries"], fields["documents"] = _texts(body.queries), _texts(body.documents)
     return SimilarityRequest(**fields, deadline=deadline)
 

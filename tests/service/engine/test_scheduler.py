@@ -17,7 +17,7 @@ from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(f"attendant_{name}", {"lane": "test"} | labels)
+    return metrics.registry.get_sample_value(f"attendant_{name}", {"lane": "test", "model": "m"} | labels)
 
 
 async def test_idle_stream_starts_at_once(start_lane: StartLane) -> None:

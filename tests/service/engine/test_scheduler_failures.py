@@ -87,7 +87,7 @@ async def test_cancelled_requests_never_run(start_lane: StartLane) -> None:
     backend.gate.set()
     assert await other == [40]
     assert backend.batches[1:] == [[4]]
-    assert metrics.registry.get_sample_value("attendant_cancelled_inputs_total", {"stage": "queue"}) == 2
+    assert metrics.registry.get_sample_value("attendant_cancelled_inputs_total", {"stage": "queue", "model": "m"}) == 2
 
 
 async def test_result_of_a_cancelled_request_is_counted(start_lane: StartLane) -> None:
@@ -98,7 +98,7 @@ async def test_result_of_a_cancelled_request_is_counted(start_lane: StartLane) -
     await asyncio.wait([held])
     backend.gate.set()
     assert await send(lane, [2]) == [20]
-    assert metrics.registry.get_sample_value("attendant_cancelled_inputs_total", {"stage": "batch"}) == 1
+    assert metrics.registry.get_sample_value("attendant_cancelled_inputs_total", {"stage": "batch", "model": "m"}) == 1
 
 
 async def test_expired_requests_never_run(start_lane: StartLane) -> None:

@@ -17,6 +17,7 @@ ROUTES = {
     ("post", "/v1/compare"),
     ("post", "/v1/similarity"),
     ("get", "/v1/model"),
+    ("get", "/v1/model/{name}"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),
@@ -37,7 +38,7 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/encode2", "/v2/..%2f..%2fetc", "/v1/model/%00",
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/encode2", "/v2/..%2f..%2fetc", "/v1/modelx/%00",
                                   "/v1/../nothing", "/static/../../etc/passwd", "/" + "a" * 2000])  # fmt: skip
 def test_unknown_route_is_not_found(rest: httpx.Client, path: str) -> None:
     response = rest.get(path)

@@ -6,8 +6,11 @@ import json
 import pytest
 
 from service.auth import ApiKeys
+from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
+from service.engine.models import Models
+from service.lifecycle import Lifecycle
 from service.rest.overload import LoadShedder
 from tests.service.conftest import fast_lane, open_harness
 
@@ -91,3 +94,25 @@ async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
                 for headers in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
             ]
     assert [response and response.status_code for response in responses] == [401, 401, 429]
+
+
+async def test_load_shedder_rejects_requests_of_the_full_model_only(model: LoadedModel) -> None:
+    """A flood of one model must not cost requests of another one."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        settings = Settings(models="full=unused,idle=unused", max_queue_tokens=FULL)
+        models = Models.start([model, model], settings, harness.metrics)
+        lifecycle = Lifecycle(harness.metrics)
+        lifecycle.become_ready(models)
+        shedder = LoadShedder(lifecycle, harness.requests, None)
+        statuses = {}
+        with models.find("full")._fast.reserve(FULL):
+            assert shedder.active
+            for name in ("full", "idle", "nobody"):
+                body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()
+                response = shedder.try_reject(b"POST", b"/v1/encode", JSON, body)
+                statuses[name] = None if response is None else response.status_code
+            unnamed = shedder.try_reject(b"POST", b"/embed", JSON, b'{"inputs": "bank"}')
+        assert statuses == {"full": 429, "idle": None, "nobody": 404}
+        assert unnamed is not None
+        assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 2
+        await models.close()

@@ -1,0 +1,55 @@
+"""Lists of models and aliases in the options."""
+
+from pathlib import Path
+
+import pytest
+
+from service.config import ConfigError, Settings, load_settings
+from service.model_options import ModelOption
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def served(**options: str) -> tuple[ModelOption, ...]:
+    return Settings(**options).served_models  # type: ignore[arg-type]
+
+
+def test_one_model_has_the_name_of_its_manifest() -> None:
+    (option,) = served(model_dir="/srv/a", model_digest=DIGEST, model_aliases="one, two")
+    assert option == ModelOption(Path("/srv/a"), DIGEST, None, ("one", "two"))
+
+
+def test_models_have_names_digests_and_aliases() -> None:
+    models = f"org/a=/srv/a@sha256:{DIGEST}, b = /srv/b=c@home ,"
+    assert served(models=models, model_aliases="x,y=b,z = b", model_dir="/elsewhere") == (
+        ModelOption(Path("/srv/a"), DIGEST, "org/a", ("x",)),
+        ModelOption(Path("/srv/b=c@home"), None, "b", ("y", "z")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"models": "a"}, 'ATTENDANT_MODELS: "a" is not name=directory. Correct it.'),
+        ({"models": "a="}, 'ATTENDANT_MODELS: "a=" is not name=directory. Correct it.'),
+        ({"models": "=a"}, 'ATTENDANT_MODELS: "=a" is not name=directory. Correct it.'),
+        ({"models": "a b=c"}, 'ATTENDANT_MODELS: "a b=c" is not name=directory. Correct it.'),
+        ({"models": "a=b,a=c"}, 'ATTENDANT_MODELS: "a" is set twice. Correct it.'),
+        ({"models": "a=b@sha256:12"}, "ATTENDANT_MODELS: the digest of \"a\" is not sha256: and 64 hexadecimal digits. "
+                                      "Correct it."),
+        ({"models": f"a=@sha256:{DIGEST}"}, "ATTENDANT_MODELS: the digest of \"a\" is not sha256: and 64 hexadecimal "
+                                            "digits. Correct it."),
+        ({"models": "a=b,c=d", "model_aliases": "e=f"}, 'ATTENDANT_MODEL_ALIASES: "f" in "e=f" is not a name in '
+                                                        "ATTENDANT_MODELS. Correct it."),
+        ({"model_aliases": "e=f"}, 'ATTENDANT_MODEL_ALIASES: "f" in "e=f" is not a name in ATTENDANT_MODELS. '
+                                   "Correct it."),
+        ({"models": "a=b,c=d", "model_aliases": "c"}, 'ATTENDANT_MODEL_ALIASES: "c" is set twice. Correct it.'),
+        ({"model_aliases": "c,c"}, 'ATTENDANT_MODEL_ALIASES: "c" is set twice. Correct it.'),
+        ({"model_aliases": "=c"}, 'ATTENDANT_MODEL_ALIASES: "=c" is not an alias or alias=name. Correct it.'),
+    ],
+)  # fmt: skip
+def test_invalid_list_is_an_error_of_its_option(options: dict[str, str], message: str) -> None:
+    environ = {f"ATTENDANT_{name.upper()}": value for name, value in options.items()}
+    with pytest.raises(ConfigError) as raised:
+        load_settings(environ=environ)
+    assert str(raised.value) == message
