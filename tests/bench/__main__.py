@@ -10,12 +10,14 @@ from contextlib import ExitStack, contextmanager
 
 from tests.bench import plots, report
 from tests.bench.accuracy import judge_accuracy, measure_accuracy
+from tests.bench.apis import measure_apis
 from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
 from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
 from tests.bench.fairness import measure_fairness
 from tests.bench.int8 import measure_int8
 from tests.bench.machine import load_average
+from tests.bench.models import FLOODED, OTHER, measure_models
 from tests.bench.open_loop import Offered, allow_connections
 from tests.bench.overload import judge_overload, measure_overload
 from tests.bench.peers import serving_peers
@@ -148,6 +150,14 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
     if "FAIR" in sections:
         fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, progress)
         context.add("fairness", fairness, fairness.verdicts())
+    if "API" in sections:
+        apis = measure_apis(server, context.sentences, config.seconds, 2 * config.rounds, progress)
+        context.add("apis", apis, apis.verdicts())
+    if "MODELS" in sections:
+        directory = context.model.directory
+        with serving(context, models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
+            several = measure_models(two, context.sentences, config.seconds, 2 * config.rounds, progress)
+        context.add("models", several, several.verdicts())
     if "LIVEZ" in sections:
         responsiveness = measure_responsiveness(server, progress)
         context.add("responsiveness", responsiveness, responsiveness.verdicts())
@@ -157,9 +167,16 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         )
         context.scaling = scaling
         context.add("scaling", scaling, scaling.verdicts())
+    if {"ACCURACY", "INT8"} & set(sections):
+        measure_precisions(context, sections, server)
+
+
+def measure_precisions(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
+    """Measure the accuracy of each precision, and the speed of int8."""
+    config = context.config
     texts = spread([*context.sentences, *context.passages], config.texts)
-    reference = context.limit.reference(texts) if {"ACCURACY", "INT8"} & set(sections) else None
-    if "ACCURACY" in sections and reference is not None:
+    reference = context.limit.reference(texts)
+    if "ACCURACY" in sections:
         precision = served_precision(server.rest)
         progress(f"accuracy over {len(texts)} texts in {precision} and float32")
         cosines = measure_accuracy(server.rest, texts, reference)
@@ -168,7 +185,7 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
             with serving(context, precision="float32") as other:
                 cosines = measure_accuracy(other.rest, texts, reference)
             context.add("cosines_float32", cosines, judge_accuracy(cosines, "float32", len(texts)))
-    if "INT8" in sections and reference is not None:
+    if "INT8" in sections:
         if context.machine.has_vnni:
             int8 = measure_int8(texts, reference, config.seconds, config.rounds, progress)
             context.add("int8", int8, int8.verdicts())

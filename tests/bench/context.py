@@ -11,7 +11,10 @@ from tests.bench.scaling import Scaling
 from tests.bench.targets import Verdict
 from tests.bench.workloads import Corpus, read_corpus
 
-SECTIONS = ("START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8")
+SECTIONS = (
+    "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
+    "API", "MODELS",
+)  # fmt: skip
 CALIBRATION_TEXTS = 200
 
 

@@ -103,6 +103,13 @@ def served_precision(rest: str) -> str:
     return str(model["precision"])
 
 
+def served_name(rest: str) -> str:
+    """Return the name of the default model of a server."""
+    import httpx  # not installed on machines of the GPU bench
+
+    return str(httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()["name"])
+
+
 def encode_body(texts: Sequence[str], encoding: str = "float", outputs: Sequence[str] = ()) -> dict[str, object]:
     """Return the body of POST /v1/encode."""
     body: dict[str, object] = {"inputs": list(texts), **(BASE64 if encoding == "base64" else {})}
