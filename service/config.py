@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -163,7 +162,7 @@ class Settings(BaseSettings):
         description="Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay.",
     )
 
-    @cached_property
+    @property
     def served_models(self) -> tuple[ModelOption, ...]:
         """The models to serve, at least one; the first one is the default. Raises `ConfigError`."""
         options = _parse("models", parse_models, self.models) or [ModelOption(self.model_dir, self.model_digest)]
