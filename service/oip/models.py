@@ -12,6 +12,8 @@ from service.metrics import Metrics
 from service.oip.inference import ATTENTION, POOLED, TOKEN_COUNTS, TOKENS
 from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
 
+API = "oip"
+"""The label of this API in metrics, over REST and gRPC."""
 VERSION = "1"
 """The only version of every model."""
 PLATFORM = "attendant"

@@ -40,6 +40,7 @@ from service.rest.routes import (
     tei,
     tei_bodies,
 )
+from service.rest.routes.oip_conversion import LENGTH_HEADER
 
 
 def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
@@ -95,8 +96,17 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         app,
         allow_origins=allowed,
         allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
-        allow_headers=["authorization", "content-type", TIMEOUT_HEADER, REQUEST_ID_HEADER, TRACE_HEADER],
+        allow_headers=[
+            "authorization",
+            "content-encoding",
+            "content-type",
+            LENGTH_HEADER,
+            TIMEOUT_HEADER,
+            REQUEST_ID_HEADER,
+            TRACE_HEADER,
+        ],
         expose_headers=[
+            LENGTH_HEADER,
             "retry-after",
             "server-timing",
             "x-attendant-model",

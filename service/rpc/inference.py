@@ -30,7 +30,7 @@ from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.stream import Failed, respond_in_order, run_in_stream
 
 SERVICE = "inference.GRPCInferenceService"
-API = "oip"
+PROBES = ("ServerLive", "ServerReady")
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents", "BOOL": "bool_contents"}
 FINAL_RESPONSE = "triton_final_response"
 FP32_CONTENTS_TAG = b"\x32"

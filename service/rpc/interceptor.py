@@ -19,8 +19,6 @@ from service.rpc.status import retry_after_ms, status_of
 
 API = "grpc"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
-OPEN_METHODS = ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady")
-"""Health checks are not counted, and require no key."""
 
 Context = Any
 Handler = Any
@@ -31,11 +29,12 @@ log = logging.getLogger("attendant.rpc")
 
 @dataclass(frozen=True)
 class Method:
-    """An RPC as metrics and logs name it, and the layout of its requests."""
+    """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key."""
 
     name: str
     api: str = API
     layout: Layout = NO_LAYOUT
+    is_probe: bool = False
 
 
 OTHER_METHOD = Method(OTHER)
@@ -57,12 +56,12 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     ) -> Handler:
         handler = await continuation(handler_call_details)
         name = handler_call_details.method
-        if (name.startswith(OPEN_SERVICES) or name in OPEN_METHODS) and handler is not None:
+        method = self._methods.get(name, OTHER_METHOD)
+        if (name.startswith(OPEN_SERVICES) or method.is_probe) and handler is not None:
             return handler
         if handler is None:
             # grpc itself would reveal to clients without a key which methods exist.
             return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER_METHOD))
-        method = self._methods.get(name, OTHER_METHOD)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 self._wrap_stream(handler.stream_stream, method),

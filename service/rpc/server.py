@@ -11,6 +11,7 @@ from service.auth import ApiKeys
 from service.config import Settings
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
 from service.rpc import inference
@@ -29,7 +30,7 @@ ENCODER_METHODS = [
 ]
 # The label sets of this API exist from its first request on: most servers never get one.
 INFERENCE_METHODS = [
-    Method(f"/{inference.SERVICE}/{method.name}", inference.API, INFER_LAYOUT)
+    Method(f"/{inference.SERVICE}/{method.name}", oip.API, INFER_LAYOUT, is_probe=method.name in inference.PROBES)
     for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 ]
 

@@ -12,6 +12,7 @@ from service.engine.engine import Engine
 from service.errors import Unavailable
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.oip import models as oip_models
 from service.oip.inference import infer
 from service.oip.models import (
     describe_config,
@@ -48,7 +49,7 @@ from service.rest.routes.oip_conversion import (
 )
 from service.rest.schemas import GET_ERRORS, OIP_ERRORS, responses
 
-API = "oip"
+API = oip_models.API
 ROOT_PATH = "/v2"
 PREFIX = f"{ROOT_PATH}/"
 MODEL_PATH = "/v2/models/{name:path}"
@@ -176,9 +177,10 @@ def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) ->
 
     async def infer_model(request: Request) -> Response:
         """Run a model on texts or token ids. Tensors are JSON, or little-endian bytes after the JSON."""
+        infos = lifecycle.models.infos
         content = await reader.read_bytes(request, MEDIA_TYPES)
         document, binary = split_body(content, request.headers.get(LENGTH_HEADER))
-        body = parse_body(document, lifecycle.models.infos)
+        body = parse_body(document, infos)
         engine = model_of(request, lifecycle)
         work, flags = infer_request(body, binary, reader.deadline(request))
         response = await while_connected(request, asyncio.ensure_future(infer(engine, work)))
