@@ -1,5 +1,6 @@
 """Check that generated files are up to date, and lint the proto with buf. `--write` generates the files."""
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,12 @@ from service.config import describe_options
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
+INFERENCE_PROTO = "inference/inference.proto"
 ONNX_PROTO = "onnx_weights.proto"
-STUBS = ("encoder_pb2.py", "encoder_pb2.pyi", "encoder_pb2_grpc.py")
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
-PACKAGES = {"service.pb": ".", "attendant_client.pb": "client"}
-"""Packages with the stubs of the API, and the folders they are in."""
+PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb": ("client", (PROTO,))}
+"""Packages with stubs, the folders they are in, and the protos of the stubs."""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
@@ -28,13 +30,15 @@ def generated_files() -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")
-        _protoc("-Iproto", f"-I{GOOGLEAPIS}", *outputs, f"--grpc_python_out={out}", PROTO)
+        _protoc("-Iproto", f"-I{GOOGLEAPIS}", *outputs, f"--grpc_python_out={out}", PROTO, INFERENCE_PROTO)
         _protoc("-Iproto/onnx", *outputs, ONNX_PROTO)
-        for package, folder in PACKAGES.items():
+        for package, (folder, protos) in PACKAGES.items():
             directory = ROOT / folder / package.replace(".", "/")
-            for name in STUBS:
-                body = (out / PROTO).with_name(name).read_text()
-                files[directory / name] = body.replace("from attendant.v1 import", f"from {package} import")
+            for proto, suffix in itertools.product(protos, SUFFIXES):
+                stub = (out / proto).with_name(Path(proto).stem + suffix)
+                proto_package = proto.rpartition("/")[0].replace("/", ".")
+                body = stub.read_text().replace(f"from {proto_package} import", f"from {package} import")
+                files[directory / stub.name] = body
         for name in ONNX_STUBS:
             files[ROOT / ONNX_PACKAGE.replace(".", "/") / name] = (out / name).read_text()
     return files
@@ -43,14 +47,24 @@ def generated_files() -> dict[Path, str]:
 def lint_proto() -> bool:
     """Return whether the proto passes; buf prints its findings."""
     with tempfile.TemporaryDirectory() as scratch:
-        image = Path(scratch) / "encoder.binpb"
+        image = Path(scratch) / "protos.binpb"
         # buf takes the descriptors, because it cannot resolve googleapis without its registry.
         _protoc(
             "-Iproto", f"-I{GOOGLEAPIS}", "--include_imports", "--include_source_info",
-            f"--descriptor_set_out={image}", PROTO,
+            f"--descriptor_set_out={image}", PROTO, INFERENCE_PROTO,
         )  # fmt: skip
         buf = Path(sys.executable).with_name("buf")
-        command = [str(buf), "lint", str(image), "--path", PROTO, "--config", "proto/buf.yaml"]
+        command = [
+            str(buf),
+            "lint",
+            str(image),
+            "--path",
+            PROTO,
+            "--path",
+            INFERENCE_PROTO,
+            "--config",
+            "proto/buf.yaml",
+        ]
         return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 

@@ -15,7 +15,7 @@ from service.engine.encode.response import (
     response_bytes,
     suggest_smaller_vectors,
 )
-from service.engine.explain.attend import AttendTask, suggest_smaller_maps
+from service.engine.explain.attend import AttendTask, maps_bytes, suggest_smaller_maps
 from service.engine.explain.compare import CompareTask, OccurrenceTokens, comparison_bytes, find_occurrence
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
@@ -73,7 +73,7 @@ class Preparation:
             path = f"{request.spelling.inputs}[{index}]"
             units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
             tasks.append(AttendTask(tokens, units, spec, request, self._blocks))
-        size = sum(task.response_bytes() for task in tasks)
+        size = maps_bytes(tasks)
         remedy = partial(suggest_smaller_maps, tasks, self._limits.max_response_bytes)
         self._check_response_size(size, len(tasks), remedy)
         return tasks

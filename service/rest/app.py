@@ -27,7 +27,20 @@ from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
 from service.rest.requests import RequestReader
-from service.rest.routes import docs, explain, health, native, openai, page, similarity, tei, tei_bodies
+from service.rest.routes import (
+    docs,
+    explain,
+    health,
+    native,
+    oip,
+    oip_bodies,
+    openai,
+    page,
+    similarity,
+    tei,
+    tei_bodies,
+)
+from service.rest.routes.oip_conversion import LENGTH_HEADER
 
 
 def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
@@ -46,6 +59,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     reader = RequestReader(lifecycle, settings)
     routers = (
         *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai, tei)),
+        oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
         page.make_router(files),
         *([docs.make_router()] if settings.docs else ()),
@@ -56,13 +70,16 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
             api = api_of(min(route.methods or ()), route.path)
-            # The label sets of the TEI API exist from its first request on: most servers never get one. The list of
-            # models belongs to no model.
+            # The label sets of these two APIs exist from their first request on: most servers never get one. The list
+            # of models belongs to no model.
             is_frequent = "{" not in route.path and route.path != openai.MODELS_PATH
-            if api not in (health.API, tei.API) and is_frequent:
+            if api not in (health.API, tei.API, oip.API) and is_frequent:
                 metrics.create_requests(api, [route.path])
     install_error_handlers(app)
-    describe_bodies(app, (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES))
+    describe_bodies(
+        app,
+        (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES, *oip_bodies.BODIES),
+    )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
         app, routers, RequestLog(metrics, settings.access_log), keys, (*health.PATHS, *docs.PATHS, *files), hosts
@@ -79,8 +96,17 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         app,
         allow_origins=allowed,
         allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
-        allow_headers=["authorization", "content-type", TIMEOUT_HEADER, REQUEST_ID_HEADER, TRACE_HEADER],
+        allow_headers=[
+            "authorization",
+            "content-encoding",
+            "content-type",
+            LENGTH_HEADER,
+            TIMEOUT_HEADER,
+            REQUEST_ID_HEADER,
+            TRACE_HEADER,
+        ],
         expose_headers=[
+            LENGTH_HEADER,
             "retry-after",
             "server-timing",
             "x-attendant-model",

@@ -122,6 +122,49 @@ TEI_INFO: Example = {
     "docker_label": None,
 }
 OPENAI_MODEL: Example = {"id": MODEL, "object": "model", "created": 0, "owned_by": "attendant"}
+OIP_SERVER: Example = {"name": "attendant", "version": "0.1.0", "extensions": ["binary_tensor_data", "statistics"]}
+OIP_MODEL: Example = {
+    "name": MODEL,
+    "versions": ["1"],
+    "platform": "attendant",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [{"name": "pooled", "datatype": "FP32", "shape": [-1, 384]}],
+}
+OIP_CONFIG: Example = {
+    "name": MODEL,
+    "platform": "attendant",
+    "backend": "attendant",
+    "max_batch_size": 0,
+    "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": True}],
+    "output": [{"name": "pooled", "data_type": "TYPE_FP32", "dims": [-1, 384]}],
+    "model_transaction_policy": {"decoupled": False},
+}
+OIP_MODEL_READY: Example = {"name": MODEL, "ready": True}
+OIP_STAGE = {"count": 2, "ns": 1_500_000}
+OIP_STAGES = ("fail", "queue", "compute_input", "compute_infer", "compute_output")
+OIP_STATISTICS: Example = {
+    "model_stats": [
+        {
+            "name": MODEL,
+            "version": "1",
+            "inference_count": 3,
+            "execution_count": 2,
+            "inference_stats": {"success": {"count": 2}, **dict.fromkeys(OIP_STAGES, OIP_STAGE)},
+        }
+    ]
+}
+OIP_INFER_REQUEST: Example = {
+    "id": "42",
+    "inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": [TEXT, "river bank floods"]}],
+    "outputs": [{"name": "pooled"}],
+    "parameters": {"dimensions": 2},
+}
+OIP_INFER_RESPONSE: Example = {
+    "model_name": MODEL,
+    "model_version": "1",
+    "id": "42",
+    "outputs": [{"name": "pooled", "datatype": "FP32", "shape": [2, 2], "data": [0.99, -0.14, 0.91, 0.41]}],
+}
 STATUS: Example = {"status": "ok"}
 
 REQUESTS: dict[str, Example] = {
@@ -140,6 +183,8 @@ REQUESTS: dict[str, Example] = {
     "tei_similarity": TEI_SIMILARITY_REQUEST,
     "tei_tokenize": {"inputs": TEXT},
     "tei_decode": {"ids": [101, 2769, 2924, 102]},
+    "oip_model_infer": OIP_INFER_REQUEST,
+    "oip_model_version_infer": OIP_INFER_REQUEST,
 }
 RESPONSES: dict[str, Any] = {
     "encode": ENCODE_RESPONSE,
@@ -160,6 +205,16 @@ RESPONSES: dict[str, Any] = {
     "tei_tokenize": [[{"id": 2769, "text": "money", "special": False, "start": 0, "stop": 5}]],
     "tei_decode": ["money bank"],
     "tei_info": TEI_INFO,
+    "oip_live": {"live": True},
+    "oip_ready": {"ready": True},
+    "oip_server_metadata": OIP_SERVER,
+    "oip_statistics": OIP_STATISTICS,
+    "oip_repository_index": [{"name": MODEL, "version": "1", "state": "READY", "reason": ""}],
+    **dict.fromkeys(("oip_model_infer", "oip_model_version_infer"), OIP_INFER_RESPONSE),
+    **dict.fromkeys(("oip_model_metadata", "oip_model_version_metadata"), OIP_MODEL),
+    **dict.fromkeys(("oip_model_ready", "oip_model_version_ready"), OIP_MODEL_READY),
+    **dict.fromkeys(("oip_model_config", "oip_model_version_config"), OIP_CONFIG),
+    **dict.fromkeys(("oip_model_statistics", "oip_model_version_statistics"), OIP_STATISTICS),
     "livez": STATUS,
     "readyz": STATUS,
 }

@@ -21,7 +21,7 @@ from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
 from service.rest.hosts import HostCheck
 from service.rest.responses import native_error
-from service.rest.routes import health, native, openai, tei, tei_conversion
+from service.rest.routes import health, native, oip, oip_conversion, openai, tei, tei_conversion
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -162,7 +162,9 @@ def api_of(method: str, path: str) -> str:
         return openai.API
     if path in tei.PATHS or (path == tei.ROOT_PATH and method == "POST"):
         return tei.API
-    return health.API if path in health.PATHS else native.API
+    if path in health.PATHS:
+        return health.API
+    return oip.API if path == oip.ROOT_PATH or path.startswith(oip.PREFIX) else native.API
 
 
 def error_response(record: RequestRecord, error: ServiceError) -> Response:
@@ -183,6 +185,8 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         return Response(openai.render_error(error), openai.http_status(error), headers, JSON)
     if record.api == tei.API:
         return Response(tei_conversion.render_error(error), tei_conversion.http_status(error), headers, JSON)
+    if record.api == oip.API:
+        return Response(oip_conversion.render_error(error), oip_conversion.http_status(error), headers, JSON)
     return Response(native_error(error, record.request_id), error.http_status, headers, JSON)
 
 

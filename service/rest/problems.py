@@ -26,6 +26,7 @@ _TAG_REMEDIES = {
 }
 _TYPE_REMEDIES = {
     "bool_type": "Send true or false.",
+    "dict_type": "Send an object.",
     "float_type": "Send a number.",
     "int_from_float": "Send an integer.",
     "int_type": "Send an integer.",

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -25,6 +25,7 @@ from service.errors import (
 from service.lifecycle import Lifecycle
 from service.limits import item_limits
 from service.rest.codec import JSON, TIMEOUT_HEADER
+from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 from service.rest.problems import invalid_body
 
 DISCONNECT_CHECK_DELAY_S = 0.25
@@ -79,10 +80,21 @@ class RequestReader:
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
         ):
             raise UnsupportedMedia(f"not {JSON} in UTF-8", f"Send {JSON}.", field="Content-Type")
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise UnsupportedMedia("not supported", "Send the body uncompressed.", field="Content-Encoding")
+        if request.headers.get(ENCODING_HEADER, IDENTITY) != IDENTITY:
+            raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
         return parse_json(body, model, item_limits(infos) | limits)
+
+    async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
+        """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""
+        media_type = request.headers.get("content-type", media_types[0]).partition(";")[0].strip().lower()
+        if media_type not in media_types:
+            raise UnsupportedMedia("not supported", f"Send {' or '.join(media_types)}.", field="Content-Type")
+        coding = request.headers.get(ENCODING_HEADER, IDENTITY).strip().lower()
+        if coding not in (IDENTITY, *CODINGS):
+            raise UnsupportedMedia("not supported", f"Use {' or '.join(CODINGS)}.", field=ENCODING_HEADER)
+        body = await self._receive(request)
+        return body if coding == IDENTITY else inflate(body, coding, self.settings.max_request_bytes)
 
     def deadline(self, request: Request) -> float | None:
         """Return the deadline set by X-Request-Timeout-Ms, a time.monotonic() reading; None without that header."""

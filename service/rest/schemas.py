@@ -291,6 +291,11 @@ TEI_ERRORS = ERRORS | {
     424: "The model has no head for this route.",
     429: "Queue full, or too much memory in use for request bodies.",
 }
+OIP_ERRORS = ERRORS | {
+    400: "Malformed request, or invalid argument.",
+    404: "Unknown model or version.",
+    501: "Not supported by this server or model.",
+}
 RETRIED = (429, 503)
 GET_ERRORS = (401, 403, 404, 500, 503)
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -13,7 +14,7 @@ from service.auth import ApiKeys
 from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
-from service.rpc.messages import STREAM_DEPTH, UNARY_DEPTH, reject_malformed, tolerant
+from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, tolerant
 from service.rpc.status import retry_after_ms, status_of
 
 API = "grpc"
@@ -26,14 +27,27 @@ Handler = Any
 log = logging.getLogger("attendant.rpc")
 
 
+@dataclass(frozen=True)
+class Method:
+    """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key."""
+
+    name: str
+    api: str = API
+    layout: Layout = NO_LAYOUT
+    is_probe: bool = False
+
+
+OTHER_METHOD = Method(OTHER)
+
+
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
     """Wraps unary-unary, unary-stream and stream-stream handlers."""
 
-    def __init__(self, requests: RequestLog, keys: ApiKeys | None, methods: frozenset[str]) -> None:
+    def __init__(self, requests: RequestLog, keys: ApiKeys | None, methods: Sequence[Method]) -> None:
         self._requests = requests
         self._metrics = requests.metrics
         self._keys = keys
-        self._methods = methods
+        self._methods = {method.name: method for method in methods}
 
     async def intercept_service(
         self,
@@ -41,33 +55,33 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if method.startswith(OPEN_SERVICES) and handler is not None:
+        name = handler_call_details.method
+        method = self._methods.get(name, OTHER_METHOD)
+        if (name.startswith(OPEN_SERVICES) or method.is_probe) and handler is not None:
             return handler
         if handler is None:
             # grpc itself would reveal to clients without a key which methods exist.
-            return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER))
-        name = method if method in self._methods else OTHER
+            return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER_METHOD))
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._wrap_stream(handler.stream_stream, name),
-                tolerant(handler.request_deserializer, STREAM_DEPTH),
+                self._wrap_stream(handler.stream_stream, method),
+                tolerant(handler.request_deserializer, method.layout),
                 handler.response_serializer,
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._wrap_stream(handler.unary_stream, name),
-                tolerant(handler.request_deserializer, UNARY_DEPTH),
+                self._wrap_stream(handler.unary_stream, method),
+                tolerant(handler.request_deserializer, method.layout),
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._wrap_unary(handler.unary_unary, name),
-            tolerant(handler.request_deserializer, UNARY_DEPTH),
+            self._wrap_unary(handler.unary_unary, method),
+            tolerant(handler.request_deserializer, method.layout),
             handler.response_serializer,
         )
 
     def _wrap_unary(
-        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: str
+        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method
     ) -> Callable[[Any, Context], Awaitable[Message]]:
         async def call(request: Any, context: Context) -> Message:
             async with self._observe(context, method) as record:
@@ -79,7 +93,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         return call
 
     def _wrap_stream(
-        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: str
+        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method
     ) -> Callable[[Any, Context], AsyncIterator[Message]]:
         async def call(request: Any, context: Context) -> AsyncIterator[Message]:
             """`request` is one request, or the iterator of a stream."""
@@ -93,10 +107,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         return call
 
     @contextlib.asynccontextmanager
-    async def _observe(self, context: Context, method: str) -> AsyncIterator[RequestRecord]:
+    async def _observe(self, context: Context, method: Method) -> AsyncIterator[RequestRecord]:
         metadata = dict(context.invocation_metadata() or ())
         record = RequestRecord(
-            API, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method
+            method.api, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method.name
         )
         set_current(record)
         self._metrics.in_flight.inc()
@@ -131,7 +145,7 @@ def log_internal(error: ServiceError, record: RequestRecord) -> None:
     """Log the cause of an internal error; the client gets only the request ID."""
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error(
-            "unhandled exception api=%s endpoint=%s", API, record.endpoint, exc_info=error.__cause__,
+            "unhandled exception api=%s endpoint=%s", record.api, record.endpoint, exc_info=error.__cause__,
             extra={"request_id": record.request_id},
         )  # fmt: skip
 
@@ -148,7 +162,7 @@ def _text(metadata: dict[str, str | bytes], key: str) -> str:
 
 
 async def _no_such_method(request: object, context: Context) -> Message:
-    raise Unsupported("Method not found", "See proto/attendant/v1/encoder.proto.", reason="METHOD_NOT_FOUND")
+    raise Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
 
 
 async def abort(context: Context, error: ServiceError, record: RequestRecord) -> NoReturn:

@@ -1,7 +1,7 @@
 """Deserialization of request messages: invalid bytes, and bytes that take long to parse, become an error."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -11,14 +11,27 @@ from service.errors import InvalidArgument, MalformedRequest, ServiceError
 SCAN_FROM_BYTES = 64 * 1024
 MAX_FIELDS = 32 * 1024
 """Fields of a message and of its inputs. Parsing 8 MiB of empty inputs takes 160 ms and holds the GIL."""
-NESTED_FIELD = 2
-"""The field number of the request in EncodeStreamRequest, of its inputs or occurrences, and of their token ids.
 
-No string has this number.
-"""
-UNARY_DEPTH, STREAM_DEPTH = 2, 3
-"""Levels of messages above the token ids."""
-IDS_FIELD = 1
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of a message that take long to parse: `nested` messages by number, and `packed` numbers.
+
+    Other fields with these numbers, such as strings, would be scanned in vain, and must not exist.
+    """
+
+    nested: "Mapping[int, Layout]" = field(default_factory=dict)
+    packed: frozenset[int] = frozenset()
+
+
+NO_LAYOUT = Layout()
+REQUEST_LAYOUT = Layout({2: Layout({2: Layout(packed=frozenset({1}))})})
+"""The inputs or occurrences of a request to the encoder service, and their token ids."""
+STREAM_LAYOUT = Layout({2: REQUEST_LAYOUT})
+"""The request in EncodeStreamRequest."""
+_INPUT_LAYOUT = Layout({4: NO_LAYOUT, 5: Layout(packed=frozenset(range(1, 8)))}, packed=frozenset({3}))
+INFER_LAYOUT = Layout({4: NO_LAYOUT, 5: _INPUT_LAYOUT, 6: Layout({2: NO_LAYOUT})})
+"""The inputs of ModelInferRequest with their contents and shapes, its outputs, and the parameters of all three."""
 ID_BYTES_PER_FIELD = 128
 """Packed token ids take as long to parse as one field per 128 bytes; 8 MiB take 70 ms."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -33,11 +46,11 @@ class Rejected:
     error: ServiceError
 
 
-def tolerant(deserializer: Callable[[bytes], M], depth: int) -> Callable[[bytes], M | Rejected]:
-    """Return a deserializer that returns `Rejected` instead of raising; `depth` as in `count_fields`."""
+def tolerant(deserializer: Callable[[bytes], M], layout: Layout) -> Callable[[bytes], M | Rejected]:
+    """Return a deserializer that returns `Rejected` instead of raising."""
 
     def deserialize(data: bytes) -> M | Rejected:
-        if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS, depth) > MAX_FIELDS:
+        if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS, layout) > MAX_FIELDS:
             error = InvalidArgument("Message has too many fields", "Split the request.", limit=MAX_FIELDS)
             return Rejected(error)
         try:
@@ -53,8 +66,8 @@ def tolerant(deserializer: Callable[[bytes], M], depth: int) -> Callable[[bytes]
     return deserialize
 
 
-def count_fields(data: bytes, start: int, end: int, limit: int, depth: int) -> int:
-    """Return the number of fields of a message and of `depth` levels of nested ones, or a number over `limit`.
+def count_fields(data: bytes, start: int, end: int, limit: int, layout: Layout) -> int:
+    """Return the number of fields of a message and of its nested ones, or a number over `limit`.
 
     It stops at the first byte that is not valid: the parser reports that.
     """
@@ -67,10 +80,11 @@ def count_fields(data: bytes, start: int, end: int, limit: int, depth: int) -> i
             _, place = _varint(data, place, end)
         elif kind == BYTES:
             size, place = _varint(data, place, end)
-            if not depth and tag >> 3 == IDS_FIELD:
+            number = tag >> 3
+            if number in layout.packed:
                 count += size // ID_BYTES_PER_FIELD
-            if depth and tag >> 3 == NESTED_FIELD and place + size <= end:
-                count += count_fields(data, place, place + size, limit - count, depth - 1)
+            if number in layout.nested and place + size <= end:
+                count += count_fields(data, place, place + size, limit - count, layout.nested[number])
             place += size
         elif kind in (FIXED64, FIXED32):
             place += 8 if kind == FIXED64 else 4

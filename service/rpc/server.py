@@ -1,4 +1,4 @@
-"""The gRPC server: the encoder service, health and reflection on one port."""
+"""The gRPC server: the encoder and inference services, health and reflection on one port."""
 
 import asyncio
 from typing import Any
@@ -11,31 +11,41 @@ from service.auth import ApiKeys
 from service.config import Settings
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.pb import encoder_pb2, encoder_pb2_grpc
+from service.oip import models as oip
+from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
-from service.rpc.interceptor import API, Interceptor
+from service.rpc import inference
+from service.rpc.interceptor import API, Interceptor, Method
+from service.rpc.messages import INFER_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.servicer import SERVICE, EncoderServicer
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
 MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
+SERVICES = (SERVICE, inference.SERVICE)
+ENCODER_METHODS = [
+    Method(f"/{SERVICE}/{method.name}", layout=STREAM_LAYOUT if method.client_streaming else REQUEST_LAYOUT)
+    for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
+]
+# The label sets of this API exist from its first request on: most servers never get one.
+INFERENCE_METHODS = [
+    Method(f"/{inference.SERVICE}/{method.name}", oip.API, INFER_LAYOUT, is_probe=method.name in inference.PROBES)
+    for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+]
 
 
 class RpcServer:
     """Construct it on the event loop. Health is NOT_SERVING until `set_serving`."""
 
     def __init__(self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> None:
-        methods = [
-            f"/{SERVICE}/{method.name}" for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
-        ]
-        metrics.create_requests(API, methods)
+        metrics.create_requests(API, [method.name for method in ENCODER_METHODS])
         requests = RequestLog(metrics, settings.access_log)
         # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(requests, keys, frozenset(methods))],
+            interceptors=[Interceptor(requests, keys, (*ENCODER_METHODS, *INFERENCE_METHODS))],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
@@ -47,6 +57,9 @@ class RpcServer:
         )
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
             EncoderServicer(lifecycle, settings, requests), self._server
+        )
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            inference.InferenceServicer(lifecycle, metrics, requests), self._server
         )
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -63,9 +76,9 @@ class RpcServer:
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the health of the server as a whole and of the service."""
+        """Set the health of the server as a whole and of each service."""
         status = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE):
+        for service in ("", *SERVICES):
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def set_not_serving(self) -> None:
@@ -115,7 +128,7 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
 
 def _enable_reflection(server: grpc.aio.Server) -> None:
     """Serve reflection under v1 and v1alpha."""
-    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
+    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
     servicer = reflection.aio.ReflectionServicer(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(

@@ -1,7 +1,6 @@
 """The servicer of attendant.v1.EncoderService, proto/attendant/v1/encoder.proto."""
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, get_args
 
@@ -21,25 +20,22 @@ from service.engine.schema.encode import (
     TokenizeRequest,
     Word,
 )
-from service.errors import Internal, InvalidArgument, ServiceError
+from service.errors import InvalidArgument
 from service.lifecycle import Lifecycle
 from service.limits import item_limits
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
-from service.request_log import RequestLog, RequestRecord, current_record, set_current
+from service.request_log import RequestLog, RequestRecord, current_record
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
+from service.rpc.context import add_models, add_timing, deadline_of, identity_of
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
-from service.rpc.interceptor import log_internal
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.model_info import POOLING_MODES, model_response
 from service.rpc.similarity import similarity_request, similarity_response
 from service.rpc.status import status_of
-from service.rpc.stream import respond_in_order
+from service.rpc.stream import Failed, respond_in_order, run_in_stream
 
 SERVICE = "attendant.v1.EncoderService"
-MODEL_HEADER = "x-attendant-model"
-STREAM_WINDOW = 16
-"""Requests of one stream that are in progress at a time."""
 
 OUTPUTS = (None, *get_args(Output))
 LAYER_REDUCES = ("concat", *get_args(LayerReduce))
@@ -56,56 +52,55 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext) -> pb.EncodeResponse:
         engine = self._lifecycle.models.find(request.model or None)
-        response = await engine.encode(_encode_request(request, self._limits(engine), _deadline(context)))
-        _add_metadata(context, response, engine.info.digest)
+        response = await engine.encode(_encode_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
         return _encode_response(response)
 
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
-        default = self._lifecycle.models.find()
         call = current_record()
         assert call is not None
+        _ = self._lifecycle.models  # raises `Unavailable` before the first request
         used: dict[str, None] = {}  # in the order of their first use
 
         async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
-            return await self._stream_response(request, _deadline(context), call, used)
+            return await self._stream_response(request, deadline_of(context), call, used)
 
-        responses = respond_in_order(request_iterator, respond, STREAM_WINDOW)
+        responses = respond_in_order(request_iterator, respond)
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response
-        models = ", ".join(used or [_identity(default.info)])
-        context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, models)))
+        add_models(context, *used)
 
     async def Attend(
         self, request: pb.AttendRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.AttendResponse]:
         engine = self._lifecycle.models.find(request.model or None)
-        response = await engine.attend(attend_request(request, self._limits(engine), _deadline(context)))
-        _add_metadata(context, response, engine.info.digest)
+        response = await engine.attend(attend_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
         for message in attend_responses(response):
             yield message
 
     async def Compare(self, request: pb.CompareRequest, context: grpc.aio.ServicerContext) -> pb.CompareResponse:
         engine = self._lifecycle.models.find(request.model or None)
-        response = await engine.compare(compare_request(request, self._limits(engine), _deadline(context)))
-        _add_metadata(context, response, engine.info.digest)
+        response = await engine.compare(compare_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
         return compare_response(response)
 
     async def Similarity(
         self, request: pb.SimilarityRequest, context: grpc.aio.ServicerContext
     ) -> pb.SimilarityResponse:
         engine = self._lifecycle.models.find(request.model or None)
-        response = await engine.similarity(similarity_request(request, self._limits(engine), _deadline(context)))
-        _add_metadata(context, response, engine.info.digest)
+        response = await engine.similarity(similarity_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
         return similarity_response(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)
         inputs = to_inputs(request.inputs, self._limits(engine))
         response = await engine.tokenize(
-            TokenizeRequest(inputs, wire="binary", deadline=_deadline(context), spelling=PROTO)
+            TokenizeRequest(inputs, wire="binary", deadline=deadline_of(context), spelling=PROTO)
         )
         return pb.TokenizeResponse(
             model=response.model,
@@ -134,29 +129,19 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
         An error fails that request alone.
         """
-        error: ServiceError
-        record = RequestRecord(call.api, call.request_id, call.traceparent, call.endpoint)
-        set_current(record)  # each request of a stream has a task of its own
         request_id = "" if isinstance(message, Rejected) else message.id
-        try:
+
+        async def encode() -> EncodeResponse:
             reject_malformed(message)
             assert isinstance(message, pb.EncodeStreamRequest)
             engine = self._lifecycle.models.find(message.request.model or None)
-            used[_identity(engine.info)] = None
-            response = await engine.encode(_encode_request(message.request, self._limits(engine), deadline))
-        except ServiceError as raised:
-            error = raised.with_traceback(None)
-        except Exception as exception:  # noqa: BLE001  # log_internal logs it
-            error = Internal()
-            error.__cause__ = exception
-        else:
-            return pb.EncodeStreamResponse(id=request_id, response=_encode_response(response))
-        finally:
-            call.tokens += record.tokens
-        log_internal(error, record)
-        record.fail(error)
-        self._requests.reject(record, error.code, error.http_status)
-        return pb.EncodeStreamResponse(id=request_id, error=status_of(error, record.request_id))
+            used[identity_of(engine.info)] = None
+            return await engine.encode(_encode_request(message.request, self._limits(engine), deadline))
+
+        result = await run_in_stream(encode, call, self._requests)
+        if isinstance(result, Failed):
+            return pb.EncodeStreamResponse(id=request_id, error=status_of(result.error, result.request_id))
+        return pb.EncodeStreamResponse(id=request_id, response=_encode_response(result))
 
 
 class _Response(Protocol):
@@ -168,25 +153,9 @@ class _Response(Protocol):
     def timing(self) -> Timing: ...
 
 
-def _add_metadata(context: grpc.aio.ServicerContext, response: _Response, digest: str) -> None:
-    """Add the model and the duration of each stage to the trailing metadata."""
-    context.set_trailing_metadata(
-        (
-            *context.trailing_metadata(),
-            (MODEL_HEADER, f"{response.model}@{digest}"),
-            ("server-timing", response.timing.describe()),
-        )
-    )
-
-
-def _identity(info: ModelInfo) -> str:
-    """Return the name and the digest of a model."""
-    return f"{info.name}@{info.digest}"
-
-
-def _deadline(context: grpc.aio.ServicerContext) -> float | None:
-    remaining = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
+def _add_metadata(context: grpc.aio.ServicerContext, response: _Response, info: ModelInfo) -> None:
+    add_models(context, identity_of(info))
+    add_timing(context, response.timing)
 
 
 def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadline: float | None) -> EncodeRequest:

@@ -1,15 +1,24 @@
-"""Concurrent processing of a request stream: bounded window, responses in request order."""
+"""Concurrent processing of a request stream: bounded window, responses in request order, an error per request."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
+
+from service.errors import Internal, ServiceError
+from service.metrics import NO_MODEL
+from service.request_log import RequestLog, RequestRecord, set_current
+from service.rpc.interceptor import log_internal
+
+WINDOW = 16
+"""Requests of one stream that are in progress at a time."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
 async def respond_in_order(
-    requests: AsyncIterator[Request], respond: Callable[[Request], Awaitable[Response]], window: int
+    requests: AsyncIterator[Request], respond: Callable[[Request], Awaitable[Response]], window: int = WINDOW
 ) -> AsyncGenerator[Response, None]:
     """Yield the responses in request order, with at most `window` requests in progress.
 
@@ -44,3 +53,34 @@ async def respond_in_order(
         for unfinished in left:
             unfinished.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error of one request of a stream."""
+
+    error: ServiceError
+    request_id: str
+
+
+async def run_in_stream(
+    work: Callable[[], Awaitable[Response]], call: RequestRecord, requests: RequestLog
+) -> Response | Failed:
+    """Return the result of one request of a stream, or its error. Each request must have a task of its own."""
+    error: ServiceError
+    record = RequestRecord(call.api, call.request_id, call.traceparent, call.endpoint)
+    set_current(record)
+    try:
+        return await work()
+    except ServiceError as raised:
+        error = raised.with_traceback(None)
+    except Exception as exception:  # noqa: BLE001  # log_internal logs it
+        error = Internal()
+        error.__cause__ = exception
+    finally:
+        call.tokens += record.tokens
+        call.model = record.model if call.model == NO_MODEL else call.model
+    log_internal(error, record)
+    record.fail(error)
+    requests.reject(record, error.code, error.http_status)
+    return Failed(error, record.request_id)

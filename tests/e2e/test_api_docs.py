@@ -29,6 +29,7 @@ OPERATIONS = {
     "/decode",
     "/info",
     "/rerank",
+    "/v2/models/all-MiniLM-L6-v2/infer",
 }
 MACHINE_FIELDS = frozenset(
     (

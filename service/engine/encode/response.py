@@ -111,16 +111,21 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
     pooled_width = request.dimensions or pooled_size(request, manifest)
     if request.layer_reduce == "stack":
         pooled_width *= copies
-    total = 0
+    sizes = []
     for item in prepared:
         count = len(item.tokens)
         values = pooled_width if "pooled" in outputs else 0
         values += count * width if "tokens" in outputs else 0
         values += len(item.ranges) * width if item.ranges is not None else 0
         values += count * manifest.static.shape[1] if "static" in outputs else 0
-        total += RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
-        total += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
-    return total
+        listed = 0 if request.padded else listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
+        sizes.append(RESULT_BYTES + array_bytes(values, request.dtype, request.wire) + listed)
+    return total_bytes(sizes, padded=request.padded)
+
+
+def total_bytes(sizes: Sequence[int], *, padded: bool) -> int:
+    """Return the size of a response whose results have these sizes, or all the size of the largest one."""
+    return len(sizes) * max(sizes) if padded else sum(sizes)
 
 
 def suggest_smaller_vectors(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from model.tokenizer import TokenizedInput
 from service.engine.encode.pooling import Floats, cast_map
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes
+from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.explain.maps import BlockWeights, TokenMaps, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import DTYPES, Array
@@ -136,6 +136,11 @@ class AttendTask:
         return np.ascontiguousarray(values)
 
 
+def maps_bytes(tasks: Sequence[AttendTask]) -> int:
+    """Return the size of the response; exact or an upper bound as in `AttendTask.response_bytes`."""
+    return total_bytes([task.response_bytes() for task in tasks], padded=tasks[0].request.padded)
+
+
 def suggest_smaller_maps(tasks: Sequence[AttendTask], limit: int) -> str:
     """Return the remedy for a response over the limit: changes that are each sufficient."""
     request, spec = tasks[0].request, tasks[0].spec
@@ -152,11 +157,25 @@ def suggest_smaller_maps(tasks: Sequence[AttendTask], limit: int) -> str:
 
 def _fits(tasks: Sequence[AttendTask], request: AttendRequest, limit: int) -> bool:
     spec = replace(tasks[0].spec, head_reduce=request.head_reduce)
-    return sum(replace(task, request=request, spec=spec).response_bytes() for task in tasks) <= limit
+    return maps_bytes([replace(task, request=request, spec=spec) for task in tasks]) <= limit
 
 
 def _smaller_requests(request: AttendRequest, spec: AttentionMapSpec) -> Iterator[tuple[str, AttendRequest]]:
     """Yield single changes to a request, from the least to the greatest loss, in the spelling of its API."""
+    if request.spelling.array_options:
+        yield from _smaller_arrays(request, spec)
+    if spec.by_head:
+        reduce: HeadReduce = "sum" if request.kind == "norm" else "mean"
+        yield (
+            f"head_reduce to {request.spelling.value('head_reduce', reduce)}",
+            replace(request, head_reduce=reduce),
+        )
+    if request.kind != "scores" and request.spelling.array_options:
+        yield f"top_k to {SUGGESTED_TOP_K}", replace(request, top_k=SUGGESTED_TOP_K)
+
+
+def _smaller_arrays(request: AttendRequest, spec: AttentionMapSpec) -> Iterator[tuple[str, AttendRequest]]:
+    """Yield changes to the encoding of the arrays."""
     spell = request.spelling.value
     bounded = spec.at_most_one(request.special_tokens)
     if request.wire == "json":
@@ -171,8 +190,3 @@ def _smaller_requests(request: AttendRequest, spec: AttentionMapSpec) -> Iterato
             yield f"dtype to {spell('dtype', 'float16')}", replace(request, dtype="float16")
         if request.dtype != "sqrt_uint8" and bounded:
             yield f"dtype to {spell('dtype', 'sqrt_uint8')}", replace(request, dtype="sqrt_uint8")
-    if spec.by_head:
-        reduce: HeadReduce = "sum" if request.kind == "norm" else "mean"
-        yield f"head_reduce to {spell('head_reduce', reduce)}", replace(request, head_reduce=reduce)
-    if request.kind != "scores":
-        yield f"top_k to {SUGGESTED_TOP_K}", replace(request, top_k=SUGGESTED_TOP_K)

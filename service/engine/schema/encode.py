@@ -71,6 +71,7 @@ class EncodeRequest:
         deadline: A time.monotonic() reading; None selects the maximum timeout.
         spelling: How errors spell fields and values.
         max_inputs: Overrides `Limits.max_inputs` for an API with its own limit.
+        padded: Whether all inputs take the space of the longest one in the response, which then has arrays alone.
     """
 
     inputs: tuple[Input, ...]
@@ -88,6 +89,7 @@ class EncodeRequest:
     deadline: float | None = None
     spelling: ApiSpelling = NATIVE
     max_inputs: int | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class AttendRequest:
     wire: Wire = "json"
     deadline: float | None = None
     spelling: ApiSpelling = NATIVE
+    padded: bool = False
 
     @property
     def sparse(self) -> bool:

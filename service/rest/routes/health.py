@@ -9,8 +9,8 @@ from service.metrics import Metrics
 from service.rest.schemas import StatusBody, responses
 
 API = "health"
-PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping")
-"""The last two are those of the TEI API."""
+PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+"""The last four are those of the TEI API and of the Open Inference Protocol."""
 PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
 
 

@@ -10,6 +10,8 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 
+MODEL_ROUTES = (("get", ""), ("get", "/ready"), ("get", "/config"), ("get", "/stats"), ("post", "/infer"))
+"""Routes of the Open Inference Protocol for one model."""
 ROUTES = {
     ("post", "/v1/encode"),
     ("post", "/v1/tokenize"),
@@ -33,12 +35,21 @@ ROUTES = {
     ("get", "/info"),
     ("get", "/health"),
     ("get", "/ping"),
+    ("get", "/v2"),
+    ("get", "/v2/health/live"),
+    ("get", "/v2/health/ready"),
+    ("get", "/v2/models/stats"),
+    ("post", "/v2/repository/index"),
+    ("post", "/v2/repository/models/{name}/load"),
+    ("post", "/v2/repository/models/{name}/unload"),
+    *((method, f"/v2/models/{{name}}{suffix}") for method, suffix in MODEL_ROUTES),
+    *((method, f"/v2/models/{{name}}/versions/{{version}}{suffix}") for method, suffix in MODEL_ROUTES),
     ("get", "/livez"),
     ("get", "/readyz"),
 }
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/encode2", "/v2/..%2f..%2fetc", "/v1/modelx/%00",
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/encode2", "/v3/..%2f..%2fetc", "/v1/modelx/%00",
                                   "/v1/../nothing", "/static/../../etc/passwd", "/" + "a" * 2000])  # fmt: skip
 def test_unknown_route_is_not_found(rest: httpx.Client, path: str) -> None:
     response = rest.get(path)
@@ -81,7 +92,8 @@ def test_openapi_lists_the_running_routes(rest: httpx.Client) -> None:
     paths = rest.get("/openapi.json").json()["paths"]
     assert {(method, path) for path, methods in paths.items() for method in methods} == ROUTES
     for method, path in ROUTES:
-        assert rest.request(method, path.replace("{name}", "all-MiniLM-L6-v2")).status_code not in (404, 405)
+        concrete = path.replace("{name}", "all-MiniLM-L6-v2").replace("{version}", "1")
+        assert rest.request(method, concrete).status_code not in (404, 405)
 
 
 def test_openapi_describes_the_bodies(rest: httpx.Client) -> None:

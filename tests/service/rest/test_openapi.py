@@ -37,12 +37,30 @@ OPERATIONS = {
     "tei_info": ("/info", "get"),
     "tei_health": ("/health", "get"),
     "tei_ping": ("/ping", "get"),
+    "oip_live": ("/v2/health/live", "get"),
+    "oip_ready": ("/v2/health/ready", "get"),
+    "oip_server_metadata": ("/v2", "get"),
+    "oip_statistics": ("/v2/models/stats", "get"),
+    "oip_repository_index": ("/v2/repository/index", "post"),
+    "oip_load": ("/v2/repository/models/{name}/load", "post"),
+    "oip_unload": ("/v2/repository/models/{name}/unload", "post"),
     "livez": ("/livez", "get"),
     "readyz": ("/readyz", "get"),
 }
+for _name, _suffix, _method in (
+    ("infer", "/infer", "post"),
+    ("ready", "/ready", "get"),
+    ("config", "/config", "get"),
+    ("statistics", "/stats", "get"),
+    ("metadata", "", "get"),
+):
+    OPERATIONS[f"oip_model_{_name}"] = (f"/v2/models/{{name}}{_suffix}", _method)
+    OPERATIONS[f"oip_model_version_{_name}"] = (f"/v2/models/{{name}}/versions/{{version}}{_suffix}", _method)
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a head, which the default model lacks."""
+UNSUPPORTED = {"oip_load", "oip_unload"}
+"""Operations that always fail."""
 EMPTY = {"tei_health", "tei_ping"}
 """Operations without a response body."""
 
@@ -76,14 +94,19 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
         content = operation["requestBody"]["content"]["application/json"]
         body = content["example"]
         validator(document, content["schema"]).validate(body)
-    response = rest.request(method, path.replace("{name}", "all-MiniLM-L6-v2"), json=body)
-    assert response.status_code == (424 if name in HEADS else 200), response.text
+    concrete = path.replace("{name}", "all-MiniLM-L6-v2").replace("{version}", "1")
+    response = rest.request(method, concrete, json=body)
+    expected = 424 if name in HEADS else 501 if name in UNSUPPORTED else 200
+    assert response.status_code == expected, response.text
     if name in EMPTY:
         assert "content" not in operation["responses"]["200"]
         assert response.content == b""
         return
     described = operation["responses"][str(response.status_code)]["content"]["application/json"]
     validator(document, described["schema"]).validate(response.json())
+    if name in UNSUPPORTED:
+        assert "200" not in operation["responses"]
+        return
     described = operation["responses"]["200"]["content"]["application/json"]
     if not name.startswith("get_model"):  # their responses have no example
         validator(document, described["schema"]).validate(described["example"])
@@ -91,13 +114,17 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
 
 @pytest.mark.parametrize(
     "name",
-    ["encode", "attend", "compare", "tokenize", "create_embeddings", "tei_embed", "tei_similarity", "tei_decode"],
-)
+    [
+        "encode", "attend", "compare", "tokenize", "create_embeddings", "tei_embed", "tei_similarity", "tei_decode",
+        "oip_model_infer",
+    ],
+)  # fmt: skip
 def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
     path, method = OPERATIONS[name]
     responses = document["paths"][path][method]["responses"]
     for content, status in ((b"{", {400}), (b"{}", {400, 422})):
-        response = rest.post(path, content=content, headers={"content-type": "application/json"})
+        concrete = path.replace("{name}", "all-MiniLM-L6-v2")
+        response = rest.post(concrete, content=content, headers={"content-type": "application/json"})
         assert response.status_code in status
         described = responses[str(response.status_code)]
         validator(document, described["content"]["application/json"]["schema"]).validate(response.json())
@@ -117,6 +144,10 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
         "TeiTokenizeBody",
         "TeiErrorBody",
         "TeiInfoBody",
+        "InferBody",
+        "InferInputBody",
+        "OipModelBody",
+        "OipInferResponseBody",
     ):
         for field, schema in document["components"]["schemas"][name]["properties"].items():
             assert schema.get("description"), (name, field)

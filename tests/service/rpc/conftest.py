@@ -1,7 +1,8 @@
 """A gRPC channel and a REST client to the server of the test session."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import grpc
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.codec import ENUM_PREFIXES
 from tests.conftest import RunningServer
 
@@ -29,6 +31,12 @@ def stub(channel: grpc.aio.Channel) -> EncoderServiceStub:
 
 
 @pytest.fixture
+def inference(channel: grpc.aio.Channel) -> GRPCInferenceServiceStub:
+    """The generated client of the Open Inference Protocol."""
+    return GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
 def golden() -> pb.EncodeRequest:
     """A small request."""
     return pb.EncodeRequest(inputs=[pb.Input(text="money bank grows")])
@@ -45,3 +53,10 @@ def rest_spelling(message: str) -> str:
     """Return a gRPC error message in the spelling of REST, with enum values in lower case and quotes."""
     prefixes = "|".join(sorted(ENUM_PREFIXES.values(), key=len, reverse=True))
     return re.sub(rf"\b({prefixes})_([A-Z0-9_]+)", lambda match: f'"{match[2].lower()}"', message)
+
+
+async def error_of(call: Awaitable[Any]) -> grpc.aio.AioRpcError:
+    """Return the error of a call, which must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return raised.value

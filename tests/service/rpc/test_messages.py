@@ -5,7 +5,7 @@ import pytest
 from service.errors import InvalidArgument, MalformedRequest, ServiceError
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import to_inputs
-from service.rpc.messages import MAX_FIELDS, SCAN_FROM_BYTES, STREAM_DEPTH, UNARY_DEPTH, Rejected, tolerant
+from service.rpc.messages import MAX_FIELDS, REQUEST_LAYOUT, SCAN_FROM_BYTES, STREAM_LAYOUT, Layout, Rejected, tolerant
 
 LIMITS = {"inputs": 256, "spans": 1024, "spans_per_request": 4096, "token_ids": 16384}
 SIZE = 2**20
@@ -30,17 +30,17 @@ FLOODS = {
 }
 
 
-@pytest.mark.parametrize("depth", [UNARY_DEPTH, STREAM_DEPTH])
+@pytest.mark.parametrize("layout", [REQUEST_LAYOUT, STREAM_LAYOUT], ids=["unary", "stream"])
 @pytest.mark.parametrize("name", FLOODS)
-def test_message_with_too_many_fields_is_not_parsed(name: str, depth: int) -> None:
-    data = FLOODS[name] if depth == UNARY_DEPTH else delimited(2, FLOODS[name])
+def test_message_with_too_many_fields_is_not_parsed(name: str, layout: Layout) -> None:
+    data = FLOODS[name] if layout is REQUEST_LAYOUT else delimited(2, FLOODS[name])
     parsed: list[bytes] = []
 
     def parse(data: bytes) -> pb.EncodeRequest:
         parsed.append(data)
         return pb.EncodeRequest.FromString(data)
 
-    result = tolerant(parse, depth)(data)
+    result = tolerant(parse, layout)(data)
     assert isinstance(result, Rejected)
     assert isinstance(result.error, InvalidArgument)
     assert result.error.message == f"Message has too many fields (limit {MAX_FIELDS}). Split the request."
@@ -59,13 +59,13 @@ def test_message_with_too_many_fields_is_not_parsed(name: str, depth: int) -> No
 def test_large_message_is_parsed(request_message: pb.EncodeRequest) -> None:
     data = request_message.SerializeToString()
     assert len(data) > SCAN_FROM_BYTES
-    assert tolerant(pb.EncodeRequest.FromString, UNARY_DEPTH)(data) == request_message
+    assert tolerant(pb.EncodeRequest.FromString, REQUEST_LAYOUT)(data) == request_message
 
 
 @pytest.mark.parametrize("data", [b"\x0a\xff" * SCAN_FROM_BYTES, b"\xff" * 8 * SIZE, b"\x0f" * SIZE,
                                   b"\x12\xff\xff\xff\xff\xff\x0f" + b"a" * SIZE])  # fmt: skip
 def test_invalid_message_is_rejected(data: bytes) -> None:
-    result = tolerant(pb.EncodeRequest.FromString, UNARY_DEPTH)(data)
+    result = tolerant(pb.EncodeRequest.FromString, REQUEST_LAYOUT)(data)
     assert isinstance(result, Rejected)
     assert isinstance(result.error, MalformedRequest)
 

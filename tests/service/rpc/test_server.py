@@ -20,10 +20,11 @@ from service.rpc.server import RpcServer
 from tests.service.conftest import fast_lane, garbage, open_harness
 
 SERVICE = "attendant.v1.EncoderService"
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
 
 
-@pytest.mark.parametrize("name", ["", SERVICE])
-async def test_health_is_serving_for_server_and_service(channel: grpc.aio.Channel, name: str) -> None:
+@pytest.mark.parametrize("name", ["", SERVICE, INFERENCE_SERVICE])
+async def test_health_is_serving_for_server_and_services(channel: grpc.aio.Channel, name: str) -> None:
     response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
     assert response.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -45,7 +46,7 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     response = await reflect(channel, list_services="")
     names = {service.name for service in response.list_services_response.service}
     reflection = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
-    assert names == {SERVICE, "grpc.health.v1.Health"} | reflection
+    assert names == {SERVICE, INFERENCE_SERVICE, "grpc.health.v1.Health"} | reflection
 
 
 async def test_reflection_v1_returns_the_proto(channel: grpc.aio.Channel) -> None:

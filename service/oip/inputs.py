@@ -1,0 +1,75 @@
+"""Input tensors of a request as inputs of the engine."""
+
+from collections.abc import Sequence
+
+from model.tokenizer import TokenizerInput
+from service.engine.engine import Engine
+from service.engine.schema.encode import ApiSpelling, Input
+from service.errors import EmptyInput, InvalidArgument
+from service.limits import item_limits
+from service.oip.parameters import INPUT_PARAMETERS, check_tensor_parameters, listed
+from service.oip.tensors import InputTensor, check_axes, check_datatype, integers_of, strings_of
+
+TEXT, INPUT_IDS, ATTENTION_MASK = "text", "input_ids", "attention_mask"
+INPUT_DATATYPES = {TEXT: ("BYTES",), INPUT_IDS: ("INT64", "INT32"), ATTENTION_MASK: ("INT64", "INT32", "BOOL")}
+
+
+class InferSpelling(ApiSpelling):
+    """Names of tensors and parameters in error messages."""
+
+    array_options = False
+
+    def __init__(self, inputs: str) -> None:
+        self.inputs = inputs
+
+
+def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpelling, tuple[Input, ...]]:
+    """Return the inputs, and their name for errors. Raises a `ServiceError` for tensors that are not valid."""
+    by_name: dict[str, InputTensor] = {}
+    for tensor in tensors:
+        if tensor.name not in INPUT_DATATYPES:
+            raise InvalidArgument("unknown input", f"Use {listed(INPUT_DATATYPES)}.", field=f"{tensor.field}.name")
+        if tensor.name in by_name:
+            raise InvalidArgument("sent twice", "Remove one.", field=f"{tensor.field}.name")
+        check_tensor_parameters(tensor.parameters, tensor.field, INPUT_PARAMETERS)
+        check_datatype(tensor, INPUT_DATATYPES[tensor.name])
+        by_name[tensor.name] = tensor
+    text, ids, mask = (by_name.get(name) for name in INPUT_DATATYPES)
+    if (text is None) == (ids is None):
+        problem = f"{TEXT} and {INPUT_IDS} are both {'missing' if text is None else 'set'}"
+        raise InvalidArgument(problem, "Send one of them.", field="inputs")
+    if mask is not None and ids is None:
+        raise InvalidArgument(f"{ATTENTION_MASK} without {INPUT_IDS}", "Leave it out.", field=mask.field)
+    limits = item_limits([engine.info])
+    if text is not None:
+        axes = [("inputs", limits["inputs"]), ("column", 1)]
+        check_axes(text, axes[: 2 if len(text.shape) == 2 else 1])
+        return InferSpelling(TEXT), tuple(Input(TokenizerInput(item)) for item in strings_of(text))
+    assert ids is not None
+    rows = _rows(ids, mask, [("inputs", limits["inputs"]), ("token_ids", limits["token_ids"])])
+    return InferSpelling(INPUT_IDS), tuple(Input(TokenizerInput(token_ids=engine.content_ids(row))) for row in rows)
+
+
+def _rows(ids: InputTensor, mask: InputTensor | None, limits: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
+    """Return the token ids of each row without padding."""
+    check_axes(ids, limits)
+    width = ids.shape[1]
+    if mask is not None and list(mask.shape) != list(ids.shape):
+        raise InvalidArgument(f"differs from the shape of {INPUT_IDS}", "Send one value per token id.",
+                              field=f"{mask.field}.shape")  # fmt: skip
+    numbers, flags = integers_of(ids), None if mask is None else integers_of(mask)
+    rows = []
+    for row, start in enumerate(range(0, len(numbers), width)):
+        count = width if flags is None else _unpadded(flags[start : start + width], row)
+        rows.append(tuple(numbers[start : start + count]))
+    return rows
+
+
+def _unpadded(flags: Sequence[int], row: int) -> int:
+    """Return the number of tokens before the padding; raises `InvalidArgument` for padding elsewhere."""
+    count, field = sum(flags), f"{ATTENTION_MASK}[{row}]"
+    if not 0 <= count <= len(flags) or list(flags) != [1] * count + [0] * (len(flags) - count):
+        raise InvalidArgument("not ones followed by zeros", "Pad on the right.", field=field)
+    if count == 0:
+        raise EmptyInput("empty", "Send at least one token id.", field=field)
+    return count

@@ -1,0 +1,131 @@
+"""Descriptions of the server and its models, with the field names of the protocol in JSON and protobuf alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from service import __version__
+from service.engine.engine import Engine
+from service.engine.models import Models
+from service.engine.schema.encode import ModelInfo
+from service.errors import NotFound, Unsupported
+from service.metrics import Metrics
+from service.oip.inference import ATTENTION, POOLED, TOKEN_COUNTS, TOKENS
+from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
+
+API = "oip"
+"""The label of this API in metrics, over REST and gRPC."""
+VERSION = "1"
+"""The only version of every model."""
+PLATFORM = "attendant"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "parameters", "statistics"]
+CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
+NANOSECONDS = 1_000_000_000
+
+Description = dict[str, Any]
+
+
+def find_model(models: Models, name: str, version: str) -> Engine:
+    """Return the engine of a model; raises `NotFound` for an unknown name or version."""
+    engine = models.find(name, "model_name")
+    if version not in ("", VERSION):
+        raise NotFound("not found", f'Use "{VERSION}".', field="model_version", reason="MODEL_NOT_FOUND")
+    return engine
+
+
+def describe_server() -> Description:
+    """Return the metadata of the server."""
+    return {"name": "attendant", "version": __version__, "extensions": EXTENSIONS}
+
+
+def describe_model(info: ModelInfo) -> Description:
+    """Return the metadata of a model."""
+    inputs, outputs = _tensors(info)
+    return {
+        "name": info.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in inputs],
+        "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in outputs],
+    }
+
+
+def describe_config(info: ModelInfo) -> Description:
+    """Return the part of Triton's model configuration that applies."""
+    inputs, outputs = _tensors(info)
+    return {
+        "name": info.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [
+            {"name": name, "data_type": CONFIG_TYPES[datatype], "dims": shape, "optional": True}
+            for name, datatype, shape in inputs
+        ],
+        "output": [
+            {"name": name, "data_type": CONFIG_TYPES[datatype], "dims": shape} for name, datatype, shape in outputs
+        ],
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Sequence[tuple[str, str, list[int]]]]:
+    """Return name, datatype and shape of the inputs and of the outputs; -1 is a size that depends on the request."""
+    inputs = ((TEXT, "BYTES", [-1]), (INPUT_IDS, "INT64", [-1, -1]), (ATTENTION_MASK, "INT64", [-1, -1]))
+    outputs = (
+        (POOLED, "FP32", [-1, info.dimensions]),
+        (TOKENS, "FP32", [-1, -1, info.hidden_size]),
+        (TOKEN_COUNTS, "INT64", [-1]),
+        (ATTENTION, "FP32", [-1] * 5),
+    )
+    return inputs, outputs
+
+
+def describe_repository(models: Models) -> list[Description]:
+    """Return the names and aliases of the served models, all of which are ready."""
+    return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in models.names]
+
+
+def reject_load() -> Unsupported:
+    """Return the error of a request to load or unload a model."""
+    return Unsupported("Models cannot be loaded or unloaded", "Set ATTENDANT_MODELS and restart the server.")
+
+
+def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> Description:
+    """Return the counts and durations of models since the start of the server, for requests of all APIs."""
+    return {"model_stats": [_statistics(info.name, metrics) for info in infos]}
+
+
+def _statistics(model: str, metrics: Metrics) -> Description:
+    inputs, batches = _total(metrics.batch_size, model=model)
+
+    def stage(name: str) -> Description:
+        seconds, count = _total(metrics.stage_seconds, model=model, stage=name)
+        return {"count": int(count), "ns": int(seconds * NANOSECONDS)}
+
+    seconds, failed = _total(metrics.request_seconds, model=model, outcome="error")
+    return {
+        "name": model,
+        "version": VERSION,
+        "inference_count": int(inputs),
+        "execution_count": int(batches),
+        "inference_stats": {
+            # The last stage of a request with a result. No metric has the total duration of these requests alone.
+            "success": {"count": stage("postprocess")["count"]},
+            "fail": {"count": int(failed), "ns": int(seconds * NANOSECONDS)},
+            "queue": stage("queue"),
+            "compute_input": stage("tokenize"),
+            "compute_infer": stage("inference"),
+            "compute_output": stage("postprocess"),
+        },
+    }
+
+
+def _total(histogram: Any, **labels: str) -> tuple[float, float]:
+    """Return the sum and the count of all observations with these labels."""
+    totals = {"_sum": 0.0, "_count": 0.0}
+    for family in histogram.collect():
+        for sample in family.samples:
+            suffix = sample.name.removeprefix(family.name)
+            if suffix in totals and labels.items() <= sample.labels.items():
+                totals[suffix] += sample.value
+    return totals["_sum"], totals["_count"]

@@ -1,0 +1,185 @@
+"""Tensors of requests and responses. The adapters know their bytes and messages, this module their elements.
+
+Shapes are checked first, so that no more elements are converted than a valid request can have.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.engine.schema.encode import Array
+from service.errors import EmptyInput, InvalidArgument, MalformedRequest
+from service.limits import too_many
+
+LENGTH_BYTES = 4
+"""The length of an element of the type BYTES precedes it, little-endian."""
+TYPECODES = {"INT64": "q", "INT32": "i", "BOOL": "B"}
+"""Types of `array` by datatype."""
+ELEMENT_TYPES = {"INT64": int, "INT32": int, "BOOL": bool, "BYTES": (str, bytes)}
+REMEDIES = {"INT64": "Send integers.", "INT32": "Send integers.", "BOOL": "Send booleans.", "BYTES": "Send strings."}
+MAX_AXES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input as the client sent it.
+
+    Attributes:
+        field: The path of the tensor in the request.
+        name: One of the inputs of the model.
+        datatype: The element type.
+        shape: The sizes of the axes.
+        parameters: Options.
+        raw: The elements as little-endian bytes; None if `items` has them.
+        items: The elements in row-major order, flat or nested.
+    """
+
+    field: str
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: dict[str, Any]
+    raw: bytes | None = None
+    items: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output: float32, or int64 as a list."""
+
+    name: str
+    values: Array | list[int]
+
+    @property
+    def datatype(self) -> str:
+        return "INT64" if isinstance(self.values, list) else "FP32"
+
+    @property
+    def shape(self) -> list[int]:
+        return [len(self.values)] if isinstance(self.values, list) else list(self.values.shape)
+
+    def to_bytes(self) -> bytes:
+        """Return the elements as little-endian bytes."""
+        if not isinstance(self.values, list):
+            return self.values.to_bytes()
+        return _little_endian(array("q", self.values)).tobytes()
+
+    def flat(self) -> Any:
+        """Return the elements as a list or an array, (size)."""
+        return self.values if isinstance(self.values, list) else self.values.values.reshape(-1)
+
+
+def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:
+    """Raise `InvalidArgument` for another element type."""
+    if tensor.datatype not in allowed:
+        raise InvalidArgument(
+            f'not supported for "{tensor.name}"', f"Use {' or '.join(allowed)}.", field=f"{tensor.field}.datatype"
+        )
+
+
+def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]]) -> None:
+    """Check the number of axes and their sizes; `limits` are names of limits, as in `too_many`, and their values."""
+    field, shape = f"{tensor.field}.shape", tensor.shape
+    if len(shape) != len(limits):
+        raise InvalidArgument("wrong number of axes", "See the model metadata.", field=field,
+                              actual=len(shape), limit=len(limits))  # fmt: skip
+    for index, (size, (name, limit)) in enumerate(zip(shape, limits, strict=True)):
+        if size < 0:
+            raise InvalidArgument("negative", "Send the size.", field=f"{field}[{index}]", actual=size, limit=0)
+        if size > limit:
+            raise too_many(f"{field}[{index}]", name, size, limit)
+        if size == 0:
+            raise EmptyInput("empty", "Send at least one item.", field=f"{field}[{index}]")
+
+
+def strings_of(tensor: InputTensor) -> list[str]:
+    """Return the elements of a tensor of the type BYTES, whose axes have been checked, as texts."""
+    count = _count(tensor)
+    if tensor.raw is not None:
+        items: Sequence[Any] = list(_delimited(tensor.raw, count, tensor))
+    else:
+        items = _flat_items(tensor, count)
+    return [item if isinstance(item, str) else _decoded(item, f"{tensor.name}[{n}]") for n, item in enumerate(items)]
+
+
+def integers_of(tensor: InputTensor) -> Sequence[int]:
+    """Return the elements of a tensor of integers or booleans, whose axes have been checked."""
+    count = _count(tensor)
+    if tensor.raw is None:
+        return _flat_items(tensor, count)
+    numbers = array(TYPECODES[tensor.datatype])
+    expected = count * numbers.itemsize
+    if len(tensor.raw) != expected:
+        raise _wrong_size(tensor, len(tensor.raw), expected)
+    numbers.frombytes(tensor.raw)
+    return _little_endian(numbers)
+
+
+def _count(tensor: InputTensor) -> int:
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    return count
+
+
+def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
+    """Return the items of a flat or nested list; raises `InvalidArgument` unless they are `count` of the right type."""
+    items, field = tensor.items, f"{tensor.field}.data"
+    if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
+        raise InvalidArgument("wrong type", "Send an array.", field=field)
+    if items and isinstance(items[0], list) and len(tensor.shape) > 1:
+        rows, columns = tensor.shape
+        _check_length(items, rows, field)
+        for index, row in enumerate(items):
+            if not isinstance(row, list):
+                raise InvalidArgument("wrong type", "Send an array.", field=f"{field}[{index}]")
+            _check_length(row, columns, f"{field}[{index}]")
+        items = [item for row in items for item in row]
+    _check_length(items, count, field)
+    kinds = ELEMENT_TYPES[tensor.datatype]
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not set(map(type, items)) <= set(allowed):  # bool is a subclass of int
+        raise InvalidArgument("wrong type of an element", REMEDIES[tensor.datatype], field=field)
+    flat: Sequence[Any] = items
+    return flat
+
+
+def _check_length(items: Sequence[Any], expected: int, field: str) -> None:
+    if len(items) != expected:
+        raise InvalidArgument("number of elements differs from shape", "Correct one of them.", field=field,
+                              actual=len(items), limit=expected)  # fmt: skip
+
+
+def _delimited(raw: bytes, count: int, tensor: InputTensor) -> Iterator[bytes]:
+    """Yield `count` elements, each after its length."""
+    start = 0
+    for _ in range(count):
+        begin = start + LENGTH_BYTES
+        end = begin + int.from_bytes(raw[start:begin], "little")
+        if max(begin, end) > len(raw):
+            raise _wrong_size(tensor, len(raw), max(begin, end))
+        yield raw[begin:end]
+        start = end
+    if start != len(raw):
+        raise _wrong_size(tensor, len(raw), start)
+
+
+def _wrong_size(tensor: InputTensor, actual: int, expected: int) -> InvalidArgument:
+    return InvalidArgument("size of the binary data differs from shape", "Correct one of them.", field=tensor.field,
+                           actual=actual, limit=expected, unit="bytes")  # fmt: skip
+
+
+def _decoded(item: bytes, field: str) -> str:
+    try:
+        return item.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"not UTF-8 (byte {error.start})", "Encode it in UTF-8.", field=field) from None
+
+
+def _little_endian(numbers: "array[int]") -> "array[int]":
+    """Return numbers from or for the network."""
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

@@ -1,0 +1,229 @@
+"""The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.types import DecoratedCallable
+from starlette.exceptions import HTTPException
+
+from service.engine.engine import Engine
+from service.errors import Unavailable
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.oip import models as oip_models
+from service.oip.inference import infer
+from service.oip.models import (
+    describe_config,
+    describe_model,
+    describe_repository,
+    describe_server,
+    describe_statistics,
+    find_model,
+    reject_load,
+)
+from service.rest.codec import body_schema
+from service.rest.requests import RequestReader, while_connected
+from service.rest.responses import json_response, metadata_headers
+from service.rest.routes.oip_bodies import (
+    InferBody,
+    OipConfigBody,
+    OipErrorBody,
+    OipIndexEntryBody,
+    OipInferResponseBody,
+    OipLiveBody,
+    OipModelBody,
+    OipModelReadyBody,
+    OipReadyBody,
+    OipServerBody,
+    OipStatisticsBody,
+)
+from service.rest.routes.oip_conversion import (
+    LENGTH_HEADER,
+    MEDIA_TYPES,
+    infer_request,
+    infer_response,
+    parse_body,
+    split_body,
+)
+from service.rest.schemas import GET_ERRORS, OIP_ERRORS, responses
+
+API = oip_models.API
+ROOT_PATH = "/v2"
+PREFIX = f"{ROOT_PATH}/"
+MODEL_PATH = "/v2/models/{name:path}"
+VERSION_PATH = "/v2/models/{name:path}/versions/{version}"
+INFER = "/infer"
+ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
+LOAD_ERRORS = (401, 403, 501)
+NAME_PARAMETER = {
+    "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
+    "schema": {"type": "string"},
+}  # fmt: skip
+VERSION_PARAMETER = {
+    "name": "version", "in": "path", "required": True, "description": "Version of the model: `1`.",
+    "schema": {"type": "string"},
+}  # fmt: skip
+LENGTH_PARAMETER = {
+    "name": LENGTH_HEADER,
+    "in": "header",
+    "description": "Size of the JSON at the start of the body, if bytes of tensors follow it.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+Decorator = Callable[[DecoratedCallable], DecoratedCallable]
+
+
+def make_router(lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics) -> APIRouter:
+    """Return the routes of this API. Of several matching routes the first one applies, so the longest come first."""
+    router = APIRouter(tags=["oip"])
+    add_probes(router, lifecycle)
+    add_server_routes(router, lifecycle, metrics)
+    add_infer(router, lifecycle, reader)
+    add_model_routes(router, lifecycle, metrics)
+    return router
+
+
+def get(router: APIRouter, suffix: str, name: str, model: Any) -> Decorator[Any]:
+    """Return a decorator for a route of a model, with and without a version."""
+    described = responses(model, OipErrorBody, GET_ERRORS, OIP_ERRORS)
+
+    def add(endpoint: DecoratedCallable) -> DecoratedCallable:
+        for path, middle, parameters in model_paths(suffix):
+            router.get(
+                path, operation_id=f"oip_model{middle}_{name}", responses=described,
+                openapi_extra={"parameters": parameters},
+            )(endpoint)  # fmt: skip
+        return endpoint
+
+    return add
+
+
+def model_paths(suffix: str) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Return the paths of a route of a model, with a part of their names, and their parameters."""
+    return [
+        (VERSION_PATH + suffix, "_version", [NAME_PARAMETER, VERSION_PARAMETER]),
+        (MODEL_PATH + suffix, "", [NAME_PARAMETER]),
+    ]
+
+
+def add_probes(router: APIRouter, lifecycle: Lifecycle) -> None:
+    """Add the health checks, whose status is 200 or 503."""
+
+    @router.get("/v2/health/live", operation_id="oip_live", responses=responses(OipLiveBody, OipLiveBody, (503,)))
+    async def live(request: Request) -> Response:
+        """Return 200 unless the model failed to load; also while loading and draining."""
+        response = await json_response(request, {"live": lifecycle.alive})
+        response.status_code = 200 if lifecycle.alive else 503
+        return response
+
+    @router.get("/v2/health/ready", operation_id="oip_ready", responses=responses(OipReadyBody, OipReadyBody, (503,)))
+    async def ready(request: Request) -> Response:
+        """Return 200 while requests are accepted, otherwise 503."""
+        response = await json_response(request, {"ready": lifecycle.ready})
+        response.status_code = 200 if lifecycle.ready else 503
+        return response
+
+
+def add_server_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    """Add the routes that name no model, and those that change the served models, which fail."""
+
+    @router.get(
+        ROOT_PATH,
+        operation_id="oip_server_metadata",
+        responses=responses(OipServerBody, OipErrorBody, (401, 403, 500), OIP_ERRORS),
+    )
+    async def server_metadata(request: Request) -> Response:
+        """Return the name, version and protocol extensions of the server."""
+        return await json_response(request, describe_server())
+
+    @router.get(
+        "/v2/models/stats",
+        operation_id="oip_statistics",
+        responses=responses(OipStatisticsBody, OipErrorBody, GET_ERRORS, OIP_ERRORS),
+    )
+    async def statistics(request: Request) -> Response:
+        """Return counts and durations of all models since the start of the server, for requests of all APIs."""
+        return await json_response(request, describe_statistics(lifecycle.models.infos, metrics))
+
+    @router.post(
+        "/v2/repository/index",
+        operation_id="oip_repository_index",
+        responses=responses(list[OipIndexEntryBody], OipErrorBody, GET_ERRORS, OIP_ERRORS),
+    )
+    async def repository_index(request: Request) -> Response:
+        """Return the names and aliases of the served models. A request body has no effect."""
+        return await json_response(request, describe_repository(lifecycle.models))
+
+    for action in ("load", "unload"):
+        described = responses(None, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
+        del described[200]
+
+        @router.post(
+            f"/v2/repository/models/{{name:path}}/{action}",
+            status_code=501,
+            operation_id=f"oip_{action}",
+            responses=described,
+            openapi_extra={"parameters": [NAME_PARAMETER]},
+        )
+        async def load(request: Request) -> Response:
+            """Fail: options select the models when the server starts."""
+            raise reject_load()
+
+
+def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
+    """Add the inference routes."""
+
+    async def infer_model(request: Request) -> Response:
+        """Run a model on texts or token ids. Tensors are JSON, or little-endian bytes after the JSON."""
+        infos = lifecycle.models.infos
+        content = await reader.read_bytes(request, MEDIA_TYPES)
+        document, binary = split_body(content, request.headers.get(LENGTH_HEADER))
+        body = parse_body(document, infos)
+        engine = model_of(request, lifecycle)
+        work, flags = infer_request(body, binary, reader.deadline(request))
+        response = await while_connected(request, asyncio.ensure_future(infer(engine, work)))
+        return await infer_response(request, body, response, flags, metadata_headers(response, engine.info.digest))
+
+    described = responses(OipInferResponseBody, OipErrorBody, ERRORS, OIP_ERRORS)
+    for path, middle, parameters in model_paths(INFER):
+        schema = body_schema(InferBody)
+        schema["parameters"] = [*parameters, *schema["parameters"], LENGTH_PARAMETER]
+        router.post(
+            path, operation_id=f"oip_model{middle}_infer", responses=described, openapi_extra=schema
+        )(infer_model)  # fmt: skip
+
+
+def add_model_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    """Add the routes that describe a model."""
+
+    @get(router, "/ready", "ready", OipModelReadyBody)
+    async def model_ready(request: Request) -> Response:
+        """Return 200 while requests for a model are accepted, otherwise an error."""
+        name = model_of(request, lifecycle).info.name
+        if not lifecycle.ready:
+            raise Unavailable(f"Server is not ready (status {lifecycle.status.value})", "Retry later.")
+        return await json_response(request, {"name": name, "ready": True})
+
+    @get(router, "/config", "config", OipConfigBody)
+    async def model_config(request: Request) -> Response:
+        """Return the tensors of a model in the format of Triton's model configuration."""
+        return await json_response(request, describe_config(model_of(request, lifecycle).info))
+
+    @get(router, "/stats", "statistics", OipStatisticsBody)
+    async def model_statistics(request: Request) -> Response:
+        """Return counts and durations of a model since the start of the server, for requests of all APIs."""
+        return await json_response(request, describe_statistics([model_of(request, lifecycle).info], metrics))
+
+    @get(router, "", "metadata", OipModelBody)
+    async def model_metadata(request: Request) -> Response:
+        """Return the tensors that a model accepts and returns."""
+        if request.path_params["name"].endswith(INFER):  # the name of a model may contain slashes
+            raise HTTPException(405, headers={"Allow": "POST"})
+        return await json_response(request, describe_model(model_of(request, lifecycle).info))
+
+
+def model_of(request: Request, lifecycle: Lifecycle) -> Engine:
+    """Return the engine of the model in the path."""
+    return find_model(lifecycle.models, request.path_params["name"], request.path_params.get("version", ""))

@@ -1,0 +1,365 @@
+"""The Open Inference Protocol over REST: tensors as JSON and as bytes, metadata, statistics and health."""
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.auth import ApiKeys
+from service.engine.model_loader import LoadedModel
+from service.errors import Internal
+from service.lifecycle import Status
+from tests.oip_messages import LENGTH_HEADER, Outputs, Tensor, rest_outputs, rest_request, text, token_ids
+from tests.response_contract import array_of, assert_close
+from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
+
+MODEL = "all-MiniLM-L6-v2"
+INFER = f"/v2/models/{MODEL}/infer"
+IDS = [2769, 2924, 7502]
+"""The token ids of GOLDEN."""
+LONG = "bank " + "word " * 300
+TOLERANCE = 5e-4
+
+
+@pytest.fixture
+async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
+    """The default model with prompts, and a default prompt."""
+    update = {"prompts": {"query": "find: ", "document": "some text: "}, "default_prompt_name": "document"}
+    artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
+    async with open_harness(dataclasses.replace(model, artifact=artifact)) as opened:
+        yield opened
+
+
+async def post(
+    harness: ServiceHarness, *tensors: Tensor, path: str = INFER, accept: str = "identity", **options: Any
+) -> httpx.Response:
+    content, headers = rest_request(tensors, **options)
+    return await harness.client.post(path, content=content, headers={**headers, "accept-encoding": accept})
+
+
+async def infer(harness: ServiceHarness, *tensors: Tensor, **options: Any) -> Outputs:
+    response = await post(harness, *tensors, **options)
+    assert response.status_code == 200, response.text
+    return rest_outputs(response)
+
+
+async def native(harness: ServiceHarness, inputs: Any, **fields: Any) -> list[Any]:
+    response = await harness.post("/v1/encode", {"inputs": inputs, **fields})
+    results: list[Any] = response.raise_for_status().json()["results"]
+    return results
+
+
+def names(*outputs: str) -> list[dict[str, Any]]:
+    return [{"name": output} for output in outputs]
+
+
+@pytest.mark.parametrize("options", [{}, {"binary": True}, {"nested": True}, {"binary": True, "coding": "gzip"},
+                                     {"coding": "deflate"}])  # fmt: skip
+async def test_pooled_is_the_default_output(harness: ServiceHarness, options: Any) -> None:
+    texts = [GOLDEN, "déjà vu"]
+    expected = np.stack([array_of(result["pooled"]) for result in await native(harness, texts)])
+    column = dataclasses.replace(text(*texts), shape=[2, 1])
+    for tensor in (text(*texts), column):
+        outputs = await infer(harness, tensor, **options)
+        assert outputs.keys() == {"pooled"}
+        assert_close(outputs["pooled"], expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
+@pytest.mark.parametrize("binary", [False, True])
+async def test_token_ids_of_different_lengths(harness: ServiceHarness, datatype: str, binary: bool) -> None:
+    """Special tokens may be left out. The mask marks the padding."""
+    rows = [IDS, [101, *IDS[:1], 102], IDS[1:]]
+    expected = await native(harness, [{"token_ids": ids} for ids in (IDS, IDS[:1], IDS[1:])])
+    outputs = await infer(harness, *token_ids(rows, datatype), binary=binary, outputs=names("pooled", "token_counts"))
+    assert_close(outputs["pooled"], np.stack([array_of(result["pooled"]) for result in expected]), TOLERANCE)
+    assert outputs["token_counts"].tolist() == [5, 3, 4]
+    ids = token_ids([IDS] * 2, datatype)[0]
+    assert_close((await infer(harness, ids, binary=binary))["pooled"][0], array_of(expected[0]["pooled"]), TOLERANCE)
+
+
+async def test_mask_may_be_boolean(harness: ServiceHarness) -> None:
+    ids, mask = token_ids([IDS, IDS[:1]])
+    flags = Tensor("attention_mask", "BOOL", mask.shape, [bool(flag) for flag in mask.items])
+    expected = await infer(harness, ids, mask)
+    for binary in (False, True):
+        assert (await infer(harness, ids, flags, binary=binary))["pooled"].tolist() == expected["pooled"].tolist()
+
+
+async def test_tokens_are_padded_with_zeros(harness: ServiceHarness) -> None:
+    texts = [GOLDEN, "river"]
+    results = await native(harness, texts, outputs=["tokens", "pooled"])
+    outputs = await infer(harness, text(*texts), outputs=names("token_counts", "tokens", "pooled"))
+    assert list(outputs) == ["token_counts", "tokens", "pooled"]
+    assert outputs["tokens"].shape == (2, 5, 384)
+    assert outputs["token_counts"].tolist() == [5, 3]
+    for row, result in zip(outputs["tokens"], results, strict=True):
+        vectors = array_of(result["token_vectors"])
+        assert_close(row[: len(vectors)], vectors, TOLERANCE)
+        assert not row[len(vectors) :].any()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fields", "shape"),
+    [
+        ({}, {}, (2, 6, 12, 5, 5)),
+        ({"layers": "all", "kind": "norm"}, {"kind": "norm"}, (2, 6, 12, 5, 5)),
+        ({"layers": "-1,2", "head_reduce": "mean"}, {"layers": [-1, 2], "head_reduce": "mean"}, (2, 2, 1, 5, 5)),
+        ({"kind": "projection", "layers": "3"}, {"kind": "projection", "layers": [3]}, (2, 1, 1, 5, 5)),
+    ],
+)
+async def test_attention_maps_are_padded_with_zeros(
+    harness: ServiceHarness, parameters: dict[str, Any], fields: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    texts = [GOLDEN, "river"]
+    response = await harness.post("/v1/attend", {"inputs": texts, **fields})
+    outputs = await infer(harness, text(*texts), outputs=names("attention", "token_counts"), parameters=parameters)
+    assert outputs["attention"].shape == shape
+    assert outputs["token_counts"].tolist() == [5, 3]
+    for blocks, result in zip(outputs["attention"], response.json()["results"], strict=True):
+        size = len(result["units"])
+        maps = blocks.reshape(-1, *shape[-2:])
+        assert len(maps) == len(result["maps"])
+        for values, expected in zip(maps, result["maps"], strict=True):
+            assert_close(values[:size, :size], array_of(expected["matrix"]), TOLERANCE)
+            assert not values[size:].any()
+            assert not values[:, size:].any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"normalize": False}, {"dimensions": 64}, {"truncation": "left"}, {"truncation": "right"}, {"pooling": "cls"}],
+)
+async def test_parameters_are_those_of_the_native_api(harness: ServiceHarness, options: dict[str, Any]) -> None:
+    texts = [LONG] if "truncation" in options else [GOLDEN]
+    (result,) = await native(harness, texts, **options)
+    outputs = await infer(harness, text(*texts), parameters=options)
+    assert_close(outputs["pooled"][0], array_of(result["pooled"]), TOLERANCE)
+
+
+async def test_parameters_of_the_protocol_are_accepted(harness: ServiceHarness) -> None:
+    expected = (await infer(harness, text(GOLDEN)))["pooled"].tolist()
+    for parameters in (
+        {"priority": 1, "sequence_id": 0, "sequence_start": False, "sequence_end": False, "timeout": 10_000_000},
+        {"sequence_id": "", "timeout": 0, "binary_data_output": False},
+        {"binary_data_output": True},
+    ):
+        assert (await infer(harness, text(GOLDEN), parameters=parameters))["pooled"].tolist() == expected
+
+
+async def test_outputs_are_binary_if_requested(harness: ServiceHarness) -> None:
+    """The choice of an output overrides that of the request."""
+    flags = [{"name": "pooled", "parameters": {"binary_data": False}}, {"name": "tokens"}, {"name": "token_counts"}]
+    response = await post(harness, text(GOLDEN), outputs=flags, parameters={"binary_data_output": True}, id="7")
+    header = json.loads(response.content[: int(response.headers[LENGTH_HEADER])])
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert (header["model_name"], header["model_version"], header["id"]) == (MODEL, "1", "7")
+    sizes = [output.get("parameters", {}).get("binary_data_size") for output in header["outputs"]]
+    assert sizes == [None, 5 * 384 * 4, 8]
+    binary = rest_outputs(response)
+    for name, values in (await infer(harness, text(GOLDEN), outputs=names(*binary))).items():
+        assert values.tolist() == binary[name].tolist()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+async def test_responses_are_compressed(harness: ServiceHarness, coding: str, binary: bool) -> None:
+    options: dict[str, Any] = {"outputs": names("tokens"), "parameters": {"binary_data_output": binary}}
+    content, headers = rest_request([text(*[GOLDEN] * 8)], **options)
+    headers["accept-encoding"] = coding
+    async with harness.client.stream("POST", INFER, content=content, headers=headers) as response:
+        raw = b"".join([part async for part in response.aiter_raw()])
+    assert (response.headers["content-encoding"], response.headers["vary"]) == (coding, "accept-encoding")
+    plain = await post(harness, text(*[GOLDEN] * 8), **options)
+    inflated = gzip.decompress(raw) if coding == "gzip" else zlib.decompress(raw)
+    assert inflated == plain.content
+    assert response.headers.get(LENGTH_HEADER) == plain.headers.get(LENGTH_HEADER)
+
+
+async def test_binary_responses_are_not_compressed_by_default(harness: ServiceHarness) -> None:
+    """HTTP libraries accept several codings unless told otherwise, and compression takes longer than inference."""
+    options: dict[str, Any] = {"outputs": names("tokens"), "accept": "gzip, deflate"}
+    response = await post(harness, text(*[GOLDEN] * 8), parameters={"binary_data_output": True}, **options)
+    assert "content-encoding" not in response.headers
+    assert (await post(harness, text(*[GOLDEN] * 8), **options)).headers["content-encoding"] == "gzip"
+
+
+async def test_prompts(prompted: ServiceHarness) -> None:
+    """Prompts have no token vectors, and do not count. Attention maps never have one."""
+    for parameters in ({}, {"prompt_name": "query"}):
+        (result,) = await native(prompted, [GOLDEN], outputs=["pooled", "tokens"], **parameters)
+        count = len(result["token_vectors"])
+        assert count < result["token_count"]
+        for outputs in (["token_counts"], ["token_counts", "pooled"], ["tokens", "token_counts", "attention"]):
+            found = await infer(prompted, text(GOLDEN), outputs=names(*outputs), parameters=parameters)
+            assert found["token_counts"].tolist() == [count]
+        assert found["attention"].shape[-1] == count
+        pooled = (await infer(prompted, text(GOLDEN), parameters=parameters))["pooled"]
+        assert_close(pooled[0], array_of(result["pooled"]), TOLERANCE)
+
+
+async def test_padded_size_is_limited_before_inference(model: LoadedModel) -> None:
+    """Each of 16 inputs takes the space of the longest."""
+    texts = [*["a"] * 15, "word " * 100]
+    limit = 2**20
+    async with open_harness(model, max_response_bytes=limit) as harness:
+        await native(harness, texts, outputs=["tokens"], encoding_format="base64")
+        batches = harness.batches_run
+        for output, maximum in (("tokens", 16 * 102 * 384 * 4), ("attention", 16 * 72 * 102 * 102 * 4)):
+            parameters = {"binary_data_output": True}
+            response = await post(harness, text(*texts), outputs=names(output), parameters=parameters)
+            assert response.status_code == 400
+            message = response.json()["error"]
+            actual = int(message.partition("(")[2].split()[0])
+            assert message.startswith("Response too large (")
+            assert maximum <= actual < maximum * 1.1
+            assert "encoding_format" not in message
+        assert harness.batches_run == batches
+        largest = text(*["word " * 39] * 16)
+        outputs = await infer(harness, largest, outputs=names("tokens"), parameters={"binary_data_output": True})
+        assert outputs["tokens"].nbytes == 16 * 41 * 384 * 4
+
+
+async def test_names_may_contain_slashes_and_models_have_one_version(model: LoadedModel) -> None:
+    async with open_harness(model, model_aliases="team/embedder") as harness:
+        for path in ("/v2/models/team/embedder", "/v2/models/team%2Fembedder", "/v2/models/team/embedder/versions/1"):
+            assert (await harness.client.get(path)).json()["name"] == MODEL
+            for suffix in ("/ready", "/config", "/stats"):
+                assert (await harness.client.get(path + suffix)).status_code == 200
+            assert (await infer(harness, text(GOLDEN), path=path + "/infer"))["pooled"].shape == (1, 384)
+        index = (await harness.client.post("/v2/repository/index")).json()
+        assert [entry["name"] for entry in index] == [MODEL, "team/embedder"]
+        for path in ("team", "team/embedder/versions/2", "embedder", "team/embedder/versions/"):
+            response = await harness.client.get(f"/v2/models/{path}")
+            assert (response.status_code, "not found" in response.json()["error"]) == (404, True)
+            assert (await post(harness, text(GOLDEN), path=f"/v2/models/{path}/infer")).status_code == 404
+
+
+async def test_metadata_and_configuration(harness: ServiceHarness) -> None:
+    get = harness.client.get
+    assert (await get("/v2")).json()["name"] == "attendant"
+    metadata = (await get(f"/v2/models/{MODEL}")).json()
+    assert {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]} == {
+        "pooled": [-1, 384], "tokens": [-1, -1, 384], "token_counts": [-1], "attention": [-1] * 5,
+    }  # fmt: skip
+    config = (await get(f"/v2/models/{MODEL}/config")).json()
+    assert [tensor["name"] for tensor in config["input"]] == [tensor["name"] for tensor in metadata["inputs"]]
+    assert [tensor["dims"] for tensor in config["output"]] == [tensor["shape"] for tensor in metadata["outputs"]]
+
+
+async def test_statistics_are_those_of_the_metrics(harness: ServiceHarness) -> None:
+    async def stats() -> dict[str, Any]:
+        (model_stats,) = (await harness.client.get("/v2/models/stats")).json()["model_stats"]
+        assert (await harness.client.get(f"/v2/models/{MODEL}/stats")).json()["model_stats"] == [model_stats]
+        return dict(model_stats)
+
+    before = await stats()
+    assert (before["inference_count"], before["execution_count"]) == (0, 0)
+    await infer(harness, text(GOLDEN, "river", "bank"))
+    await harness.post("/v1/encode", {"inputs": GOLDEN})
+    after = await stats()
+    assert after["inference_count"] == 4
+    assert after["execution_count"] == harness.batches_run
+    stages = after["inference_stats"]
+    assert {name: stage["count"] for name, stage in stages.items()} == {
+        "success": 2, "fail": 0, "queue": 2, "compute_input": 2, "compute_infer": harness.batches_run,
+        "compute_output": 2,
+    }  # fmt: skip
+    assert stages["compute_infer"]["ns"] == pytest.approx(
+        1e9 * harness.sample("attendant_stage_duration_seconds_sum", stage="inference")
+    )
+    assert "ns" not in stages["success"]
+
+
+async def test_requests_are_counted_as_this_api(harness: ServiceHarness) -> None:
+    await infer(harness, text(GOLDEN))
+    await post(harness, text(""))
+    labels = {"api": "oip", "endpoint": "/v2/models/{name:path}/infer", "model": MODEL}
+    assert harness.sample("attendant_requests_total", code="200", **labels) == 1
+    assert harness.sample("attendant_requests_total", code="400", **labels) == 1
+    assert harness.sample("attendant_rejected_requests_total", api="oip", reason="invalid") == 1
+
+
+async def test_health_requires_no_key_and_is_not_counted(model: LoadedModel) -> None:
+    async with open_harness(model, ApiKeys(["secret"])) as harness:
+        for path, body in (("/v2/health/live", {"live": True}), ("/v2/health/ready", {"ready": True})):
+            response = await harness.client.get(path)
+            assert (response.status_code, response.json()) == (200, body)
+            assert (await harness.client.head(path)).content == b""
+        for method, path in (("GET", "/v2"), ("GET", f"/v2/models/{MODEL}"), ("POST", INFER)):
+            response = await harness.client.request(method, path)
+            assert (response.status_code, response.json().keys()) == (401, {"error"})
+            assert response.headers["www-authenticate"] == "Bearer"
+        headers = {"authorization": "Bearer secret"}
+        assert (await harness.client.get("/v2", headers=headers)).status_code == 200
+        assert "health" not in str(list(harness.metrics.requests.collect()))
+
+
+async def test_starting_draining_and_failed_servers_are_not_ready(harness: ServiceHarness) -> None:
+    get = harness.client.get
+    harness.lifecycle.start_draining()
+    assert (await get("/v2/health/live")).status_code == 200
+    response = await get("/v2/health/ready")
+    assert (response.status_code, response.json()) == (503, {"ready": False})
+    assert (await get(f"/v2/models/{MODEL}/ready")).status_code == 503
+    await infer(harness, text(GOLDEN))
+    harness.lifecycle.reject_new()
+    response = await post(harness, text(GOLDEN))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json() == {"error": "Server is shutting down. Retry on another instance."}
+    assert (await get("/v2")).status_code == 200
+    harness.lifecycle.fail()
+    assert harness.lifecycle.status is Status.FAILED
+    assert (await get("/v2/health/live")).json() == {"live": False}
+
+
+async def test_deadlines(harness: ServiceHarness) -> None:
+    content, headers = rest_request([text(GOLDEN)])
+    response = await harness.client.post(INFER, content=content, headers={**headers, "X-Request-Timeout-Ms": "0"})
+    assert response.status_code == 504
+    response = await post(harness, text(GOLDEN), parameters={"timeout": 1})
+    assert (response.status_code, response.json()["error"].partition(" ")[0]) == (504, "Deadline")
+    with fast_lane(harness).reserve(10**6, 1e18):
+        assert (await post(harness, text(GOLDEN), parameters={"timeout": 10_000_000})).status_code == 429
+
+
+async def test_internal_errors_tell_nothing(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(request: object) -> None:
+        raise Internal from RuntimeError("secret")
+
+    monkeypatch.setattr(harness.engine, "encode", fail)
+    response = await post(harness, text(GOLDEN))
+    assert (response.status_code, "secret" in response.text) == (500, False)
+    assert response.json() == {"error": "Internal error. See the server log for this request ID."}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", INFER, "OPTIONS, POST"), ("POST", "/v2", "GET, HEAD, OPTIONS"),
+        ("DELETE", f"/v2/models/{MODEL}", "GET, HEAD, OPTIONS"), ("PUT", INFER, "OPTIONS, POST"),
+        ("GET", f"/v2/models/{MODEL}/versions/1/infer", "OPTIONS, POST"), ("HEAD", INFER, "OPTIONS, POST"),
+        ("GET", "/v2/repository/index", "OPTIONS, POST"), ("POST", "/v2/models/stats", "GET, HEAD, OPTIONS"),
+    ],
+)  # fmt: skip
+async def test_other_methods_are_not_allowed(harness: ServiceHarness, method: str, path: str, allowed: str) -> None:
+    response = await harness.client.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert method == "HEAD" or response.json().keys() == {"error"}
+    options = await harness.client.options(path)
+    assert (options.status_code, options.headers["allow"]) == (204, allowed)
+
+
+async def test_models_cannot_be_loaded(harness: ServiceHarness) -> None:
+    for action in ("load", "unload"):
+        response = await harness.client.post(f"/v2/repository/models/{MODEL}/{action}", json={})
+        assert response.status_code == 501
+        assert response.json() == {
+            "error": "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."
+        }
