@@ -75,6 +75,13 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
     assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Similarity", "Tokenize", "GetModel"]
 
 
+async def test_reflection_returns_the_proto_of_the_open_inference_protocol(channel: grpc.aio.Channel) -> None:
+    response = await reflect(channel, file_containing_symbol=INFERENCE_SERVICE)
+    (file,) = map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)
+    assert (file.name, file.package) == ("inference/inference.proto", "inference")
+    assert {"ModelInfer", "ModelStreamInfer"} <= {method.name for method in file.service[0].method}
+
+
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
     """After `set_not_serving` the status stays NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())
