@@ -77,7 +77,7 @@ format: $(VENV)/dev  ## format the code
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, and docs/options.md
+proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, docs/options.md and docs/clients.md
 	@$(BIN)/python -m tests.check_generated --write
 
 docs: proto  ## the same
