@@ -18,7 +18,13 @@ from service.commands.lines import NumberedLine, encode_lines, open_engine, read
 from service.commands.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
-from service.commands.vector_sources import VectorOptions, VectorSource, open_engine_source, open_server_source
+from service.commands.vector_sources import (
+    VectorOptions,
+    VectorSource,
+    open_engine_source,
+    open_server_source,
+    read_key,
+)
 from service.commands.work_directory import partial_path, rejected_path
 from service.config import Settings, load_settings
 from service.errors import ServiceError
@@ -100,7 +106,7 @@ async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder
     if options.server is None:
         opened = open_engine_source(load_settings(), wanted)
     else:
-        opened = open_server_source(options.server, _read_key(options.api_key_file), wanted)
+        opened = open_server_source(options.server, read_key(options.api_key_file), wanted)
     async with opened as source:
         yield LocalRowEncoder(source)
 
@@ -180,17 +186,6 @@ def _parser() -> Parser:
         help="number of workers (default: as many as fit)",
     )
     return parser
-
-
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        first, _, _ = path.read_text().partition("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not UTF-8"
-        raise CommandError(f"--api-key-file: {path}: cannot be read ({problem}). Check the path.", EX_CONFIG) from None
-    return first.strip()
 
 
 async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:
