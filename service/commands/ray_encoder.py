@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -31,8 +31,8 @@ from service.commands.row_files import RowFile
 from service.commands.vector_sources import SourceInfo, VectorOptions
 from service.config import Settings
 
-BLOCK_ROWS = 512
-"""Rows per task of Ray, about a second of one core: shorter ones cost more for scheduling."""
+BLOCK_ROWS = 1024
+"""Rows per task of Ray, a second or two of one core. Shorter tasks cost more for scheduling."""
 BLOCKS_IN_FLIGHT = 2
 """Blocks that a worker encodes at once, so that the engine has inputs while results are sent."""
 PREFETCH_BLOCKS = 4
@@ -68,6 +68,8 @@ class RayRowEncoder:
 
     async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
         """Yield one item per block, in order. The task opens the file again, so `rows` is not read."""
+        # Other processes have other working directories.
+        job = replace(job, source=job.source.resolve())
         source = _BlockSource(job, skip, BLOCK_ROWS, self._info.max_input_characters)
         # The task needs little of a CPU, and a head node may have none to give.
         blocks = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
@@ -130,22 +132,23 @@ async def open_ray_encoder(
         count: The number of workers; None selects it by the nodes of the cluster.
         open_source: Loads the model in a worker.
     """
-    _connect()
-    try:
-        cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        workers = divide_cpus(cpus, count, settings.threads)
-        # Other processes have other working directories.
-        settings = settings.model_copy(update={"threads": workers.threads, "model_dir": settings.model_dir.resolve()})
-        describe = ray.remote(num_cpus=workers.threads, max_retries=-1)(describe_source)
-        with _ray_errors():
-            info, dimensions = await asyncio.to_thread(ray.get, describe.remote(open_source, settings, options))
-        # Nodes with other CPUs would choose another precision.
-        settings = settings.model_copy(update={"precision": info.precision})
-        # Ray prints errors of nodes to stdout.
-        with contextlib.redirect_stdout(sys.stderr):
+    # Ray prints errors of nodes to stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        _connect()
+        try:
+            cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+            workers = divide_cpus(cpus, count, settings.threads)
+            settings = settings.model_copy(
+                update={"threads": workers.threads, "model_dir": settings.model_dir.resolve()}
+            )
+            describe = ray.remote(num_cpus=workers.threads, max_retries=-1)(describe_source)
+            with _ray_errors():
+                info, dimensions = await asyncio.to_thread(ray.get, describe.remote(open_source, settings, options))
+            # Nodes with other CPUs would choose another precision.
+            settings = settings.model_copy(update={"precision": info.precision})
             yield RayRowEncoder(info, dimensions, workers, (open_source, settings, options, info))
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers:

@@ -47,12 +47,13 @@ TOLERANCE = 1e-5
 
 @contextmanager
 def cluster(cpus: list[int]) -> Iterator[Any]:
-    """Start a cluster with a head without CPUs and a node for each of the numbers of CPUs."""
+    """Start a head without CPUs, and a node with each of these numbers of CPUs, in another directory."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.chdir("/")
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:
             for count in cpus:
@@ -207,7 +208,8 @@ def test_ray_writes_the_files_of_the_plain_command(tmp_path: Path) -> None:
 def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path) -> None:
     """Every row is in the output once, in order, although the node with one of two workers is killed midway."""
     sentences = sample_sentences(6000)
-    path = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:3000], "", *sentences[3000:]]])
+    written = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:3000], "", *sentences[3000:]]])
+    path = Path(os.path.relpath(written, ROOT))
     plain, out = tmp_path / "plain.parquet", tmp_path / "ray.parquet"
     settings: dict[str, Any] = {"model_dir": default_artifact, "precision": "float32"}
     with cluster([1, 1]) as ray_cluster:
