@@ -112,6 +112,8 @@ async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder
 
 
 def _import_ray() -> ModuleType:
+    # Ray reads this when it is imported. Otherwise a thread that is interrupted would start a second cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     try:
         from service.commands import ray_encoder
     except ImportError:

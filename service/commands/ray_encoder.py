@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -36,6 +37,7 @@ BLOCK_ROWS = 1024
 BLOCKS_IN_FLIGHT = 2
 """Blocks that a worker encodes at once, so that the engine has inputs while results are sent."""
 PREFETCH_BLOCKS = 4
+CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,14 @@ def _connect() -> None:
     if address.startswith("ray://"):
         problem = "RAY_ADDRESS: Ray Client is not supported (ray://)"
         raise CommandError(f"{problem}. Run the command on a node of the cluster.", EX_CONFIG)
+    if ":" in address:
+        host, _, port = address.rpartition(":")
+        try:
+            # Ray would try for minutes.
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        except (OSError, ValueError) as error:
+            problem = f"RAY_ADDRESS: cannot connect to {address} ({error})"
+            raise CommandError(f"{problem}. Check the address.", EX_UNAVAILABLE) from None
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray warns of its own defaults, in Python and in native code.
     warnings.filterwarnings("ignore", module="ray")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -136,6 +137,13 @@ def test_ray_client_address_is_rejected(tmp_path: Path, run_embed: RunEmbed, mon
     assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (78, f"attendant embed: {problem}\n")
 
 
+def test_unreachable_cluster_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    problem = "RAY_ADDRESS: cannot connect to 127.0.0.1:1 ([Errno 111] Connection refused). Check the address."
+    assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (69, f"attendant embed: {problem}\n")
+
+
 def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "ray_encoder", None)
     monkeypatch.delattr(commands, "ray_encoder")
@@ -246,3 +254,21 @@ def test_errors_of_workers_are_those_of_the_plain_command(tmp_path: Path, defaul
             assert actual == expected
             assert expected[0] == 78
     assert not partial_path(out).exists()
+
+
+@pytest.mark.slow
+def test_interrupted_run_is_continued_by_the_plain_command(tmp_path: Path) -> None:
+    """After Ctrl-C, the cluster that the command started ends with it."""
+    rows = [{"text": f"text {number}"} for number in range(20_000)]
+    path, out, plain = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.npy", tmp_path / "plain.npy"
+    process = start(path, out, "--ray", module=STUB)
+    state = partial_path(out) / "state.json"
+    while not (state.exists() and json.loads(state.read_bytes())["counts"]["rows"]):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    status, err = finish(process)
+    assert (status, err.splitlines()[-1]) == (130, "attendant embed: interrupted. Repeat the command to continue.")
+    for target in (out, plain):
+        assert finish(start(path, target, module=STUB))[0] == 0
+    assert out.read_bytes() == plain.read_bytes()
