@@ -77,7 +77,7 @@ format: $(VENV)/dev  ## format the code
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, and docs/options.md
+proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, docs/options.md and docs/clients.md
 	@$(BIN)/python -m tests.check_generated --write
 
 docs: proto  ## the same
@@ -136,7 +136,7 @@ $(VENV)/train: $(VENV)/run
 
 $(VENV)/dev: $(VENV)/run
 	@echo "installing the dependencies of checks and tests into $(VENV)"
-	@$(PIP) -e '.[cpu,data,export,train,dev]' -e ./client
+	@$(PIP) -e '.[cpu,data,ray,export,train,dev]' -e ./client
 	@touch $@
 
 $(VENV)-deploy/installed: deploy/requirements-checks.txt
@@ -147,5 +147,5 @@ $(VENV)-deploy/installed: deploy/requirements-checks.txt
 
 $(VENV)/bench: $(VENV)/dev
 	@echo "installing the dependencies of the bench into $(VENV)"
-	@$(PIP) -e '.[cpu,data,export,train,dev,bench]'
+	@$(PIP) -e '.[cpu,data,ray,export,train,dev,bench]'
 	@touch $@

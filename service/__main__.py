@@ -1,4 +1,4 @@
-"""`attendant serve | embed | compare | evaluate | size | options`."""
+"""`attendant serve | embed | ask | compare | evaluate | size | options`."""
 
 import logging
 import os
@@ -21,6 +21,8 @@ USAGE = """usage: attendant COMMAND
   embed [TEXT...]     print the embedding of each text, or of each line of standard input, as one line of JSON;
                       texts over the token limit are truncated; options come from the environment
                       (ATTENDANT_MODEL_DIR, ...)
+  ask TEXT            show the words and tokens of a text, its nearest neighbors among other texts, and which words
+                      contribute to which; attendant ask --help
   compare OLD NEW     compare the embeddings of two artifacts on your texts; attendant compare --help
   evaluate DIR        measure an artifact on your labeled texts; attendant evaluate --help
   size                calculate replicas, cores and memory for a load; attendant size --help
@@ -57,6 +59,10 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
         from service.commands import embed
 
         return embed.run(rest)
+    if command == "ask":
+        from service.commands import ask
+
+        return ask.run(rest)
     if command == "compare":
         from service.commands import compare
 

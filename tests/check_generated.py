@@ -10,6 +10,7 @@ import google.rpc.status_pb2
 
 from deploy.components.monitoring import generate as monitoring
 from service.config import describe_options
+from tests.clients.registry import describe_clients
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
@@ -21,12 +22,13 @@ PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb"
 """Packages with stubs, the folders they are in, and the protos of the stubs."""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
+CLIENTS = ROOT / "docs" / "clients.md"
 GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 
 def generated_files() -> dict[Path, str]:
     """Return the expected content of every generated file."""
-    files = {OPTIONS: describe_options()} | monitoring.generated_files()
+    files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")

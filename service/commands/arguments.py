@@ -28,6 +28,10 @@ class CommandError(Exception):
         super().__init__(message)
         self.status = status
 
+    def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
+        """Return the parts that a copy in another process is made of."""
+        return type(self), (str(self), self.status)
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that names the option, the limit and a remedy."""

@@ -4,18 +4,27 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 
 import orjson
 
 from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, CommandError, Parser, integer
-from service.commands.embed_file import EmbedFile, Report, embed_file
+from service.commands.embed_file import Report, embed_file
+from service.commands.embed_job import EmbedFile
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
+from service.commands.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
-from service.commands.vector_sources import VectorOptions, VectorSource, open_engine_source, open_server_source
+from service.commands.vector_sources import (
+    VectorOptions,
+    VectorSource,
+    open_engine_source,
+    open_server_source,
+    read_key,
+)
 from service.commands.work_directory import partial_path, rejected_path
 from service.config import Settings, load_settings
 from service.errors import ServiceError
@@ -71,15 +80,9 @@ def _run_file(arguments: list[str]) -> int:
 
 
 async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
-    wanted = VectorOptions(options.dtype, options.dimensions, options.prompt_name, options.normalize)
-    opened: AbstractAsyncContextManager[VectorSource]
-    if options.server is None:
-        opened = open_engine_source(load_settings(), wanted)
-    else:
-        opened = open_server_source(options.server, _read_key(options.api_key_file), wanted)
-    async with opened as source:
-        report = await embed_file(job, source)
-        limit = source.info.max_input_tokens
+    async with _open_encoder(options) as encoder:
+        report = await embed_file(job, encoder)
+        limit = encoder.info.max_input_tokens
     counts = report.counts
     parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
     if counts.truncated:
@@ -88,6 +91,35 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
         parts.append(f"rejected {counts.rejected:,} of {counts.rows:,} rows, see {rejected_path(job.target)}")
     print(f"{COMMAND}: {'; '.join(parts)}", file=sys.stderr)
     return report
+
+
+@asynccontextmanager
+async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder]:
+    wanted = VectorOptions(options.dtype, options.dimensions, options.prompt_name, options.normalize)
+    if options.ray:
+        async with _import_ray().open_ray_encoder(
+            load_settings(), wanted, options.ray_workers, open_engine_source
+        ) as ray_encoder:
+            yield ray_encoder
+        return
+    opened: AbstractAsyncContextManager[VectorSource]
+    if options.server is None:
+        opened = open_engine_source(load_settings(), wanted)
+    else:
+        opened = open_server_source(options.server, read_key(options.api_key_file), wanted)
+    async with opened as source:
+        yield LocalRowEncoder(source)
+
+
+def _import_ray() -> ModuleType:
+    # Ray reads this when it is imported. Otherwise a thread that is interrupted would start a second cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    try:
+        from service.commands import ray_encoder
+    except ImportError:
+        remedy = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
+        raise CommandError(f"--ray: Ray is not installed. {remedy}", EX_CONFIG) from None
+    return ray_encoder
 
 
 def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
@@ -104,6 +136,10 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         parser.error("--id-field: not supported for NumPy files. Use .parquet or .jsonl")
     if options.api_key_file is not None and options.server is None:
         parser.error("--api-key-file: set without --server. Remove it")
+    if options.ray and options.server is not None:
+        parser.error("--server: not supported with --ray. Remove one of them")
+    if options.ray_workers is not None and not options.ray:
+        parser.error("--ray-workers: set without --ray. Remove it")
     if not options.input.is_file():
         problem = "not a regular file" if options.input.exists() else "not found"
         raise CommandError(f"{options.input}: {problem}. Check the path.", EX_DATAERR)
@@ -144,18 +180,14 @@ def _parser() -> Parser:
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
     add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+    add("--ray", action="store_true", help="use the workers of a Ray cluster: that of RAY_ADDRESS, or one started here")
+    add(
+        "--ray-workers",
+        type=integer(1, 10_000),
+        metavar="N",
+        help="number of workers (default: as many as fit)",
+    )
     return parser
-
-
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        first, _, _ = path.read_text().partition("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not UTF-8"
-        raise CommandError(f"--api-key-file: {path}: cannot be read ({problem}). Check the path.", EX_CONFIG) from None
-    return first.strip()
 
 
 async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:

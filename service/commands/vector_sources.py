@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,8 +136,7 @@ class EngineSource(VectorSource):
         try:
             response = await self._engine.encode(request)
         except ServiceError as error:
-            permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
-            raise SourceError(error.message, error.field, permanent=permanent) from None
+            raise engine_error(error) from None
         vectors = []
         for result in response.results:
             assert result.pooled is not None
@@ -163,7 +163,7 @@ class ServerSource(VectorSource):
         try:
             response = await self._client.encode(texts, **self._options)
         except AttendantError as error:
-            raise _source_error(error) from None
+            raise source_error(error) from None
         vectors = []
         for result in response.results:
             assert result.pooled is not None
@@ -182,8 +182,8 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 
 
 @asynccontextmanager
-async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    """Connect to a server. Raises `CommandError`."""
+async def open_client(url: str, api_key: str | None) -> AsyncIterator[tuple["AsyncClient", "ModelInfo"]]:
+    """Connect to a server, and yield its client and its model. Raises `CommandError`."""
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy
     except ImportError:
@@ -197,11 +197,38 @@ async def open_server_source(url: str, api_key: str | None, options: VectorOptio
         try:
             info = await client.model()
         except AttendantError as error:
-            raise _source_error(error).to_command_error() from None
+            raise source_error(error).to_command_error() from None
+        yield client, info
+
+
+@asynccontextmanager
+async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
+    """Connect to a server. Raises `CommandError`."""
+    async with open_client(url, api_key) as (client, info):
         source = ServerSource(client, info, options)
         await source.check()
         yield source
 
 
-def _source_error(error: "AttendantError") -> SourceError:
+def read_key(path: Path | None) -> str | None:
+    """Return the first line of the file of --api-key-file. Raises `CommandError`."""
+    if path is None:
+        return None
+    try:
+        first, _, _ = path.read_text().partition("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "not UTF-8"
+        raise CommandError(f"--api-key-file: {path}: cannot be read ({problem}). Check the path.", EX_CONFIG) from None
+    return first.strip()
+
+
+def engine_error(error: ServiceError) -> SourceError:
+    """Return the error of a failed request to an engine."""
+    return SourceError(
+        error.message, error.field, permanent=isinstance(error, InvalidArgument | NotFound | Unsupported)
+    )
+
+
+def source_error(error: "AttendantError") -> SourceError:
+    """Return the error of a failed request to a server."""
     return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-REQUIREMENTS = Path(__file__).parent / "requirements"
+from tests.clients.registry import REQUIREMENTS, find_client
+
+PROLOGUE = """
+import json, sys
+arguments = json.load(sys.stdin)
+rest, grpc_address, texts = arguments["rest"], arguments["grpc"], arguments["texts"]
+def send(results):
+    print(json.dumps(results, default=lambda array: array.tolist()))
+"""
 INSTALL_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 120
 MISSING = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
@@ -44,8 +52,8 @@ class ClientEnvironment:
         return environment
 
     def call(self, code: str, **arguments: Any) -> Any:
-        """Run Python code, which reads `arguments` as JSON from stdin and prints JSON; return what it prints."""
-        result = self._run(f"import json, sys\narguments = json.load(sys.stdin)\n{code}", arguments)
+        """Run Python code after `PROLOGUE`; return what it sends."""
+        result = self._run(PROLOGUE + code, arguments)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.splitlines()[-1])
 
@@ -57,3 +65,10 @@ class ClientEnvironment:
             [str(self.python), "-c", code], env=kept | quiet, input=json.dumps(arguments),
             capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
         )  # fmt: skip
+
+
+def run_client(package: str, code: str, directory: Path, **arguments: Any) -> Any:
+    """Run the snippet of a client and then further code, which sends results. See `PROLOGUE` for the arguments."""
+    client = find_client(package)
+    environment = ClientEnvironment.create(client.environment, directory / client.environment)
+    return environment.call(client.snippet + code, **arguments)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from service.engine.model_loader import LoadedModel
-from tests.clients.environments import ClientEnvironment
+from tests.clients.environments import run_client
 from tests.response_contract import array_of, assert_close
 from tests.serving import ServiceThread
 
@@ -29,7 +29,7 @@ import numpy as np
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 
-url, model, texts = arguments["url"].removeprefix("http://"), arguments["model"], arguments["texts"]
+url, model, texts = arguments["rest"].removeprefix("http://"), arguments["model"], arguments["texts"]
 
 def text_input(binary):
     tensor = triton.InferInput("text", [len(texts)], "BYTES")
@@ -101,7 +101,7 @@ for call in (
         call()
     except triton.InferenceServerException as error:
         results["errors"].append([error.status(), error.message()])
-print(json.dumps(results))
+send(results | {"snippet": vectors})
 """
 TRITON_GRPC = """
 import asyncio, queue
@@ -167,7 +167,7 @@ async def run():
         return [result.as_numpy("pooled").tolist() for result in found]
 
 results["aio"] = asyncio.run(run())
-print(json.dumps(results))
+send(results | {"snippet": vectors})
 """
 KSERVE = """
 import asyncio
@@ -175,7 +175,7 @@ import numpy as np
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
 from kserve.protocol.infer_type import RequestedOutput
 
-url, grpc_url, model, texts = (arguments[name] for name in ("url", "grpc", "model", "texts"))
+url, grpc_url, model, texts = (arguments[name] for name in ("rest", "grpc", "model", "texts"))
 
 def request(binary, outputs=None, parameters=None, ids=False):
     if ids:
@@ -230,7 +230,7 @@ async def run():
     await rpc.close()
     return results
 
-print(json.dumps(asyncio.run(run())))
+send(asyncio.run(run()) | {"snippet": vectors})
 """
 
 
@@ -259,12 +259,14 @@ class Server:
             assert_close(array_of(result), array_of(expected), self.tolerance)
 
     def run(self, name: str, code: str, directory: Any) -> Any:
-        """Run the code of a client."""
-        environment = ClientEnvironment.create(name, directory / name)
+        """Run the snippet of a client, whose vectors are compared, and then further code."""
         url = str(self.rest.base_url).rstrip("/")
-        return environment.call(
-            code, url=url, grpc=self.grpc, model=MODEL, texts=TEXTS, input_ids=IDS, attention_mask=MASK
-        )
+        results = run_client(
+            name, code, directory, rest=url, grpc=self.grpc, model=MODEL, texts=TEXTS, input_ids=IDS,
+            attention_mask=MASK,
+        )  # fmt: skip
+        self.check([results.pop("snippet")], self.native(TEXTS))
+        return results
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands import embed, embed_file
+from service.commands import embed, embed_file, row_encoders
 from tests.service.commands.embed_stub import open_stub
 
 RunEmbed = Callable[..., tuple[int, str]]
@@ -25,7 +25,7 @@ LONG = "word " * 12
 @pytest.fixture
 def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches and chunks in a small file, with vectors of the stub."""
-    monkeypatch.setattr(embed_file, "BATCH_ROWS", 2)
+    monkeypatch.setattr(row_encoders, "BATCH_ROWS", 2)
     monkeypatch.setattr(embed_file, "CHUNK_ROWS", 4)
     monkeypatch.setattr(embed, "open_engine_source", open_stub)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from service.__main__ import main
-from service.commands import embed_file, work_directory
-from service.commands.embed_file import EmbedFile
+from service.commands import embed_file, row_encoders, work_directory
+from service.commands.embed_job import EmbedFile
+from service.commands.row_encoders import LocalRowEncoder
 from service.commands.vector_sources import VectorOptions
 from service.commands.work_directory import partial_path, rejected_path
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, write_rows
@@ -112,7 +113,7 @@ def test_rows_on_disk_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.
     async def embed_all() -> StubSource:
         source = StubSource(VectorOptions())
         await source.check()
-        await embed_file.embed_file(job, source)
+        await embed_file.embed_file(job, LocalRowEncoder(source))
         return source
 
     monkeypatch.setattr(embed_file, "_write", fail_third)
@@ -128,8 +129,9 @@ async def test_several_batches_are_in_flight(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", [{"text": f"text {number}"} for number in range(40)])
     source = StubSource(VectorOptions(), delay_s=0.05)
     await source.check()
-    await embed_file.embed_file(EmbedFile(path, tmp_path / "out.npy", "jsonl", "npy"), source)
-    assert source.most_in_flight == embed_file.IN_FLIGHT
+    job = EmbedFile(path, tmp_path / "out.npy", "jsonl", "npy")
+    await embed_file.embed_file(job, LocalRowEncoder(source))
+    assert source.most_in_flight == row_encoders.IN_FLIGHT
 
 
 def test_run_continues_after_the_disk_was_full(

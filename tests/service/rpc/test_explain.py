@@ -261,7 +261,7 @@ async def test_cancelled_calls_leave_no_work(stub: EncoderServiceStub, server: R
             lines = (await admin.get("/metrics")).text.splitlines()
         for call in calls:
             call.cancel()
-        gauges = ("attendant_requests_in_flight", 'attendant_queue_size{lane="explain"}')
+        gauges = ("attendant_requests_in_flight", 'attendant_queue_size{lane="explain",model="all-MiniLM-L6-v2"}')
         while not all(f"{name} 0.0" in lines for name in gauges):
             lines = (await admin.get("/metrics")).text.splitlines()
     assert len([message async for message in stub.Attend(pb.AttendRequest(inputs=[pb.Input(text="a")]))]) == 73

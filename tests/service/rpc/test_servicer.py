@@ -160,7 +160,7 @@ async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server:
     call.cancel()
     async with httpx.AsyncClient(base_url=server.admin) as admin:
         lines: list[str] = []
-        gauges = ("attendant_requests_in_flight", 'attendant_queue_size{lane="fast"}')
+        gauges = ("attendant_requests_in_flight", 'attendant_queue_size{lane="fast",model="all-MiniLM-L6-v2"}')
         async with asyncio.timeout(30):
             while not all(f"{name} 0.0" in lines for name in gauges):
                 lines = (await admin.get("/metrics")).text.splitlines()

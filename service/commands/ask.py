@@ -1,0 +1,115 @@
+"""`attendant ask`: words, neighbors and a map of a text."""
+
+import argparse
+import asyncio
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+from service.commands.arguments import EX_CONFIG, EX_DATAERR, CommandError, Parser, integer
+from service.commands.ask_sources import (
+    Analyzer,
+    MapKind,
+    embed_texts,
+    open_engine_analyzer,
+    open_server_analyzer,
+)
+from service.commands.encoding import TextError, TextFile
+from service.commands.neighbors import Vectors, normalize, top_neighbors
+from service.commands.vector_sources import read_key
+from service.config import load_settings
+
+COMMAND = "attendant ask"
+MAX_LINES = 100_000
+"""Lines of --among that are read: about a minute on two cores."""
+BATCH_TEXTS = 64
+DESCRIPTION = """\
+Show a text as the model sees it: its words and their tokens, its nearest neighbors among other texts by the cosine
+similarity of their embeddings, and how much each word contributes to the vectors of the others."""
+EPILOG = f"""\
+The map has colors on a terminal, and numbers elsewhere or if NO_COLOR is set. docs/maps.md describes the kinds. Texts
+over the token limit of the model are truncated at the end. At most {MAX_LINES:,} lines of FILE are read.
+
+Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
+
+Exit status: 0 success, 2 wrong usage, 65 unusable text, 69 server or engine failed, 78 invalid option of the model,
+invalid artifact, or missing package.
+
+example: attendant ask "river bank flows" "money bank grows" "a boat on the water"
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Print the analysis and return the exit status. Raises `ConfigError` or `ArtifactError`."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.api_key_file is not None and options.server is None:
+        parser.error("--api-key-file: set without --server. Remove it")
+    try:
+        view = _import_view()
+        among, note = _read_texts(options)
+        asyncio.run(_ask(options, view, among, note))
+    except CommandError as error:
+        print(f"{COMMAND}: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[str, str]], note: str) -> None:
+    opened: AbstractAsyncContextManager[Analyzer]
+    if options.server is None:
+        opened = open_engine_analyzer(load_settings())
+    else:
+        opened = open_server_analyzer(options.server, read_key(options.api_key_file))
+    async with opened as analyzer:
+        analysis = await analyzer.analyze(options.text, options.kind, options.layer)
+        texts = [("TEXT", options.text), *among]
+        vectors = normalize(await embed_texts(analyzer.vectors, texts, BATCH_TEXTS), "cosine") if among else None
+        limit = analyzer.vectors.info.max_input_tokens
+    console = view.make_console()
+    view.show_words(console, analysis, limit)
+    if vectors is not None:
+        search = Vectors(vectors[1:], vectors[:1])
+        (indices,) = top_neighbors(search, min(options.top_k, len(among)))
+        similarities = search.block_similarities(slice(0, 1))[0]
+        neighbors = [(float(similarities[index]), *among[index]) for index in indices]
+        view.show_neighbors(console, neighbors, len(among), note)
+    view.show_map(console, analysis, options.kind)
+
+
+def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str]:
+    """Return labels and texts to compare with, and a note about lines that were not read."""
+    texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
+    if options.among is None:
+        return texts, ""
+    try:
+        file = TextFile.read(options.among, MAX_LINES)
+    except TextError as error:
+        raise CommandError(str(error), EX_DATAERR) from None
+    note = "" if file.is_complete else f" (only the first {MAX_LINES:,} lines of {options.among.name})"
+    return texts + [(f"line {number}", text) for number, text in file.lines], note
+
+
+def _import_view() -> ModuleType:
+    try:
+        from service.commands import ask_view
+    except ImportError:
+        remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
+        raise CommandError(f"rich is not installed. {remedy}", EX_CONFIG) from None
+    return ask_view
+
+
+def _parser() -> Parser:
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("text", metavar="TEXT", help="text to analyze")
+    add("others", nargs="*", metavar="OTHER", help="text to compare it with")
+    add("--among", type=Path, metavar="FILE", help="further texts to compare it with, one per line")
+    add("--top-k", type=integer(1, 1000), default=5, metavar="N", help="number of neighbors to show (default: 5)")
+    add("--kind", choices=get_args(MapKind), default="projection", help="kind of the map (default: projection)")
+    add("--layer", type=integer(-1000, 1000), default=-1, metavar="N", help="layer of the map (default: -1, the last)")
+    add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+    return parser

@@ -1,0 +1,190 @@
+"""Words, embedding and map of a text, by an engine in this process or by a server."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import TokenizerInput
+from service.commands.arguments import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE, CommandError
+from service.commands.lines import open_engine
+from service.commands.vector_sources import (
+    EngineSource,
+    ServerSource,
+    SourceError,
+    VectorOptions,
+    VectorSource,
+    engine_error,
+    open_client,
+    source_error,
+)
+from service.config import Settings
+from service.engine.schema.encode import EncodeRequest, Input
+from service.engine.schema.explain import AttendRequest, HeadReduce
+from service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from attendant_client import AsyncClient, ModelInfo
+
+    from service.engine.engine import Engine
+
+MapKind = Literal["probs", "norm", "block_norm", "projection"]
+HEAD_REDUCES: dict[MapKind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "none", "projection": "none"}
+"""The kinds whose values are shares or norms, and how their heads are combined into one map."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A text as the model sees it.
+
+    Attributes:
+        words: Each word as the list of the texts of its tokens.
+        token_count: The number of tokens, special ones included.
+        truncated: Whether tokens at the end are missing.
+        units: The words of the map.
+        matrix: What each word takes from each other, (W, W).
+        layer: The layer of the map, from 1.
+    """
+
+    words: list[list[str]]
+    token_count: int
+    truncated: bool
+    units: list[str]
+    matrix: NDArray[Any]
+    layer: int | None
+
+
+class Analyzer(ABC):
+    """Analyses of texts by one model. `vectors` computes their embeddings."""
+
+    def __init__(self, vectors: VectorSource) -> None:
+        self.vectors = vectors
+
+    async def analyze(self, text: str, kind: MapKind, layer: int) -> Analysis:
+        """Return the analysis of a text, truncated at its end. Raises `CommandError`."""
+        try:
+            encoded = await self.encode(text)
+            attended, matrix = await self.attend(text, kind, layer)
+        except SourceError as error:
+            raise text_error(error, "TEXT") from None
+        words: list[list[str]] = [[] for _ in encoded.words]
+        for token in encoded.tokens:
+            if token.word_index is not None:
+                words[token.word_index].append(token.text)
+        units = [attended.units[row].text for row in attended.rows]
+        return Analysis(words, encoded.token_count, encoded.truncated, units, matrix, attended.maps[0].layer)
+
+    @abstractmethod
+    async def encode(self, text: str) -> Any:
+        """Return the result of encode with tokens and words. Raises `SourceError`."""
+
+    @abstractmethod
+    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+        """Return the result of attend with one map of the words, and the matrix of the map. Raises `SourceError`."""
+
+
+class EngineAnalyzer(Analyzer):
+    """Analyses by an engine in this process."""
+
+    def __init__(self, engine: "Engine") -> None:
+        super().__init__(EngineSource(engine, VectorOptions()))
+        self._engine = engine
+
+    async def encode(self, text: str) -> Any:
+        request = EncodeRequest((Input(TokenizerInput(text)),), outputs=("tokens", "words"), truncation="right")
+        try:
+            return (await self._engine.encode(request)).results[0]
+        except ServiceError as error:
+            raise engine_error(error) from None
+
+    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+        request = AttendRequest(
+            (Input(TokenizerInput(text)),),
+            kind=kind,
+            layers=(layer,),
+            head_reduce=HEAD_REDUCES[kind],
+            unit="word",
+            special_tokens="drop",
+            truncation="right",
+        )
+        try:
+            (result,) = (await self._engine.attend(request)).results
+        except ServiceError as error:
+            raise engine_error(error) from None
+        (only,) = result.maps
+        assert only.matrix is not None
+        return result, only.matrix.values
+
+
+class ServerAnalyzer(Analyzer):
+    """Analyses by a server, over REST or gRPC."""
+
+    def __init__(self, client: "AsyncClient", info: "ModelInfo") -> None:
+        super().__init__(ServerSource(client, info, VectorOptions()))
+        self._client = client
+
+    async def encode(self, text: str) -> Any:
+        from attendant_client import AttendantError
+
+        try:
+            return (await self._client.encode(text, outputs=["tokens", "words"], truncation="right")).results[0]
+        except AttendantError as error:
+            raise source_error(error) from None
+
+    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+        from attendant_client import AttendantError
+
+        try:
+            response = await self._client.attend(
+                text,
+                kind=kind,
+                layers=[layer],
+                head_reduce=HEAD_REDUCES[kind],
+                unit="word",
+                special_tokens="drop",
+                truncation="right",
+            )
+        except AttendantError as error:
+            raise source_error(error) from None
+        (result,) = response.results
+        (only,) = result.maps
+        assert only.matrix is not None
+        return result, only.matrix
+
+
+@asynccontextmanager
+async def open_engine_analyzer(settings: Settings) -> AsyncIterator[Analyzer]:
+    """Load the artifact of `settings`. Raises `ArtifactError` or `ConfigError`."""
+    async with open_engine(settings) as engine:
+        yield EngineAnalyzer(engine)
+
+
+@asynccontextmanager
+async def open_server_analyzer(url: str, api_key: str | None) -> AsyncIterator[Analyzer]:
+    """Connect to a server. Raises `CommandError`."""
+    async with open_client(url, api_key) as (client, info):
+        yield ServerAnalyzer(client, info)
+
+
+async def embed_texts(vectors: VectorSource, texts: Sequence[tuple[str, str]], batch: int) -> NDArray[Any]:
+    """Return the embeddings of texts after their labels, (N, D). Raises `CommandError`."""
+    parts = []
+    for start in range(0, len(texts), batch):
+        part = texts[start : start + batch]
+        for (label, _), result in zip(part, await vectors.encode([text for _, text in part]), strict=True):
+            if result.vector is None:
+                raise CommandError(f"{label}: {result.error}", EX_DATAERR)
+            parts.append(result.vector)
+    return np.stack(parts)
+
+
+def text_error(error: SourceError, label: str) -> CommandError:
+    """Return the error that ends the command; `label` stands for the text."""
+    if error.field is not None and error.field.startswith("inputs"):
+        return CommandError(label + error.message.removeprefix("inputs[0]").removeprefix("inputs"), EX_DATAERR)
+    message = error.message.replace("layers[0]", "--layer", 1)
+    return CommandError(message, EX_CONFIG if error.permanent else EX_UNAVAILABLE)

@@ -1,0 +1,102 @@
+"""Words, neighbors and a map of a text on a terminal, or as plain text elsewhere."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from service.commands.ask_sources import Analysis
+
+NAME_WIDTH = 16
+"""Characters of a word beside the map; longer words are cut."""
+CELL_WIDTH = 4
+MAX_WORDS = 200
+MAX_CHARACTERS = 1000
+"""Characters of a neighbor; no terminal has as many columns."""
+POSITIVE, NEGATIVE = (230, 120, 20), (40, 110, 220)
+"""Colors of the largest magnitudes: red, green and blue, 0 to 255."""
+
+
+def make_console() -> Console:
+    """Return a console for stdout: without colors if NO_COLOR is set or it is no terminal."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def show_words(console: Console, analysis: Analysis, max_tokens: int) -> None:
+    """Print the words; tokens of a word are separated by a bar."""
+    count = f"{len(analysis.words):,} words, {analysis.token_count:,} tokens with special ones"
+    note = f", truncated to {max_tokens} tokens" if analysis.truncated else ""
+    console.print(Text(f"Words ({count}{note})", style="bold"))
+    shown = " ".join("|".join(word) for word in analysis.words[:MAX_WORDS])
+    further = len(analysis.words) - MAX_WORDS
+    console.print(Text(_printable(shown) + (f" ... and {further:,} further words" if further > 0 else "")))
+
+
+def show_neighbors(console: Console, neighbors: Sequence[tuple[float, str, str]], total: int, note: str) -> None:
+    """Print neighbors: cosine similarity, label and text, best first."""
+    console.print()
+    console.print(Text(f"Nearest of {total:,} texts{note}", style="bold"))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="")
+    table.add_column("cosine", justify="right")
+    table.add_column("place")
+    table.add_column("text", no_wrap=True, overflow="ellipsis")
+    for cosine, label, text in neighbors:
+        table.add_row(f"{cosine:.3f}", label, Text(_printable(text[:MAX_CHARACTERS])))
+    console.print(table)
+
+
+def show_map(console: Console, analysis: Analysis, kind: str) -> None:
+    """Print the map: colored cells on a terminal, percentages elsewhere. Words that do not fit are left out."""
+    names = [_shorten(name) for name in analysis.units]
+    width = max((Text(name).cell_len for name in names), default=0)
+    digits = len(str(len(names)))
+    fitting = max(1, (console.width - digits - width - 2) // CELL_WIDTH)
+    shown = min(len(names), fitting)
+    cut = "" if shown == len(names) else f", first {shown} of {len(names)} words"
+    console.print()
+    console.print(Text(f"Contributions ({kind}, layer {analysis.layer}{cut})", style="bold"))
+    console.print(Text("Row: a word. Column, by its number: a word that contributes to it. In percent."))
+    console.print(Text(" " * (digits + width + 2) + "".join(f"{index:>{CELL_WIDTH}}" for index in range(1, shown + 1))))
+    shares = to_shares(analysis.matrix, kind)[:shown, :shown]
+    others = np.abs(shares[~np.eye(shown, dtype=bool)])
+    # A word contributes most to itself. On its scale, the other words would have one color.
+    largest = max(float(others.max(initial=0.0)), 1e-9)
+    colored = console.is_terminal and not console.no_color and console.color_system is not None
+    for row in range(shown):
+        line = Text(f"{row + 1:>{digits}} {names[row]}")
+        line.pad_right(digits + width + 2 - line.cell_len)
+        for share in shares[row]:
+            text = f"{100 * share:>{CELL_WIDTH}.0f}".replace("-0", " 0")
+            line.append(text, _style(float(share) / largest) if colored else None)
+        console.print(line, no_wrap=True)
+
+
+def to_shares(matrix: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
+    """Return the shares of each row. Norms are divided by the sum of their row; other kinds are shares."""
+    if kind in ("norm", "block_norm"):
+        sums = matrix.sum(1, keepdims=True)
+        matrix = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
+    return matrix
+
+
+def _style(value: float) -> Style:
+    """Return the colors of a cell of -1 to 1, which may be exceeded."""
+    red, green, blue = POSITIVE if value >= 0 else NEGATIVE
+    strength = min(abs(value), 1.0)
+    shade = [round(255 - strength * (255 - part)) for part in (red, green, blue)]
+    return Style(color="rgb(0,0,0)", bgcolor="rgb({},{},{})".format(*shade))
+
+
+def _shorten(name: str) -> str:
+    text = Text(_printable(name))
+    text.truncate(NAME_WIDTH, overflow="ellipsis")
+    return text.plain
+
+
+def _printable(text: str) -> str:
+    """Return a text with spaces for line breaks and control characters, which would change the layout."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,107 @@
+"""Embeddings of the rows of a file, in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from service.commands.embed_job import EmbedFile
+from service.commands.row_files import Row, RowFile
+from service.commands.vector_sources import Encoded, SourceInfo, VectorSource
+
+BATCH_ROWS = 64
+IN_FLIGHT = 4
+"""Batches in flight. More did not increase the rate on a CPU, and a server rejects requests over its queue limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Consecutive rows with their embeddings.
+
+    Attributes:
+        rows: The rows; their texts may be missing.
+        encoded: The embedding of each row, or why it is rejected.
+        fraction: The part of the file that was read, 0 to 1.
+    """
+
+    rows: list[Row]
+    encoded: list[Encoded]
+    fraction: float
+
+
+class RowEncoder(Protocol):
+    """Embeddings of rows by one model."""
+
+    @property
+    def info(self) -> SourceInfo:
+        """The model."""
+
+    @property
+    def dimensions(self) -> int:
+        """The size of an embedding."""
+
+    def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        """Yield the rows after the first `skip` ones, in order. Raises `CommandError`."""
+
+
+class LocalRowEncoder:
+    """Rows that this process reads and sends to an engine or a server, with several batches in flight."""
+
+    def __init__(self, vectors: VectorSource) -> None:
+        self._vectors = vectors
+
+    @property
+    def info(self) -> SourceInfo:
+        return self._vectors.info
+
+    @property
+    def dimensions(self) -> int:
+        return self._vectors.dimensions
+
+    async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        pending: deque[asyncio.Task[EncodedRows]] = deque()
+        try:
+            async for batch in _read_batches(job, rows, skip):
+                # Rows in flight are read but not done; the estimate of the total needs no such precision.
+                pending.append(asyncio.create_task(self._encode(batch, rows.fraction())))
+                if len(pending) == IN_FLIGHT:
+                    yield await pending.popleft()
+            while pending:
+                yield await pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _encode(self, rows: list[Row], fraction: float) -> EncodedRows:
+        return EncodedRows(rows, await encode_batch(self._vectors, rows), fraction)
+
+
+async def encode_batch(vectors: VectorSource, rows: list[Row]) -> list[Encoded]:
+    """Return the embedding of each row, or why it is rejected. Raises `CommandError` if a request fails."""
+    limit = vectors.info.max_input_characters
+    errors = [row.error or check_text(row.text or "", limit) for row in rows]
+    texts = [row.text or "" for row, error in zip(rows, errors, strict=True) if not error]
+    results = iter(await vectors.encode(texts))
+    return [Encoded(None, error=error) if error else next(results) for error in errors]
+
+
+def check_text(text: str, limit: int) -> str:
+    """Return why a text of more than `limit` characters, or without any, is rejected; "" if it is accepted."""
+    if len(text) > limit:
+        return f"too many characters ({len(text)}, limit {limit}). Shorten it."
+    return "" if text and not text.isspace() else "empty or blank. Send text."
+
+
+async def _read_batches(job: EmbedFile, rows: RowFile, skip: int) -> AsyncIterator[list[Row]]:
+    remaining = rows.rows(skip)
+    while True:
+        try:
+            batch = await asyncio.to_thread(lambda: list(islice(remaining, BATCH_ROWS)))
+        except OSError as error:
+            raise job.unreadable(error) from None
+        if not batch:
+            return
+        yield batch

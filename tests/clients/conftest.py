@@ -1,0 +1,44 @@
+"""A server for the clients, and the numbers of its native API."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.engine.model_loader import LoadedModel
+from tests.response_contract import array_of, assert_close
+from tests.serving import ServiceThread
+
+CheckArrays = Callable[[Any, Any], None]
+
+
+@pytest.fixture(scope="module")
+def service(model: LoadedModel) -> Iterator[ServiceThread]:
+    with ServiceThread(model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def rest(service: ServiceThread) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.rest, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def check_arrays(rest: httpx.Client) -> CheckArrays:
+    """Compare lists of vectors. Batches of another composition differ in the last bits of the precision."""
+    tolerance = 1e-5 if rest.get("/v1/model").json()["precision"] == "float32" else 5e-4
+
+    def check(actual: Any, expected: Any) -> None:
+        assert len(actual) == len(expected)
+        for left, right in zip(actual, expected, strict=True):
+            assert_close(array_of(left), array_of(right), tolerance)
+
+    return check
+
+
+def native(rest: httpx.Client, inputs: Any, name: str = "pooled", **fields: Any) -> list[Any]:
+    """Return an output of the native API, with the truncation that is TEI's default."""
+    response = rest.post("/v1/encode", json={"inputs": inputs, "truncation": "right", **fields})
+    return [result[name] for result in response.raise_for_status().json()["results"]]

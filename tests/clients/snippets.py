@@ -1,0 +1,114 @@
+"""Code of the clients. The tests run it, and docs/clients.md shows it."""
+
+OPENAI = """
+from openai import OpenAI
+
+client = OpenAI(base_url=f"{rest}/v1", api_key="none")
+response = client.embeddings.create(model="all-MiniLM-L6-v2", input=texts)
+vectors = [item.embedding for item in response.data]
+"""
+LANGCHAIN_OPENAI = """
+from langchain_openai import OpenAIEmbeddings
+
+# By default, LangChain sends token ids of OpenAI's vocabulary.
+embeddings = OpenAIEmbeddings(
+    model="all-MiniLM-L6-v2", base_url=f"{rest}/v1", api_key="none", check_embedding_ctx_length=False
+)
+vectors = embeddings.embed_documents(texts)
+"""
+INFINITY_CLIENT = """
+from infinity_client import Client
+from infinity_client.api.default import embeddings
+from infinity_client.models import OpenAIEmbeddingInputText
+from infinity_client.types import UNSET
+
+client = Client(base_url=f"{rest}/v1")
+# By default, the client sends 0 dimensions and a modality.
+body = OpenAIEmbeddingInputText(input_=texts, model="all-MiniLM-L6-v2", dimensions=UNSET, modality=UNSET)
+vectors = [item.embedding for item in embeddings.sync(client=client, body=body).data]
+"""
+HUGGINGFACE_HUB = """
+from huggingface_hub import InferenceClient
+
+client = InferenceClient(rest)
+vectors = client.feature_extraction(texts)
+"""
+LANGCHAIN_HUGGINGFACE = """
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+# The constructor rejects URLs.
+embeddings = HuggingFaceEndpointEmbeddings(huggingfacehub_api_token="none")
+embeddings.client, embeddings.async_client = InferenceClient(rest), AsyncInferenceClient(rest)
+vectors = embeddings.embed_documents(texts)
+"""
+LLAMA_INDEX = """
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+embeddings = TextEmbeddingsInference(model_name="all-MiniLM-L6-v2", base_url=rest)
+vectors = embeddings.get_text_embedding_batch(texts)
+"""
+HAYSTACK = """
+from haystack import Document
+from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
+
+embedder = HuggingFaceAPIDocumentEmbedder(
+    api_type="text_embeddings_inference", api_params={"url": rest}, normalize=True
+)
+documents = embedder.run([Document(content=text) for text in texts])["documents"]
+vectors = [document.embedding for document in documents]
+"""
+TRITONCLIENT = """
+import numpy as np
+import tritonclient.http as triton  # tritonclient.grpc has the same classes, for grpc_address
+
+client = triton.InferenceServerClient(rest.removeprefix("http://"))
+tensor = triton.InferInput("text", [len(texts)], "BYTES")
+tensor.set_data_from_numpy(np.array(texts, dtype=object))
+vectors = client.infer("all-MiniLM-L6-v2", [tensor]).as_numpy("pooled")
+"""
+KSERVE = """
+import asyncio
+
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+
+async def infer():
+    client = InferenceRESTClient(config=RESTConfig(protocol="v2"))
+    tensor = InferInput("text", [len(texts)], "BYTES")
+    tensor.set_data_from_numpy(np.array(texts, dtype=object))
+    response = await client.infer(rest, InferRequest("all-MiniLM-L6-v2", [tensor]), model_name="all-MiniLM-L6-v2")
+    await client.close()
+    return response.get_output_by_name("pooled").as_numpy()
+
+
+vectors = asyncio.run(infer())
+"""
+GRPC_HEALTH = """
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+channel = grpc.insecure_channel(grpc_address)
+health = health_pb2_grpc.HealthStub(channel)
+response = health.Check(health_pb2.HealthCheckRequest(service="attendant.v1.EncoderService"))
+is_serving = response.status == health_pb2.HealthCheckResponse.SERVING
+"""
+GRPC_REFLECTION = """
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+channel = grpc.insecure_channel(grpc_address)
+pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+encode = pool.FindServiceByName("attendant.v1.EncoderService").FindMethodByName("Encode")
+Request, Response = GetMessageClass(encode.input_type), GetMessageClass(encode.output_type)
+call = channel.unary_unary(
+    f"/{encode.containing_service.full_name}/{encode.name}",
+    request_serializer=Request.SerializeToString,
+    response_deserializer=Response.FromString,
+)
+request = Request(inputs=[{"text": text} for text in texts])
+response = call(request)
+"""

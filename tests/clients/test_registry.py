@@ -1,0 +1,18 @@
+"""The list of clients, and the page that is generated from it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.registry import CLIENTS, REQUIREMENTS, Client, describe_clients
+
+
+def test_every_environment_has_one_client() -> None:
+    assert sorted(client.environment for client in CLIENTS) == sorted(path.stem for path in REQUIREMENTS.iterdir())
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.package)
+def test_client_has_a_test_and_a_row(client: Client) -> None:
+    test = Path(__file__).with_name(client.test).read_text()
+    assert f'"{client.package}"' in test
+    assert f"| {client.version} | {client.api} |" in describe_clients()

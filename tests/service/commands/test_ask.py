@@ -1,0 +1,166 @@
+"""`attendant ask`: numbers of the API, by an engine and by servers, in the width of a terminal."""
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from rich.console import Console
+
+from service import commands
+from service.__main__ import main
+from service.commands import ask
+from service.commands.ask_sources import Analysis
+from service.commands.ask_view import show_map, show_neighbors, show_words
+from tests.conftest import RunningServer
+
+TEXT = "He cashed a check at the bank."
+OTHERS = ["money bank grows", "river bank flows", "He cashed a check at the bank."]
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, default_artifact: Path) -> Ask:
+    """Run the command at 80 columns; return status, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("ATTENDANT_MODEL_DIR", str(default_artifact))
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            status = main(["ask", *map(str, arguments)])
+        except SystemExit as usage:
+            status = int(str(usage.code))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def attend(rest: httpx.Client, **options: Any) -> np.ndarray[Any, Any]:
+    """Return the map of the API, in whole percent."""
+    body = {"inputs": TEXT, "unit": "word", "special_tokens": "drop", "layers": [-1], **options}
+    (result,) = rest.post("/v1/attend", json=body).raise_for_status().json()["results"]
+    return 100 * np.array(result["maps"][0]["matrix"])
+
+
+def numbers_of(out: str) -> list[list[int]]:
+    """Return the numbers of the rows of the map."""
+    rows = re.findall(r"^ *\d+ \S+ +(-?\d.*)$", out, re.MULTILINE)
+    return [[int(value) for value in row.split()] for row in rows]
+
+
+@pytest.mark.parametrize("source", ["engine", "rest", "grpc"])
+def test_ask_shows_the_numbers_of_the_api(
+    run_ask: Ask, server: RunningServer, rest: httpx.Client, source: str, tmp_path: Path
+) -> None:
+    urls = {"rest": server.rest, "grpc": f"grpc://{server.grpc}"}
+    among = tmp_path / "texts.txt"
+    among.write_text("\n".join(OTHERS[1:]))
+    options = [] if source == "engine" else ["--server", urls[source]]
+    status, out, err = run_ask(TEXT, OTHERS[0], "--among", among, "--top-k", 2, *options)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:2] == ["Words (8 words, 11 tokens with special ones)", "He cash|ed a check at the bank ."]
+    body = {"queries": TEXT, "documents": OTHERS}
+    scores = rest.post("/v1/similarity", json=body).json()["scores"][0]
+    assert lines[3] == "Nearest of 3 texts"
+    shown = [re.split(r" {2,}", line.strip()) for line in lines[5:7]]
+    assert [row[1:] for row in shown] == [["line 2", OTHERS[2]], ["text 1", OTHERS[0]]]
+    np.testing.assert_allclose([float(row[0]) for row in shown], [scores[2], scores[0]], atol=4e-3)
+    np.testing.assert_allclose(numbers_of(out), attend(rest, kind="projection"), atol=0.51)
+
+
+def test_ask_shows_the_kind_and_layer_of_the_options(run_ask: Ask, rest: httpx.Client) -> None:
+    """Norms are shares of their row."""
+    status, out, _ = run_ask(TEXT, "--kind", "norm", "--layer", 2)
+    assert status == 0
+    assert "Contributions (norm, layer 2)" in out
+    matrix = attend(rest, kind="norm", layers=[2], head_reduce="sum")
+    np.testing.assert_allclose(numbers_of(out), 100 * matrix / matrix.sum(1, keepdims=True), atol=0.51)
+    assert "Nearest" not in out
+
+
+def test_ask_limits_long_texts_to_the_width(run_ask: Ask, tmp_path: Path) -> None:
+    """A text over the token limit is truncated, and a map of the first words is shown."""
+    status, out, _ = run_ask("extraordinarily-long " * 200, "b " * 100)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "256 tokens with special ones, truncated to 256 tokens)" in out
+    assert re.search(r"layer 6, first 1\d of 43 words\)", out)
+    assert re.search(r"b b b .*…", out)
+
+
+def test_ask_reads_a_limited_number_of_lines(run_ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "MAX_LINES", 2)
+    among = tmp_path / "texts.txt"
+    among.write_text("a\nb\nc\n")
+    _, out, _ = run_ask(TEXT, "--among", among)
+    assert "Nearest of 2 texts (only the first 2 lines of texts.txt)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([""], 65, "TEXT: empty or blank. Send text."),
+        (["a", "b", " "], 65, "text 2: empty or blank. Send text."),
+        (["a", "--among", "/none"], 65, "/none: cannot be read (No such file or directory). Check the path."),
+        (["a", "--layer", "7"], 78, "--layer: out of range (7, limit 6). Use 1 to 6, or -6 to -1 from the end."),
+        (["a", "--server", "ftp://a"], 78,
+         "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
+        (["a", "--api-key-file", "k"], 2,
+         "--api-key-file: set without --server. Remove it. See: attendant ask --help"),
+        ([], 2, "the following arguments are required: TEXT, OTHER. See: attendant ask --help"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_with_a_remedy(run_ask: Ask, arguments: list[str], status: int, message: str) -> None:
+    assert run_ask(*arguments) == (status, "", f"attendant ask: {message}\n")
+
+
+def test_unreachable_server_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.commands.vector_sources.MAX_ATTEMPTS", 1)
+    status, out, err = run_ask("a", "--server", "http://127.0.0.1:9")
+    assert (status, out, err.count("\n")) == (69, "", 1)
+
+
+def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(commands, "ask_view", raising=False)
+    monkeypatch.setitem(sys.modules, "service.commands.ask_view", None)
+    remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
+    assert run_ask("a") == (78, "", f"attendant ask: rich is not installed. {remedy}\n")
+
+
+def draw(**options: Any) -> str:
+    """Return the map of two words on a terminal."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=40, highlight=False, **options)
+    matrix = np.array([[0.9, -0.02], [0.04, 0.9]], np.float32)
+    show_map(console, Analysis([["a"], ["b"]], 4, False, ["a", "b"], matrix, 1), "projection")
+    return file.getvalue()
+
+
+def test_map_has_colors_on_a_terminal() -> None:
+    """The largest contribution of another word has the full color, and half of it is half as strong."""
+    out = draw(color_system="truecolor", no_color=False)
+    orange, blue = "48;2;230;120;20m", "48;2;148;182;238m"
+    assert [cell in out for cell in (f"{orange}  90", f"{orange}   4", f"{blue}  -2")] == [True] * 3
+
+
+def test_map_has_numbers_without_colors() -> None:
+    out = re.sub(r"\x1b\[\d*m", "", draw(no_color=True))
+    assert out.splitlines()[-2:] == ["1 a   90  -2", "2 b    4  90"]
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=40)
+    analysis = Analysis([["a\x1b[2J"], ["b\n"]], 4, False, ["a\x1b[2J", "b\n"], np.eye(2, dtype=np.float32), 1)
+    show_words(console, analysis, 8)
+    show_neighbors(console, [(0.5, "line 1", "x\x1b]0;y\x07\n[bold]z")], 1, "")
+    show_map(console, analysis, "probs")
+    assert "\x1b" not in file.getvalue()
+    assert "\x07" not in file.getvalue()
+    assert "[bold]z" in file.getvalue()

@@ -1,0 +1,274 @@
+"""`attendant embed --ray`: the output of the plain command, on a local cluster that loses a node."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.sample_texts import sample_sentences
+from service import commands
+from service.commands.arguments import CommandError
+from service.commands.embed_job import EmbedFile
+from service.commands.vector_sources import VectorOptions
+from service.commands.work_directory import partial_path, rejected_path
+from service.config import Settings
+from tests.conftest import ROOT, server_environment
+from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
+from tests.service.commands.embed_stub import EMPTY, MAX_CHARACTERS, StubSource, open_stub, stub_vector
+
+pytest.importorskip("ray", reason="Ray is not installed")
+from service.commands import ray_encoder  # imports Ray
+from service.commands.ray_worker import (  # imports what Ray depends on
+    INPUT_SCHEMA,
+    EncodeWorker,
+    pack,
+    read_blocks,
+    result_rows,
+    unpack,
+)
+
+RUN_TIMEOUT_S = 180
+PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "client")))
+STUB = "tests.service.commands.embed_stub"
+TOLERANCE = 1e-5
+"""Largest difference of values in float32 in batches of another composition, for vectors of length 1."""
+
+
+@contextmanager
+def cluster(cpus: list[int]) -> Iterator[Any]:
+    """Start a head without CPUs, and a node with each of these numbers of CPUs, in another directory."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.chdir("/")
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        try:
+            for count in cpus:
+                started.add_node(num_cpus=count)
+            yield started
+        finally:
+            started.shutdown()
+
+
+def start(
+    path: Path, out: Path, *options: str, module: str = "service", address: str = "", **settings: Any
+) -> subprocess.Popen[str]:
+    """Start the command in its own process, because Ray changes signal handlers and logging."""
+    cluster_address = {"RAY_ADDRESS": address} if address else {}
+    environment = server_environment(**settings) | {"PYTHONPATH": PYTHONPATH} | cluster_address
+    return subprocess.Popen(
+        [sys.executable, "-m", module, "embed", str(path), "-o", str(out), *options],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return the status and stderr."""
+    try:
+        out, err = process.communicate(timeout=RUN_TIMEOUT_S)
+    finally:
+        process.kill()
+    assert out == ""
+    return process.returncode, err
+
+
+def without_rate(message: str) -> str:
+    return re.sub(r"[0-9,]+ rows/s", "rows/s", message)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "count", "threads", "expected"),
+    [
+        ([2], None, 0, (1, 2, 2)),
+        ([2], 2, 0, (2, 1, 1)),
+        ([0, 8, 8], None, 0, (2, 8, 4)),
+        ([8, 4], None, 0, (3, 4, 1.3333)),
+        ([8, 8], 3, 0, (3, 4, 2.6666)),
+        ([8, 8], None, 2, (8, 2, 1)),
+        ([8, 8], 5, 2, (5, 2, 1.6)),
+    ],
+)
+def test_cpus_are_divided_among_workers(
+    cpus: list[int], count: int | None, threads: int, expected: tuple[int, int, float]
+) -> None:
+    """All workers fit on the smallest node, where they start again if the other nodes are lost."""
+    assert ray_encoder.divide_cpus(cpus, count, threads) == ray_encoder.Workers(*expected)
+
+
+@pytest.mark.parametrize(("cpus", "count", "threads"), [([2], 3, 0), ([2, 2], 3, 2), ([1], None, 2), ([0], None, 0)])
+def test_workers_that_do_not_fit_are_an_error(cpus: list[int], count: int | None, threads: int) -> None:
+    with pytest.raises(CommandError, match=r"--ray-workers: too many \(.*, limit \d\)\. Reduce it"):
+        ray_encoder.divide_cpus(cpus, count, threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ray", "--server", "grpc://127.0.0.1:1"], "--server: not supported with --ray. Remove one of them"),
+        (["--ray-workers", "2"], "--ray-workers: set without --ray. Remove it"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(
+    tmp_path: Path, run_embed: RunEmbed, options: list[str], message: str
+) -> None:
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    expected = f"attendant embed: {message}. See: attendant embed --help\n"
+    assert run_embed(path, "-o", tmp_path / "out.npy", *options) == (2, expected)
+
+
+def test_ray_client_address_is_rejected(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    problem = "RAY_ADDRESS: Ray Client is not supported (ray://). Run the command on a node of the cluster."
+    assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (78, f"attendant embed: {problem}\n")
+
+
+def test_unreachable_cluster_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    problem = "RAY_ADDRESS: cannot connect to 127.0.0.1:1 ([Errno 111] Connection refused). Check the address."
+    assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (69, f"attendant embed: {problem}\n")
+
+
+def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "ray_encoder", None)
+    monkeypatch.delattr(commands, "ray_encoder")
+    monkeypatch.setitem(sys.modules, "service.commands.ray_encoder", None)
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    problem = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
+    expected = f"attendant embed: --ray: Ray is not installed. {problem}\n"
+    assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (78, expected)
+
+
+def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
+    """Ids may be strings and integers in one file. A text over the limit of characters is not sent."""
+    rows: list[dict[str, Any]] = [{"id": 2**64 - 1, "text": "a"}, {"id": "x", "text": "x" * 101}]
+    rows += [{"id": 3, "text": ""}, {"text": "b"}]
+    path = write_rows(tmp_path / "in.jsonl", rows)
+    job = EmbedFile(path, tmp_path / "out.jsonl", "jsonl", "jsonl", id_field="id")
+
+    def read(skip: int) -> list[Any]:
+        return [block for table in read_blocks(job, skip, 3, MAX_CHARACTERS) for block in unpack(table)]
+
+    blocks = read(0)
+    assert [block.num_rows for block in blocks] == [3, 1]
+    assert blocks[0].column("text").to_pylist() == ["a", None, ""]
+    assert [block.column("number").to_pylist() for block in read(2)] == [[3, 4]]
+    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), StubSource.info)
+    results = [result_rows(block) for table in map(pack, blocks) for block in unpack(worker(table))]
+    rows_out = [row for result in results for row in result.rows]
+    encoded = [item for result in results for item in result.encoded]
+    assert [row.id for row in rows_out] == [2**64 - 1, "x", 3, None]
+    errors = [row.error or item.error for row, item in zip(rows_out, encoded, strict=True)]
+    assert errors == [
+        "", "text: too many characters (101, limit 100). Shorten it.", "empty or blank. Send text.",
+        "id: missing. Use a string or an integer.",
+    ]  # fmt: skip
+    vector = encoded[0].vector
+    assert vector is not None
+    np.testing.assert_array_equal(vector, stub_vector("a"))
+
+
+def test_worker_with_another_model_raises_in_its_first_block() -> None:
+    """Nodes with other artifacts do not mix their vectors."""
+    other = replace(StubSource.info, digest="sha256:1")
+    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), other)
+    with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
+        worker(pack(INPUT_SCHEMA.empty_table()))
+    assert pickle.loads(pickle.dumps(raised.value)).status == 78
+
+
+@pytest.mark.slow
+def test_ray_writes_the_files_of_the_plain_command(tmp_path: Path) -> None:
+    """Files, reports and messages are equal in every format; a second run with an interruption too."""
+    texts = [*TEXTS, LONG, "", EMPTY, "x" * (MAX_CHARACTERS + 1), *(f"text {number}" for number in range(3000))]
+    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    with cluster([1, 1]) as ray_cluster:
+        for name in ("out.parquet", "out.npy", "out.jsonl"):
+            ids = [] if name == "out.npy" else ["--id-field", "id"]
+            path = write_rows(tmp_path / "in.jsonl", rows)
+            plain, out = tmp_path / "plain" / name, tmp_path / "ray" / name
+            for target in (plain, out):
+                target.parent.mkdir(exist_ok=True)
+            expected = finish(start(path, plain, *ids, module=STUB))
+            actual = finish(start(path, out, "--ray", *ids, module=STUB, address=ray_cluster.address))
+            assert actual[0] == expected[0] == 1, actual[1]
+            assert without_rate(actual[1]) == without_rate(expected[1]).replace(str(plain), str(out))
+            assert out.read_bytes() == plain.read_bytes()
+            assert rejected_path(out).read_bytes() == rejected_path(plain).read_bytes()
+
+
+@pytest.mark.slow
+def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path) -> None:
+    """Every row is in the output once, in order, although the node with one of two workers is killed midway."""
+    sentences = sample_sentences(6000)
+    written = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:3000], "", *sentences[3000:]]])
+    path = Path(os.path.relpath(written, ROOT))
+    plain, out = tmp_path / "plain.parquet", tmp_path / "ray.parquet"
+    settings: dict[str, Any] = {"model_dir": default_artifact, "precision": "float32"}
+    with cluster([1, 1]) as ray_cluster:
+        process = start(path, out, "--ray", address=ray_cluster.address, **settings)
+        state = partial_path(out) / "state.json"
+        while not (state.exists() and json.loads(state.read_bytes())["counts"]["rows"]):
+            assert process.poll() is None, finish(process)
+            time.sleep(0.05)
+        ray_cluster.remove_node(min(ray_cluster.worker_nodes, key=str), allow_graceful=False)
+        assert not out.exists()
+        status, err = finish(process)
+    assert status == 1, err
+    assert finish(start(path, plain, **settings))[0] == 1
+    numbers, _, vectors = read_vectors(out)
+    expected_numbers, _, expected = read_vectors(plain)
+    assert numbers == expected_numbers == [number for number in range(1, 6002) if number != 3001]
+    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
+    assert rejected_path(out).read_bytes() == rejected_path(plain).read_bytes()
+
+
+@pytest.mark.slow
+def test_errors_of_workers_are_those_of_the_plain_command(tmp_path: Path, default_artifact: Path) -> None:
+    """Options and artifacts are checked before the output is created."""
+    path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
+    with cluster([1]) as ray_cluster:
+        cases: list[tuple[list[str], dict[str, Any]]] = [
+            (["--dimensions", "500"], {"model_dir": default_artifact}),
+            (["--prompt-name", "query"], {"model_dir": default_artifact}),
+            ([], {"model_dir": tmp_path / "none"}),
+        ]
+        for options, settings in cases:
+            expected = finish(start(path, out, *options, **settings))
+            actual = finish(start(path, out, "--ray", *options, address=ray_cluster.address, **settings))
+            assert actual == expected
+            assert expected[0] == 78
+    assert not partial_path(out).exists()
+
+
+@pytest.mark.slow
+def test_interrupted_run_is_continued_by_the_plain_command(tmp_path: Path) -> None:
+    """After Ctrl-C, the cluster that the command started ends with it."""
+    rows = [{"text": f"text {number}"} for number in range(20_000)]
+    path, out, plain = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.npy", tmp_path / "plain.npy"
+    process = start(path, out, "--ray", module=STUB)
+    state = partial_path(out) / "state.json"
+    while not (state.exists() and json.loads(state.read_bytes())["counts"]["rows"]):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    status, err = finish(process)
+    assert (status, err.splitlines()[-1]) == (130, "attendant embed: interrupted. Repeat the command to continue.")
+    for target in (out, plain):
+        assert finish(start(path, target, module=STUB))[0] == 0
+    assert out.read_bytes() == plain.read_bytes()
