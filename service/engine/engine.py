@@ -32,7 +32,6 @@ from service.engine.schema.encode import (
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.engine.timing import Timer, deadline_scope
-from service.engine.turns import Turns
 from service.engine.validation.encode import check_encode, needs_last_layer_only, select_prompt
 from service.engine.validation.explain import check_attend, check_compare
 from service.engine.validation.inputs import check_inputs
@@ -47,27 +46,15 @@ INLINE_CHARACTERS = 4096
 PREPARATION_THREADS = 2
 """Threads contend for the GIL, so more of them only delay the event loop."""
 
+FastLane = Lane[EncodeTask, TextVectors]
 T = TypeVar("T")
 
 
-class SharedThreads:
-    """The threads that the lanes of all engines share."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self.fast, self.explain = Turns(model.backend.choice.streams), Turns(model.explain.choice.streams)
-        self._fast_lanes: list[Lane[EncodeTask, TextVectors]] = []
-
-    def add_fast_lane(self, lane: Lane[EncodeTask, TextVectors]) -> None:
-        """Let the explain lanes yield to a lane."""
-        self._fast_lanes.append(lane)
-
-    def fast_lane_busy(self) -> bool:
-        """Return whether a fast lane has queued tasks."""
-        return any(lane.busy for lane in self._fast_lanes)
-
-
 class Engine:
-    """The inference engine behind the API adapters. Construct it on the event loop that uses it."""
+    """The inference engine of one model. Construct it on the event loop that uses it.
+
+    `fast_lanes` collects the fast lanes of all engines, to which the explain lane yields; None if there is one engine.
+    """
 
     def __init__(
         self,
@@ -75,7 +62,7 @@ class Engine:
         settings: Settings,
         metrics: Metrics,
         option: ModelOption | None = None,
-        threads: SharedThreads | None = None,
+        fast_lanes: list[FastLane] | None = None,
     ) -> None:
         option = option or settings.served_models[0]
         self._model = model
@@ -86,15 +73,13 @@ class Engine:
         self.info = model_info_of(model, self._limits, self.name, option.aliases)
         self._preparation = Preparation(model, self._limits)
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
-        threads = threads or SharedThreads(model)
         fast = Admission(model.tokens_per_second, settings.max_queue_ms, settings.max_queue_tokens)
-        self._fast: Lane[EncodeTask, TextVectors] = Lane(
-            FAST_LANE, model.backend, fast, self._metrics, turns=threads.fast
-        )
-        threads.add_fast_lane(self._fast)
+        self._fast: FastLane = Lane(FAST_LANE, model.backend, fast, self._metrics)
+        fast_lanes = [] if fast_lanes is None else fast_lanes
+        fast_lanes.append(self._fast)
         explain = Admission(model.explain.warm_up(), settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
         self._explain: Lane[ExplainTask, Any] = Lane(
-            EXPLAIN_LANE, model.explain, explain, self._metrics, threads.fast_lane_busy, threads.explain
+            EXPLAIN_LANE, model.explain, explain, self._metrics, lambda: any(lane.busy for lane in fast_lanes)
         )
 
     @property

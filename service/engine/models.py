@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from service.config import Settings
-from service.engine.engine import Engine, SharedThreads
+from service.engine.engine import Engine, FastLane
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import ModelInfo
 from service.errors import NotFound
@@ -22,10 +22,10 @@ class Models:
     @classmethod
     def start(cls, loaded: Sequence[LoadedModel], settings: Settings, metrics: Metrics) -> "Models":
         """Start an engine for each model, in the order of `Settings.served_models`. Call it on the event loop."""
-        threads = SharedThreads(loaded[0])
+        fast_lanes: list[FastLane] = []  # the explain lanes yield to all of them
         return cls(
             [
-                Engine(model, settings, metrics, option, threads)
+                Engine(model, settings, metrics, option, fast_lanes)
                 for model, option in zip(loaded, settings.served_models, strict=True)
             ]
         )

@@ -20,7 +20,6 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry, Job, Submitted
 from service.engine.lane_metrics import LaneMetrics, ModelMetrics
-from service.engine.turns import Turns
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
 from service.request_log import note_lane
 
@@ -36,8 +35,7 @@ class Lane(Generic[TaskT, Result]):
     """A queue with its worker threads.
 
     Construct it on the event loop that submits to it; construction starts the threads. `yields_to` returns True while
-    a higher-priority lane has queued tasks. Workers then pause after each batch for half its duration. `turns` are
-    those of the lanes of all models; None if there is one lane.
+    a higher-priority lane has queued tasks. Workers then pause after each batch for half its duration.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Lane(Generic[TaskT, Result]):
         admission: Admission,
         metrics: ModelMetrics,
         yields_to: Callable[[], bool] = lambda: False,
-        turns: Turns | None = None,
     ) -> None:
         self.name = name
         self.precision = backend.choice.precision
@@ -55,14 +52,12 @@ class Lane(Generic[TaskT, Result]):
         self._backend = backend
         self._streams = backend.choice.streams
         self._yields_to = yields_to
-        self._turns = turns or Turns(self._streams)
         self._loop = asyncio.get_running_loop()
         lock = threading.Lock()
         self._tasks_available = threading.Condition(lock)
         self._idle = threading.Condition(lock)
         self._queue: FairQueue[Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
         self._reserved = 0
-        self._awaiting_turn = 0
         self._running = 0
         self._closing = False
         self._waking = False
@@ -201,13 +196,11 @@ class Lane(Generic[TaskT, Result]):
 
     def _work(self) -> None:
         lower_thread_priority()
-        while self._wait_for_tasks():
-            with self._turns.take(self):
-                batch = self._take()
-                started = time.perf_counter()
-                if batch:
-                    self._run(batch)
-                seconds = time.perf_counter() - started
+        while (batch := self._take()) is not None:
+            started = time.perf_counter()
+            if batch:
+                self._run(batch)
+            seconds = time.perf_counter() - started
             with self._tasks_available:
                 self._running -= 1
                 saturated = len(self._queue) > 0
@@ -217,18 +210,13 @@ class Lane(Generic[TaskT, Result]):
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
 
-    def _wait_for_tasks(self) -> bool:
-        """Wait until there are tasks for this worker; return False once the lane closes."""
+    def _take(self) -> list[Entry[TaskT, Result]] | None:
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes."""
         with self._tasks_available:
             while not self._closing and not self._may_take():
                 self._tasks_available.wait()
-            self._awaiting_turn += 1
-            return not self._closing
-
-    def _take(self) -> list[Entry[TaskT, Result]]:
-        """Return the next batch; it is empty if other workers have taken the tasks."""
-        with self._tasks_available:
-            self._awaiting_turn -= 1
+            if self._closing:
+                return None
             free_streams = max(1, self._streams - self._running)
             share = -(-self._queue.tokens // free_streams)
             tokens = min(self._backend.max_batch_tokens, share)
@@ -245,9 +233,7 @@ class Lane(Generic[TaskT, Result]):
         """
         if not len(self._queue):
             return False
-        return (
-            self._running + self._awaiting_turn < self._streams or self._queue.tokens >= self._backend.max_batch_tokens
-        )
+        return self._running < self._streams or self._queue.tokens >= self._backend.max_batch_tokens
 
     def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         started = time.perf_counter()
