@@ -12,6 +12,7 @@ from tests.bench import plots, report
 from tests.bench.accuracy import judge_accuracy, measure_accuracy
 from tests.bench.apis import measure_apis
 from tests.bench.attention import NORM_TOKENS, measure_attention
+from tests.bench.bulk_embed import measure_embed
 from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
 from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
 from tests.bench.fairness import measure_fairness
@@ -158,6 +159,9 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         with serving(context, models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
             several = measure_models(two, context.sentences, config.seconds, 2 * config.rounds, progress)
         context.add("models", several, several.verdicts())
+    if "EMBED" in sections:
+        embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit, progress)
+        context.add("embed", embed, embed.verdicts())
     if "LIVEZ" in sections:
         responsiveness = measure_responsiveness(server, progress)
         context.add("responsiveness", responsiveness, responsiveness.verdicts())

@@ -13,7 +13,7 @@ from tests.bench.workloads import Corpus, read_corpus
 
 SECTIONS = (
     "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
-    "API", "MODELS",
+    "API", "MODELS", "EMBED",
 )  # fmt: skip
 CALIBRATION_TEXTS = 200
 
@@ -30,17 +30,19 @@ class BenchConfig:
     scaling_s: float
     calibration_s: float
     texts: int
+    embed_rows: int
     starts: int
     peers: bool
 
 
 QUICK = BenchConfig(
-    seconds=3, rounds=1, peer_rounds=1, overload_s=4, fairness_s=6, scaling_s=1, calibration_s=0.2, texts=300, starts=1,
+    seconds=3, rounds=1, peer_rounds=1, overload_s=4, fairness_s=6, scaling_s=1, calibration_s=0.2, texts=300,
+    embed_rows=20_000, starts=1,
     peers=False,
 )  # fmt: skip
 FULL = BenchConfig(
     seconds=6, rounds=3, peer_rounds=2, overload_s=10, fairness_s=20, scaling_s=1.5, calibration_s=0.5, texts=2000,
-    starts=3, peers=True,
+    embed_rows=200_000, starts=3, peers=True,
 )  # fmt: skip
 
 

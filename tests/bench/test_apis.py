@@ -1,10 +1,11 @@
-"""Verdicts on the cost of other APIs and on several models."""
+"""Verdicts on the cost of other APIs, on several models and on attendant embed."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.bench.apis import ApiFigures
+from tests.bench.bulk_embed import EmbedFigures, Run
 from tests.bench.load import Answered
 from tests.bench.models import ModelFigures
 
@@ -24,3 +25,12 @@ def test_tail_beside_another_model_is_judged(p99_ms: float, failed: int, passed:
     beside = replace(SINGLE, p99_ms=p99_ms, failed=failed)
     figures = ModelFigures([SINGLE] * 3, [replace(SINGLE, p99_ms=500), beside, replace(beside, p99_ms=1)])
     assert [verdict.passed for verdict in figures.verdicts()] == [passed[0], failed == 0 and passed[1]]
+
+
+def test_embed_is_judged_by_rate_memory_and_the_cost_of_ray() -> None:
+    figures = EmbedFigures(1000, 20.0, 20_000, Run(950, 10, 900), Run(900, 10.5, 300))
+    assert figures.share == pytest.approx(0.95)
+    assert [verdict.passed for verdict in figures.verdicts()] == [True] * 3
+    slow = replace(figures, plain=Run(850, 10, 1100), ray=Run(900, 11.5, 300))
+    assert [verdict.passed for verdict in slow.verdicts()] == [False] * 3
+    assert replace(figures, ray=None).verdicts()[-1].passed is None

@@ -1,0 +1,63 @@
+"""The running server against the protos: it serves every method of each service and no others."""
+
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from service.pb import encoder_pb2, inference_pb2
+from service.rpc.inference import InferenceServicer
+from service.rpc.servicer import EncoderServicer
+
+SERVICES = (
+    (encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"], EncoderServicer),
+    (inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"], InferenceServicer),
+)
+METHODS = [method for service, _ in SERVICES for method in service.methods]
+UNSUPPORTED = ("RepositoryModelLoad", "RepositoryModelUnload")
+"""Methods that exist and always fail."""
+
+
+async def call_with_empty_request(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.StatusCode:
+    """Call a method as its descriptor says, and return the status."""
+    request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+    multi_callable: Any = getattr(channel, kind)(
+        f"/{method.containing_service.full_name}/{method.name}",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+
+    async def requests() -> AsyncIterator[Any]:
+        yield request()
+
+    call = multi_callable(requests() if method.client_streaming else request())
+    try:
+        if method.server_streaming:
+            [message async for message in call]
+        else:
+            await call
+    except grpc.aio.AioRpcError:
+        pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+async def test_every_method_is_served(channel: grpc.aio.Channel, method: MethodDescriptor) -> None:
+    code = await call_with_empty_request(channel, method)
+    if method.name in UNSUPPORTED:
+        assert code == grpc.StatusCode.UNIMPLEMENTED
+    else:
+        assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize(("service", "servicer"), SERVICES, ids=lambda item: getattr(item, "name", ""))
+def test_servicer_has_the_methods_of_the_proto(service: Any, servicer: type[Any]) -> None:
+    own = {name for name, _ in inspect.getmembers(servicer, inspect.isfunction) if name[0].isupper()}
+    assert own == {method.name for method in service.methods}
+    assert own <= vars(servicer).keys(), "a method of the generated base class always fails"
