@@ -31,6 +31,7 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.model_options import ModelOption
 from service.request_log import RequestLog
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ class App:
 
     def _load_models(self) -> list[LoadedModel]:
         lower_thread_priority()  # inherited by the inference threads that the runtimes create
-        return [LoadedModel.load(self._settings, option) for option in self._settings.served_models]
+        settings = self._settings
+        if settings.models and settings.model_fields_set & {"model_dir", "model_digest"}:
+            log.info("options ignored options=ATTENDANT_MODEL_DIR,ATTENDANT_MODEL_DIGEST reason=ATTENDANT_MODELS")
+        return [load_model(settings, option) for option in settings.served_models]
 
     async def _drain(self) -> None:
         """Report not ready, serve for `drain_delay_ms`, reject new requests, finish accepted ones, then close.
@@ -213,6 +217,14 @@ class App:
                 log.critical("engine failed")
                 self._lifecycle.fail()
                 await self._rpc.set_serving(False)
+
+
+def load_model(settings: Settings, option: ModelOption) -> LoadedModel:
+    """Load a model; errors name its entry in ATTENDANT_MODELS, if any."""
+    try:
+        return LoadedModel.load(settings, option)
+    except ArtifactError as error:
+        raise ArtifactError(f'ATTENDANT_MODELS: "{option.name}": {error}' if option.name else str(error)) from None
 
 
 def format_address(host: str, port: int) -> str:

@@ -205,7 +205,7 @@ def _parse(field: str, parser: Callable[[str], T], value: str) -> T:
     try:
         return parser(value)
     except ModelOptionError as error:
-        raise ConfigError(f"{PREFIX}{field.upper()}: {error}. Correct it.") from None
+        raise ConfigError(f"{PREFIX}{field.upper()}: {error}") from None
 
 
 def _check_list(value: str, pattern: re.Pattern[str], problem: str) -> str:

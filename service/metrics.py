@@ -137,7 +137,7 @@ class Metrics:
         self.build_info = Gauge("attendant_build_info", "Version of the server.", ["version"], registry=registry)
         self.model_info = Gauge(
             "attendant_model_info",
-            "The served model.",
+            "A served model.",
             ["model", "digest", "provider", "precision"],
             registry=registry,
         )

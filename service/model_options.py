@@ -10,7 +10,7 @@ DIGEST = re.compile(r"(?:sha256:)?[0-9a-fA-F]{64}")
 
 
 class ModelOptionError(ValueError):
-    """An invalid list of models or aliases; the message has no option name."""
+    """An invalid list of models or aliases. The message has a remedy and no option name."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,18 @@ def parse_models(value: str) -> list[ModelOption]:
     for item in _items(value):
         name, separator, location = (part.strip() for part in item.partition("="))
         if not separator or not NAME.fullmatch(name) or not location:
-            raise ModelOptionError(f'"{item}" is not name=directory')
+            raise ModelOptionError(f'"{item}" is not name=directory. Separate models by commas; names have no spaces.')
         if name in models:
-            raise ModelOptionError(f'"{name}" is set twice')
+            raise ModelOptionError(f'"{name}" is set twice. Rename one.')
         directory, marker, digest = location.rpartition("@sha256:")
         if not marker:
             models[name] = ModelOption(Path(location), None, name)
         elif directory and DIGEST.fullmatch(digest):
             models[name] = ModelOption(Path(directory), digest, name)
         else:
-            raise ModelOptionError(f'the digest of "{name}" is not sha256: and 64 hexadecimal digits')
+            raise ModelOptionError(
+                f'the digest of "{name}" is not sha256: and 64 hexadecimal digits. Copy it from attendant-model verify.'
+            )
     return list(models.values())
 
 
@@ -56,12 +58,12 @@ def parse_aliases(value: str, names: Iterable[str | None]) -> dict[str | None, t
     for item in _items(value):
         alias, separator, target = (part.strip() for part in item.partition("="))
         if not NAME.fullmatch(alias):
-            raise ModelOptionError(f'"{item}" is not an alias or alias=name')
+            raise ModelOptionError(f'"{item}" is not an alias or alias=name. Names have no spaces.')
         name = target if separator else names[0]
         if name not in aliases:
-            raise ModelOptionError(f'"{target}" in "{item}" is not a name in ATTENDANT_MODELS')
+            raise ModelOptionError(f'"{target}" in "{item}" is not a name in ATTENDANT_MODELS. Add it there.')
         if alias in used:
-            raise ModelOptionError(f'"{alias}" is set twice')
+            raise ModelOptionError(f'"{alias}" is the name of a model or of another alias too. Rename one.')
         used.add(alias)
         aliases[name] += (alias,)
     return aliases

@@ -260,5 +260,6 @@ def test_wrong_digest_of_one_model_ends_the_server(default_artifact: Path, tiny_
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert result.returncode == 78
+    assert 'ATTENDANT_MODELS: \\"b\\": ' in result.stderr  # in a line of JSON
     assert str(tiny_artifact) in result.stderr
     assert "digest" in result.stderr.lower()

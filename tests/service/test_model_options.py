@@ -27,27 +27,30 @@ def test_models_have_names_digests_and_aliases() -> None:
     )
 
 
+MODELS, ALIASES = "ATTENDANT_MODELS: ", "ATTENDANT_MODEL_ALIASES: "
+NOT_A_MODEL = " is not name=directory. Separate models by commas; names have no spaces."
+NOT_A_DIGEST = 'the digest of "a" is not sha256: and 64 hexadecimal digits. Copy it from attendant-model verify.'
+UNKNOWN = '"f" in "e=f" is not a name in ATTENDANT_MODELS. Add it there.'
+TAKEN = '"c" is the name of a model or of another alias too. Rename one.'
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"models": "a"}, 'ATTENDANT_MODELS: "a" is not name=directory. Correct it.'),
-        ({"models": "a="}, 'ATTENDANT_MODELS: "a=" is not name=directory. Correct it.'),
-        ({"models": "=a"}, 'ATTENDANT_MODELS: "=a" is not name=directory. Correct it.'),
-        ({"models": "a b=c"}, 'ATTENDANT_MODELS: "a b=c" is not name=directory. Correct it.'),
-        ({"models": "a=b,a=c"}, 'ATTENDANT_MODELS: "a" is set twice. Correct it.'),
-        ({"models": "a=b@sha256:12"}, "ATTENDANT_MODELS: the digest of \"a\" is not sha256: and 64 hexadecimal digits. "
-                                      "Correct it."),
-        ({"models": f"a=@sha256:{DIGEST}"}, "ATTENDANT_MODELS: the digest of \"a\" is not sha256: and 64 hexadecimal "
-                                            "digits. Correct it."),
-        ({"models": "a=b,c=d", "model_aliases": "e=f"}, 'ATTENDANT_MODEL_ALIASES: "f" in "e=f" is not a name in '
-                                                        "ATTENDANT_MODELS. Correct it."),
-        ({"model_aliases": "e=f"}, 'ATTENDANT_MODEL_ALIASES: "f" in "e=f" is not a name in ATTENDANT_MODELS. '
-                                   "Correct it."),
-        ({"models": "a=b,c=d", "model_aliases": "c"}, 'ATTENDANT_MODEL_ALIASES: "c" is set twice. Correct it.'),
-        ({"model_aliases": "c,c"}, 'ATTENDANT_MODEL_ALIASES: "c" is set twice. Correct it.'),
-        ({"model_aliases": "=c"}, 'ATTENDANT_MODEL_ALIASES: "=c" is not an alias or alias=name. Correct it.'),
+        ({"models": "a"}, f'{MODELS}"a"{NOT_A_MODEL}'),
+        ({"models": "a="}, f'{MODELS}"a="{NOT_A_MODEL}'),
+        ({"models": "=a"}, f'{MODELS}"=a"{NOT_A_MODEL}'),
+        ({"models": "a b=c"}, f'{MODELS}"a b=c"{NOT_A_MODEL}'),
+        ({"models": "a=b,a=c"}, f'{MODELS}"a" is set twice. Rename one.'),
+        ({"models": "a=b@sha256:12"}, MODELS + NOT_A_DIGEST),
+        ({"models": f"a=@sha256:{DIGEST}"}, MODELS + NOT_A_DIGEST),
+        ({"models": "a=b,c=d", "model_aliases": "e=f"}, ALIASES + UNKNOWN),
+        ({"model_aliases": "e=f"}, ALIASES + UNKNOWN),
+        ({"models": "a=b,c=d", "model_aliases": "c"}, ALIASES + TAKEN),
+        ({"model_aliases": "c,c"}, ALIASES + TAKEN),
+        ({"model_aliases": "=c"}, f'{ALIASES}"=c" is not an alias or alias=name. Names have no spaces.'),
     ],
-)  # fmt: skip
+)
 def test_invalid_list_is_an_error_of_its_option(options: dict[str, str], message: str) -> None:
     environ = {f"ATTENDANT_{name.upper()}": value for name, value in options.items()}
     with pytest.raises(ConfigError) as raised:
