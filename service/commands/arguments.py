@@ -51,8 +51,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {text}. See: {self.prog} --help\n")
 
 
-def number(low: str, high: str) -> Callable[[str], Fraction]:
-    """Return a type for decimal numbers from `low` to `high`, parsed exactly: "0.1" is 1/10."""
+def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
+    """Return a type for decimal numbers from `low` to `high`, parsed exactly: "0.1" is 1/10.
+
+    `remedy` replaces "Use <low> to <high>" in errors.
+    """
+    remedy = remedy or f"Use {low} to {high}"
 
     def parse(text: str) -> Fraction:
         try:
@@ -60,23 +64,24 @@ def number(low: str, high: str) -> Callable[[str], Fraction]:
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise argparse.ArgumentTypeError(f'not a number ("{_shorten(text)}"). Use {low} to {high}')
+            raise argparse.ArgumentTypeError(f'not a number ("{_shorten(text)}"). {remedy}')
         # Range first: the exact value of "1e999999999" would have a billion digits.
         if not float(low) <= value <= float(high):
             limit = low if value < float(low) else high
-            raise argparse.ArgumentTypeError(f"out of range ({value:g}, limit {limit}). Use {low} to {high}")
+            raise argparse.ArgumentTypeError(f"out of range ({value:g}, limit {limit}). {remedy}")
         return Fraction(repr(value))
 
     return parse
 
 
-def integer(low: int, high: int) -> Callable[[str], int]:
-    """Return a type for integers from `low` to `high`."""
+def integer(low: int, high: int, remedy: str = "") -> Callable[[str], int]:
+    """Return a type for integers from `low` to `high`; `remedy` is that of `number`."""
+    remedy = remedy or f"Use {low} to {high}"
 
     def parse(text: str) -> int:
-        value = number(str(low), str(high))(text)
+        value = number(str(low), str(high), remedy)(text)
         if value.denominator != 1:
-            raise argparse.ArgumentTypeError(f"not an integer ({float(value):g}). Use {low} to {high}")
+            raise argparse.ArgumentTypeError(f"not an integer ({float(value):g}). {remedy}")
         return int(value)
 
     return parse

@@ -105,11 +105,12 @@ def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("text", metavar="TEXT", help="text to analyze")
-    add("others", nargs="*", metavar="OTHER", help="text to compare it with")
+    add("others", nargs="*", default=[], metavar="OTHER", help="text to compare it with")
     add("--among", type=Path, metavar="FILE", help="further texts to compare it with, one per line")
     add("--top-k", type=integer(1, 1000), default=5, metavar="N", help="number of neighbors to show (default: 5)")
     add("--kind", choices=get_args(MapKind), default="projection", help="kind of the map (default: projection)")
-    add("--layer", type=integer(-1000, 1000), default=-1, metavar="N", help="layer of the map (default: -1, the last)")
+    layer = integer(-1000, 1000, "Use 1 for the first layer, or -1 for the last one")
+    add("--layer", type=layer, default=-1, metavar="N", help="layer of the map (default: -1, the last)")
     add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
     add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
     return parser

@@ -13,6 +13,7 @@ from model.tokenizer import TokenizerInput
 from service.commands.arguments import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE, CommandError
 from service.commands.lines import open_engine
 from service.commands.vector_sources import (
+    Connection,
     EngineSource,
     ServerSource,
     SourceError,
@@ -28,8 +29,6 @@ from service.engine.schema.explain import AttendRequest, HeadReduce
 from service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from attendant_client import AsyncClient, ModelInfo
-
     from service.engine.engine import Engine
 
 MapKind = Literal["probs", "norm", "block_norm", "projection"]
@@ -123,23 +122,24 @@ class EngineAnalyzer(Analyzer):
 class ServerAnalyzer(Analyzer):
     """Analyses by a server, over REST or gRPC."""
 
-    def __init__(self, client: "AsyncClient", info: "ModelInfo") -> None:
-        super().__init__(ServerSource(client, info, VectorOptions()))
-        self._client = client
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(ServerSource(connection, VectorOptions()))
+        self._connection = connection
 
     async def encode(self, text: str) -> Any:
         from attendant_client import AttendantError
 
+        client = self._connection.client
         try:
-            return (await self._client.encode(text, outputs=["tokens", "words"], truncation="right")).results[0]
+            return (await client.encode(text, outputs=["tokens", "words"], truncation="right")).results[0]
         except AttendantError as error:
-            raise source_error(error) from None
+            raise source_error(error, self._connection.url) from None
 
     async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
         from attendant_client import AttendantError
 
         try:
-            response = await self._client.attend(
+            response = await self._connection.client.attend(
                 text,
                 kind=kind,
                 layers=[layer],
@@ -149,7 +149,7 @@ class ServerAnalyzer(Analyzer):
                 truncation="right",
             )
         except AttendantError as error:
-            raise source_error(error) from None
+            raise source_error(error, self._connection.url) from None
         (result,) = response.results
         (only,) = result.maps
         assert only.matrix is not None
@@ -166,8 +166,8 @@ async def open_engine_analyzer(settings: Settings) -> AsyncIterator[Analyzer]:
 @asynccontextmanager
 async def open_server_analyzer(url: str, api_key: str | None) -> AsyncIterator[Analyzer]:
     """Connect to a server. Raises `CommandError`."""
-    async with open_client(url, api_key) as (client, info):
-        yield ServerAnalyzer(client, info)
+    async with open_client(url, api_key) as connection:
+        yield ServerAnalyzer(connection)
 
 
 async def embed_texts(vectors: VectorSource, texts: Sequence[tuple[str, str]], batch: int) -> NDArray[Any]:

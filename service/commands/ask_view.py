@@ -14,6 +14,8 @@ from service.commands.ask_sources import Analysis
 NAME_WIDTH = 16
 """Characters of a word beside the map; longer words are cut."""
 CELL_WIDTH = 4
+PADDING = 2
+"""Spaces after a column of the table of neighbors."""
 MAX_WORDS = 200
 MAX_CHARACTERS = 1000
 """Characters of a neighbor; no terminal has as many columns."""
@@ -28,22 +30,25 @@ def make_console() -> Console:
 
 def show_words(console: Console, analysis: Analysis, max_tokens: int) -> None:
     """Print the words; tokens of a word are separated by a bar."""
-    count = f"{len(analysis.words):,} words, {analysis.token_count:,} tokens with special ones"
+    count = f"{_count(len(analysis.words), 'word')}, {analysis.token_count:,} tokens with special ones"
     note = f", truncated to {max_tokens} tokens" if analysis.truncated else ""
     console.print(Text(f"Words ({count}{note})", style="bold"))
     shown = " ".join("|".join(word) for word in analysis.words[:MAX_WORDS])
     further = len(analysis.words) - MAX_WORDS
-    console.print(Text(_printable(shown) + (f" ... and {further:,} further words" if further > 0 else "")))
+    console.print(Text(_printable(shown) + (f" ... and {_count(further, 'further word')}" if further > 0 else "")))
 
 
 def show_neighbors(console: Console, neighbors: Sequence[tuple[float, str, str]], total: int, note: str) -> None:
     """Print neighbors: cosine similarity, label and text, best first."""
     console.print()
-    console.print(Text(f"Nearest of {total:,} texts{note}", style="bold"))
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="")
-    table.add_column("cosine", justify="right")
-    table.add_column("place")
-    table.add_column("text", no_wrap=True, overflow="ellipsis")
+    console.print(Text(f"Nearest of {_count(total, 'text')}{note}", style="bold"))
+    table = Table(box=None, padding=(0, PADDING, 0, 0), show_header=True, header_style="")
+    # Only the column of texts shrinks: rich would take the same from each.
+    widths = {"cosine": len("cosine"), "place": max(len(item) for item in ("place", *(row[1] for row in neighbors)))}
+    for name, width in widths.items():
+        table.add_column(name, justify="right" if name == "cosine" else "left", no_wrap=True, min_width=width)
+    remaining = max(1, console.width - sum(widths.values()) - PADDING * (len(widths) + 1))
+    table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=remaining)
     for cosine, label, text in neighbors:
         table.add_row(f"{cosine:.3f}", label, Text(_printable(text[:MAX_CHARACTERS])))
     console.print(table)
@@ -89,6 +94,10 @@ def _style(value: float) -> Style:
     strength = min(abs(value), 1.0)
     shade = [round(255 - strength * (255 - part)) for part in (red, green, blue)]
     return Style(color="rgb(0,0,0)", bgcolor="rgb({},{},{})".format(*shade))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shorten(name: str) -> str:

@@ -42,23 +42,48 @@ continues after an interruption.
 
 Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
-Exit status: 0 all rows embedded, 1 some rejected, 2 wrong usage, 65 unreadable input, 69 server or engine failed,
-73 cannot write, 78 invalid option of the model, invalid artifact, or OUT.partial of another run."""
+Exit status: 0 all rows embedded, 1 some rejected, 2 wrong usage, 65 unreadable input or all rows rejected, 69 server or
+engine failed, 73 cannot write, 78 invalid option of the model, invalid artifact, or OUT.partial of another run, 130
+interrupted with Ctrl-C."""
 
 
 def run(arguments: list[str]) -> int:
     """Write or print embeddings and return the exit status. Raises `ConfigError` or `ArtifactError`."""
     if _is_file_command(arguments):
         return _run_file(arguments)
+    if arguments:
+        _check_texts(arguments)
     lines = enumerate(arguments, start=1) if arguments else read_lines(sys.stdin.buffer)
     return asyncio.run(_embed_lines(load_settings(), lines))
 
 
 def _is_file_command(arguments: Sequence[str]) -> bool:
-    """Return whether there is an output file, or an option in place of the first text."""
+    """Return whether there is an output file, an option in place of the first text, or a request for help."""
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and not first.startswith("- ")
-    return is_option or any(item in ("-o", "--output") or item.startswith("--output=") for item in arguments)
+    return is_option or any(
+        item in ("--output", "--help") or item.startswith(("-o", "--output=")) for item in arguments
+    )
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Exit with status 2 if the texts seem to be a file or options, so that -o was forgotten."""
+    option = next((item for item in arguments if item.startswith("--")), None)
+    if option is None and not _is_path(arguments[0]):
+        return
+    shown = f"option {option.partition('=')[0]}" if option is not None else f"file {arguments[0]}"
+    _parser().error(f"--output: missing ({shown}). Set -o OUT, or write texts to standard input")
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text names a file that exists, or is a word that looks like a path or an input file."""
+    try:
+        if Path(text).is_file():
+            return True
+    except OSError:  # a long text is no name
+        return False
+    is_word = len(text.split()) == 1
+    return is_word and (text.startswith(("/", "./", "../")) or input_format(Path(text)) is not None)
 
 
 def _run_file(arguments: list[str]) -> int:

@@ -10,13 +10,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
+from service.commands.arguments import EX_DATAERR, CommandError
 from service.commands.embed_job import EmbedFile
 from service.commands.file_progress import FileProgress
 from service.commands.row_encoders import RowEncoder
 from service.commands.row_files import Row, RowFile, open_rows
 from service.commands.vector_files import Chunk, JsonLines, Numpy, Parquet, VectorFormat
 from service.commands.vector_sources import Encoded
-from service.commands.work_directory import Counts, RunKey, WorkDirectory
+from service.commands.work_directory import Counts, RunKey, WorkDirectory, rejected_path
 
 CHUNK_ROWS = 2048
 """Rows per checkpoint. After a kill, rows since the last checkpoint are encoded again."""
@@ -49,6 +50,9 @@ async def embed_file(job: EmbedFile, encoder: RowEncoder) -> Report:
                 if not work.is_complete:
                     await _encode_rows(job, encoder, rows, output, work, progress)
             rate, counts = progress.rate, work.counts
+            if counts.rows and counts.rejected == counts.rows:
+                await asyncio.to_thread(work.publish_rejected)
+                raise _all_rejected(job, counts)
             await asyncio.to_thread(work.publish, output.finish)
     return Report(counts, rate)
 
@@ -120,6 +124,17 @@ def _write(
     counts = work.counts
     counts = Counts(counts.rows + len(encoded), counts.rejected + len(rejected), counts.truncated + truncated)
     work.append(output.encode(chunk), b"".join(rejected), counts)
+
+
+def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
+    names, options = [job.field], ["--field"]
+    if job.id_field is not None:
+        names, options = [*names, job.id_field], [*options, "--id-field"]
+    problem = f"{job.source}: {', '.join(names)}: no row accepted (0 of {counts.rows:,}, limit 1)"
+    remedy = f"See {rejected_path(job.target)}"
+    if job.input_format != "text":
+        remedy += f", or change {' or '.join(options)}"
+    return CommandError(f"{problem}. {remedy}.", EX_DATAERR)
 
 
 def _vector_format(job: EmbedFile, encoder: RowEncoder, id_type: Any) -> VectorFormat:

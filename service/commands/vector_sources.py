@@ -144,11 +144,21 @@ class EngineSource(VectorSource):
         return vectors
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A server and one of its models."""
+
+    url: str
+    client: "AsyncClient"
+    info: "ModelInfo"
+
+
 class ServerSource(VectorSource):
     """Embeddings by a server, over REST or gRPC."""
 
-    def __init__(self, client: "AsyncClient", info: "ModelInfo", options: VectorOptions) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, options: VectorOptions) -> None:
+        info = connection.info
+        self._connection = connection
         self._options: dict[str, Any] = {"dtype": options.dtype, "truncation": "right"}
         for name in ("dimensions", "prompt_name", "normalize"):
             if getattr(options, name) is not None:
@@ -161,9 +171,9 @@ class ServerSource(VectorSource):
         from attendant_client import AttendantError
 
         try:
-            response = await self._client.encode(texts, **self._options)
+            response = await self._connection.client.encode(texts, **self._options)
         except AttendantError as error:
-            raise source_error(error) from None
+            raise source_error(error, self._connection.url) from None
         vectors = []
         for result in response.results:
             assert result.pooled is not None
@@ -182,8 +192,8 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 
 
 @asynccontextmanager
-async def open_client(url: str, api_key: str | None) -> AsyncIterator[tuple["AsyncClient", "ModelInfo"]]:
-    """Connect to a server, and yield its client and its model. Raises `CommandError`."""
+async def open_client(url: str, api_key: str | None) -> AsyncIterator[Connection]:
+    """Connect to a server. Raises `CommandError`."""
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy
     except ImportError:
@@ -197,15 +207,15 @@ async def open_client(url: str, api_key: str | None) -> AsyncIterator[tuple["Asy
         try:
             info = await client.model()
         except AttendantError as error:
-            raise source_error(error).to_command_error() from None
-        yield client, info
+            raise source_error(error, url).to_command_error() from None
+        yield Connection(url, client, info)
 
 
 @asynccontextmanager
 async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
     """Connect to a server. Raises `CommandError`."""
-    async with open_client(url, api_key) as (client, info):
-        source = ServerSource(client, info, options)
+    async with open_client(url, api_key) as connection:
+        source = ServerSource(connection, options)
         await source.check()
         yield source
 
@@ -229,6 +239,10 @@ def engine_error(error: ServiceError) -> SourceError:
     )
 
 
-def source_error(error: "AttendantError") -> SourceError:
+def source_error(error: "AttendantError", url: str) -> SourceError:
     """Return the error of a failed request to a server."""
+    if error.reason == "UNAVAILABLE":
+        # REST begins with the URL of the request.
+        reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
+        return SourceError(f"--server: cannot connect to {url} ({reason}). Check the URL.", None, permanent=False)
     return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)

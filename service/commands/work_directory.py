@@ -132,15 +132,31 @@ class WorkDirectory:
                 _write_state(self.path, self._state)
             self._move()
 
+    def publish_rejected(self) -> None:
+        """Move the rejected rows to their place, and leave the output file as it is. Raises `CommandError`."""
+        with _write_errors(self.path):
+            rejected = self.path / REJECTED
+            if rejected.exists():
+                os.truncate(rejected, self._state.rejected_bytes)
+            self._move_rejected()
+            self._remove()
+
     def _move(self) -> None:
         """Move the files; the output is last. Every step may have been done before a kill."""
-        rejected, output = self.path / REJECTED, self.path / str(self._state.output)
+        self._move_rejected()
+        output = self.path / str(self._state.output)
+        if output.exists():
+            output.replace(self._target)
+        self._remove()
+
+    def _move_rejected(self) -> None:
+        rejected = self.path / REJECTED
         if not self._state.counts.rejected:
             rejected_path(self._target).unlink(missing_ok=True)
         elif rejected.exists():
             rejected.replace(rejected_path(self._target))
-        if output.exists():
-            output.replace(self._target)
+
+    def _remove(self) -> None:
         _sync(self._target.parent)
         # The state goes last: without it, the directory of a published file would start a new run.
         for item in self.path.iterdir():
@@ -161,10 +177,9 @@ def rejected_path(target: Path) -> Path:
 
 
 def check_absent(target: Path) -> None:
-    """Raise `CommandError` if the output file or the file of rejected rows exists."""
-    for path in (target, rejected_path(target)):
-        if path.exists():
-            raise CommandError(f"{path}: exists. Remove it or set --overwrite.", EX_CANTCREAT)
+    """Raise `CommandError` if the output file exists. Rejected rows without it are those of a run that wrote none."""
+    if target.exists():
+        raise CommandError(f"{target}: exists. Remove it or set --overwrite.", EX_CANTCREAT)
 
 
 def _check_same_run(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -109,11 +109,13 @@ def test_ask_reads_a_limited_number_of_lines(run_ask: Ask, tmp_path: Path, monke
         (["a", "b", " "], 65, "text 2: empty or blank. Send text."),
         (["a", "--among", "/none"], 65, "/none: cannot be read (No such file or directory). Check the path."),
         (["a", "--layer", "7"], 78, "--layer: out of range (7, limit 6). Use 1 to 6, or -6 to -1 from the end."),
+        (["a", "--layer", "x"], 2,
+         '--layer: not a number ("x"). Use 1 for the first layer, or -1 for the last one. See: attendant ask --help'),
         (["a", "--server", "ftp://a"], 78,
          "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
         (["a", "--api-key-file", "k"], 2,
          "--api-key-file: set without --server. Remove it. See: attendant ask --help"),
-        ([], 2, "the following arguments are required: TEXT, OTHER. See: attendant ask --help"),
+        ([], 2, "the following arguments are required: TEXT. See: attendant ask --help"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line_with_a_remedy(run_ask: Ask, arguments: list[str], status: int, message: str) -> None:
@@ -123,7 +125,8 @@ def test_errors_are_one_line_with_a_remedy(run_ask: Ask, arguments: list[str], s
 def test_unreachable_server_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.commands.vector_sources.MAX_ATTEMPTS", 1)
     status, out, err = run_ask("a", "--server", "http://127.0.0.1:9")
-    assert (status, out, err.count("\n")) == (69, "", 1)
+    problem = "--server: cannot connect to http://127.0.0.1:9 (All connection attempts failed). Check the URL."
+    assert (status, out, err) == (69, "", f"attendant ask: {problem}\n")
 
 
 def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +134,19 @@ def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "service.commands.ask_view", None)
     remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
     assert run_ask("a") == (78, "", f"attendant ask: rich is not installed. {remedy}\n")
+
+
+@pytest.mark.parametrize("width", [30, 60, 70, 80])
+def test_only_texts_shrink_in_a_narrow_terminal(width: int) -> None:
+    file = io.StringIO()
+    neighbors = [(0.5, "line 100000", "a long text " * 20), (-0.25, "text 1", "short")]
+    show_neighbors(Console(file=file, width=width, highlight=False), neighbors, 1, "")
+    title, header, first, second = file.getvalue().splitlines()[1:]
+    assert (title, header.split()) == ("Nearest of 1 text", ["cosine", "place", "text"])
+    assert first.startswith(" 0.500  line 100000  a long")
+    assert first.rstrip().endswith("…")
+    assert second.split() == ["-0.250", "text", "1", "short"]
+    assert max(map(len, (header, first, second))) <= width
 
 
 def draw(**options: Any) -> str:

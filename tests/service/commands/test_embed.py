@@ -1,6 +1,7 @@
 """The command `attendant embed`: output, lines, errors and exit status."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
+from service.__main__ import main
 from tests.conftest import HANG_TIMEOUT_S, ROOT, run_python, server_environment
+from tests.service.commands.embed_command import RunEmbed
 
 TEXTS = ["money bank grows", "river bank flows", "a line with \u2028 in it"]
 
@@ -65,3 +69,37 @@ def test_embed_is_not_limited_by_the_options_of_requests(default_artifact: Path)
     limits: dict[str, Any] = {"max_queue_ms": 1, "max_queue_tokens": 1, "max_timeout_ms": 1, "max_inputs": 1}
     result = run_python("-m", "service", "embed", stdin="a word\n" * 70, model_dir=default_artifact, **limits)
     assert (result.returncode, len(result.stdout.splitlines()), result.stderr) == (0, 70, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["t.jsonl"], "file t.jsonl"),
+        (["T.CSV", "a text"], "file T.CSV"),
+        (["t.jsonl", "--field", "text"], "option --field"),
+        (["a text", "--server=http://a"], "option --server"),
+        (["../nofile"], "file ../nofile"),
+        (["/nofile"], "file /nofile"),
+        (["README"], "file README"),
+    ],
+)
+def test_forgotten_output_is_wrong_usage(
+    tmp_path: Path, run_embed: RunEmbed, arguments: list[str], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README").touch()
+    remedy = "Set -o OUT, or write texts to standard input. See: attendant embed --help"
+    assert run_embed(*arguments) == (2, f"attendant embed: --output: missing ({shown}). {remedy}\n")
+
+
+def test_texts_that_resemble_options_or_files_are_embedded(default_artifact: Path) -> None:
+    texts = ["- an item", "see data.csv", "and/or", "-5 degrees", "x" * 5000]
+    result = run_python("-m", "service", "embed", *texts, model_dir=default_artifact)
+    assert (result.returncode, len(result.stdout.splitlines())) == (0, len(texts)), result.stderr
+
+
+def test_help_lists_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["embed", "a text", "--help"])
+    statuses = capsys.readouterr().out.partition("Exit status: ")[2]
+    assert re.findall(r"\d+", statuses) == ["0", "1", "2", "65", "69", "73", "78", "130"]

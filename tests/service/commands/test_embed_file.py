@@ -73,7 +73,12 @@ def test_embed_writes_each_row_once_in_every_format(
         for number, text in enumerate(texts, start=1)
         if text in REASONS and (text != LONG or reject_truncated)
     }
-    assert (status, read_rejected(out)) == (1 if rejected else 0, rejected), err
+    is_empty = 0 < len(texts) == len(rejected)
+    assert (status, read_rejected(out)) == (65 if is_empty else 1 if rejected else 0, rejected), err
+    if is_empty:
+        assert not out.exists()
+        assert not partial_path(out).exists()
+        return
     accepted = [number for number in range(1, len(texts) + 1) if number not in rejected]
     numbers, out_ids, vectors = read_vectors(out)
     expected = [stub_vector(texts[number - 1], dtype)[:dimensions] for number in accepted]
@@ -181,7 +186,43 @@ def test_parquet_bytes_that_are_not_utf8_reject_their_row(tmp_path: Path, run_em
 
 @pytest.mark.parametrize("row_id", [None, True, 1.5, [1]])
 def test_invalid_id_rejects_the_row(tmp_path: Path, run_embed: RunEmbed, row_id: Any) -> None:
-    path, out = write_rows(tmp_path / "in.jsonl", [{"text": "a", "id": row_id}]), tmp_path / "out.jsonl"
+    rows = [{"text": "a", "id": row_id}, {"text": "b", "id": "b"}]
+    path, out = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     assert run_embed(path, "-o", out, "--id-field", "id")[0] == 1
     problem = "missing" if row_id is None else "not a string or an integer"
     assert read_rejected(out) == {1: f"id: {problem}. Use a string or an integer."}
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "remedy"),
+    [
+        (["--field", "txt"], "txt", "--field"),
+        (["--id-field", "idd"], "text, idd", "--field or --id-field"),
+    ],
+)
+def test_field_that_no_row_has_leaves_the_output_alone(
+    tmp_path: Path, run_embed: RunEmbed, options: list[str], names: str, remedy: str
+) -> None:
+    """The rows are in several chunks. The corrected command needs no other option."""
+    path = write_rows(tmp_path / "in.jsonl", [{"id": number, "text": "a"} for number in range(6)])
+    out, good = tmp_path / "out.jsonl", b"good"
+    message = (
+        f"attendant embed: {path}: {names}: no row accepted (0 of 6, limit 1). "
+        f"See {rejected_path(out)}, or change {remedy}.\n"
+    )
+    assert run_embed(path, "-o", out, *options) == (65, message)
+    assert list(read_rejected(out)) == [1, 2, 3, 4, 5, 6]
+    assert not out.exists()
+    out.write_bytes(good)
+    assert run_embed(path, "-o", out, *options, "--overwrite") == (65, message)
+    assert out.read_bytes() == good
+    assert not partial_path(out).exists()
+    out.unlink()
+    assert run_embed(path, "-o", out)[0] == 0
+    assert read_rejected(out) == {}
+
+
+def test_file_of_rejected_lines_of_text_is_an_error(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, out = write_rows(tmp_path / "in.txt", [{"text": ""}]), tmp_path / "out.npy"
+    problem = f"{path}: text: no row accepted (0 of 1, limit 1). See {rejected_path(out)}."
+    assert run_embed(path, "-o", out) == (65, f"attendant embed: {problem}\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -125,11 +126,19 @@ def test_run_continues_on_another_server_when_one_goes_away(
     assert (status, read_vectors(out)[0]) == (0, list(range(1, 1001))), err
 
 
-def test_unreachable_server_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("http://127.0.0.1:9", "All connection attempts failed"), ("grpc://127.0.0.1:9", "connections to all .*refused")],
+)
+def test_unreachable_server_is_an_error(
+    tmp_path: Path, run_embed: RunEmbed, url: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vector_sources, "MAX_ATTEMPTS", 1)
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
-    status, err = run_embed(path, "-o", tmp_path / "out.npy", "--server", "http://127.0.0.1:9")
-    assert (status, err.count("\n")) == (69, 1)
+    status, err = run_embed(path, "-o", tmp_path / "out.npy", "--server", url)
+    assert status == 69
+    pattern = rf"attendant embed: --server: cannot connect to {url} \({reason}\)\. Check the URL\.\n"
+    assert re.fullmatch(pattern, err), err
 
 
 def stub_command(path: Path, out: Path) -> list[str]:
