@@ -85,6 +85,10 @@ Reason = Literal[
 
 Detail = int | float | str
 
+_JSON_TYPES: dict[type, str] = {
+    bool: "boolean", int: "number", float: "number", str: "string", bytes: "string", list: "array", dict: "object",
+}  # fmt: skip
+
 
 class ServiceError(Exception):
     """An error for the client.
@@ -140,6 +144,17 @@ class ServiceError(Exception):
         self.limit = limit
         self.reason = reason or self.reason
         self.retry_after_s = retry_after_s
+
+    def rename_field(self, field: str) -> None:
+        """Replace the path of the field, for an API that has another one."""
+        self.message = field + self.message.removeprefix(self.field or "")
+        self.args = (self.message,)
+        self.field = field
+
+
+def json_type(value: object) -> str:
+    """Return the JSON type of a value, for `actual`."""
+    return _JSON_TYPES.get(type(value), "null")
 
 
 def _detail(actual: Detail | None, limit: Detail | None, unit: str) -> str:

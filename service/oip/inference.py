@@ -18,9 +18,17 @@ from service.engine.schema.encode import (
     Wire,
 )
 from service.engine.schema.explain import AttendRequest, AttendResponse
-from service.errors import InvalidArgument
+from service.errors import InvalidArgument, ServiceError
 from service.oip.inputs import InferSpelling, to_inputs
-from service.oip.parameters import OUTPUT_PARAMETERS, Options, check_tensor_parameters, listed, parse_parameters
+from service.oip.parameters import (
+    OUTPUT_PARAMETERS,
+    PATH,
+    Options,
+    check_tensor_parameters,
+    listed,
+    parse_parameters,
+    renamed,
+)
 from service.oip.tensors import InputTensor, OutputTensor
 
 POOLED, TOKENS, TOKEN_COUNTS, ATTENTION = "pooled", "tokens", "token_counts", "attention"
@@ -78,8 +86,11 @@ class _Plan:
 async def infer(engine: Engine, request: InferRequest) -> InferResponse:
     """Run the model. Cancellation drops queued tasks. Raises a `ServiceError`."""
     plan = _plan(engine, request)
-    encoded = await _encode(engine, plan)
-    attended = await _attend(engine, plan)
+    try:
+        encoded = await _encode(engine, plan)
+        attended = await _attend(engine, plan)
+    except ServiceError as error:
+        raise renamed(error) from error.__cause__
     outputs = [OutputTensor(name, await _values(name, encoded, attended)) for name in plan.outputs]
     response = encoded or attended
     assert response is not None
@@ -91,8 +102,10 @@ def _plan(engine: Engine, request: InferRequest) -> _Plan:
     outputs = _outputs(request.outputs)
     if ATTENTION not in outputs:
         _check_unset(options, ("kind", "layers", "head_reduce"), ATTENTION)
+    if POOLED not in outputs:
+        _check_unset(options, ("normalize", "dimensions", "pooling"), POOLED)
     if not _needs_encoding(outputs):
-        _check_unset(options, ("normalize", "dimensions", "pooling", "prompt_name"), POOLED)
+        _check_unset(options, ("prompt_name",), POOLED)
     spelling, inputs = to_inputs(engine, request.inputs)
     return _Plan(inputs, outputs, options, request.wire, options.deadline(request.deadline), spelling)
 
@@ -106,7 +119,7 @@ def _check_unset(options: Options, names: Sequence[str], output: str) -> None:
     for name in names:
         if getattr(options, name) is not None:
             raise InvalidArgument(f'set, but "{output}" is missing from outputs', f"Add it or leave {name} out.",
-                                  field=name)  # fmt: skip
+                                  field=f"{PATH}.{name}")  # fmt: skip
 
 
 def _outputs(requested: Sequence[RequestedOutput]) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from service.oip.tensors import InputTensor, check_axes, check_datatype, integer
 TEXT, INPUT_IDS, ATTENTION_MASK = "text", "input_ids", "attention_mask"
 INPUT_DATATYPES = {TEXT: ("BYTES",), INPUT_IDS: ("INT64", "INT32"), ATTENTION_MASK: ("INT64", "INT32", "BOOL")}
 
+TEXT_SHAPES, IDS_SHAPE = "[N] or [N, 1]", "[N, T]"
+
 
 class InferSpelling(ApiSpelling):
     """Names of tensors and parameters in error messages."""
@@ -42,8 +44,10 @@ def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpel
         raise InvalidArgument(f"{ATTENTION_MASK} without {INPUT_IDS}", "Leave it out.", field=mask.field)
     limits = item_limits([engine.info])
     if text is not None:
-        axes = [("inputs", limits["inputs"]), ("column", 1)]
-        check_axes(text, axes[: 2 if len(text.shape) == 2 else 1])
+        first = ("inputs", limits["inputs"])
+        if len(text.shape) == 2 and text.shape[1] != 1:
+            raise InvalidArgument("not 1", f"Use {TEXT_SHAPES}.", field=f"{text.field}.shape[1]", actual=text.shape[1])
+        check_axes(text, [first, ("column", 1)] if len(text.shape) == 2 else [first], TEXT_SHAPES)
         return InferSpelling(TEXT), tuple(Input(TokenizerInput(item)) for item in strings_of(text))
     assert ids is not None
     rows = _rows(ids, mask, [("inputs", limits["inputs"]), ("token_ids", limits["token_ids"])])
@@ -52,7 +56,7 @@ def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpel
 
 def _rows(ids: InputTensor, mask: InputTensor | None, limits: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
     """Return the token ids of each row without padding."""
-    check_axes(ids, limits)
+    check_axes(ids, limits, IDS_SHAPE)
     width = ids.shape[1]
     if mask is not None and list(mask.shape) != list(ids.shape):
         raise InvalidArgument(f"differs from the shape of {INPUT_IDS}", "Send one value per token id.",

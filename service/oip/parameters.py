@@ -1,5 +1,6 @@
 """Parameters of a request: options of the native API, and those of the protocol."""
 
+import difflib
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, get_args
 from model.artifact import KINDS, POOLINGS, Kind, Pooling
 from service.engine.schema.encode import Truncation
 from service.engine.schema.explain import HeadReduce
-from service.errors import InvalidArgument, Unsupported
+from service.errors import InvalidArgument, ServiceError, Unsupported, json_type
 from service.limits import too_many
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -29,8 +30,13 @@ SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 UNSUPPORTED_OF_OUTPUTS = ("classification",)
 SHARED_MEMORY = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 INPUT_PARAMETERS, OUTPUT_PARAMETERS = ("binary_data_size",), ("binary_data",)
+PATH = "parameters"
+IDS_SUFFIX = ".token_ids"
+"""The end of the path of token ids in the native API, where an input is an object."""
 LAYERS = re.compile(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+MAX_NAME = 64
+"""Longer names are compared with no other name."""
 MICROSECONDS = 1_000_000
 
 
@@ -61,10 +67,11 @@ class Options:
             return None
         assert self.layers is not None
         if not LAYERS.fullmatch(self.layers):
-            raise InvalidArgument("not a list of layers", 'Send "all", or numbers like "1,-1".', field="layers")
+            raise InvalidArgument("not a list of layers", 'Send "all", or numbers like "1,-1".',
+                                  field=f"{PATH}.layers")  # fmt: skip
         count = self.layers.count(",") + 1
         if count > limit:
-            raise too_many("layers", "layers", count, limit)
+            raise too_many(f"{PATH}.layers", "layers", count, limit)
         return tuple(map(int, self.layers.split(",")))
 
 
@@ -76,11 +83,11 @@ def parse_parameters(parameters: Mapping[str, Any]) -> Options:
             continue
         if name in SEQUENCE:
             if value not in (0, "", False):
-                raise Unsupported("sequences are not supported", "Leave it out.", field=name)
+                raise Unsupported("sequences are not supported", "Leave it out.", field=f"{PATH}.{name}")
         elif name in TYPES:
             options[name] = _checked(name, value)
         else:
-            raise _unknown(name, "parameters", [*TYPES])
+            raise _unknown(name, PATH, sorted((*TYPES, *IGNORED)))
     return Options(**options)
 
 
@@ -97,21 +104,34 @@ def check_tensor_parameters(parameters: Mapping[str, Any], field: str, known: Se
 
 def _checked(name: str, value: Any) -> Any:
     """Return the value of an option; raises `InvalidArgument` unless it is valid."""
-    kind, noun = TYPES[name]
+    field, (kind, noun) = f"{PATH}.{name}", TYPES[name]
     number: Any = value
     if type(value) is not kind:  # bool is a subclass of int
-        raise InvalidArgument("wrong type", f"Send {noun}.", field=name)
+        raise InvalidArgument("wrong type", f"Send {noun}.", field=field, actual=json_type(value))
     if name in CHOICES and value not in CHOICES[name]:
-        raise InvalidArgument("unknown value", f"Use {listed(CHOICES[name])}.", field=name)
+        raise InvalidArgument("unknown value", f"Use {listed(CHOICES[name])}.", field=field)
     if name == "timeout" and number < 0:
-        raise InvalidArgument("negative", "Send microseconds.", field=name, actual=number, limit=0)
+        raise InvalidArgument("negative", "Send microseconds.", field=field, actual=number, limit=0)
     return value
 
 
 def _unknown(name: str, field: str, known: Sequence[str]) -> InvalidArgument:
     path = f"{field}.{name}" if NAME.fullmatch(name) else f"{field}.(another name)"
     remedy = f"Use {', '.join(known)}, or leave it out."
+    nearest = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_NAME else []
+    if nearest:
+        remedy = f'Did you mean "{nearest[0]}"? {remedy}'
     return InvalidArgument("unknown parameter", remedy, field=path, reason="UNKNOWN_FIELD")
+
+
+def renamed(error: ServiceError) -> ServiceError:
+    """Return an error of the engine with the path that its field has in this protocol."""
+    field = error.field or ""
+    if re.split(r"[.\[]", field, maxsplit=1)[0] in TYPES:
+        error.rename_field(f"{PATH}.{field}")
+    elif field.endswith(IDS_SUFFIX):
+        error.rename_field(field.removesuffix(IDS_SUFFIX))
+    return error
 
 
 def listed(names: Iterable[str]) -> str:

@@ -5,12 +5,12 @@ Shapes are checked first, so that no more elements are converted than a valid re
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from service.engine.schema.encode import Array
-from service.errors import EmptyInput, InvalidArgument, MalformedRequest
+from service.errors import EmptyInput, InvalidArgument, MalformedRequest, json_type
 from service.limits import too_many
 
 LENGTH_BYTES = 4
@@ -32,6 +32,7 @@ class InputTensor:
         datatype: The element type.
         shape: The sizes of the axes.
         parameters: Options.
+        elements: The path of the elements in the request, or of the tensor if they follow the JSON.
         raw: The elements as little-endian bytes; None if `items` has them.
         items: The elements in row-major order, flat or nested.
     """
@@ -41,6 +42,7 @@ class InputTensor:
     datatype: str
     shape: Sequence[int]
     parameters: dict[str, Any]
+    elements: str
     raw: bytes | None = None
     items: Any = None
 
@@ -79,12 +81,14 @@ def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:
         )
 
 
-def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]]) -> None:
-    """Check the number of axes and their sizes; `limits` are names of limits, as in `too_many`, and their values."""
+def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: str) -> None:
+    """Check the number of axes and their sizes.
+
+    `limits` are names of limits, as in `too_many`, and their values; `shapes` describes the shapes for people.
+    """
     field, shape = f"{tensor.field}.shape", tensor.shape
     if len(shape) != len(limits):
-        raise InvalidArgument("wrong number of axes", "See the model metadata.", field=field,
-                              actual=len(shape), limit=len(limits))  # fmt: skip
+        raise InvalidArgument("wrong number of axes", f"Use {shapes}.", field=field, actual=len(shape))
     for index, (size, (name, limit)) in enumerate(zip(shape, limits, strict=True)):
         if size < 0:
             raise InvalidArgument("negative", "Send the size.", field=f"{field}[{index}]", actual=size, limit=0)
@@ -112,7 +116,8 @@ def integers_of(tensor: InputTensor) -> Sequence[int]:
     numbers = array(TYPECODES[tensor.datatype])
     expected = count * numbers.itemsize
     if len(tensor.raw) != expected:
-        raise _wrong_size(tensor, len(tensor.raw), expected)
+        problem = f"{len(tensor.raw)} bytes of binary data, but the shape needs {expected}"
+        raise InvalidArgument(problem, "Correct one of them.", field=tensor.elements)
     numbers.frombytes(tensor.raw)
     return _little_endian(numbers)
 
@@ -126,49 +131,50 @@ def _count(tensor: InputTensor) -> int:
 
 def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
     """Return the items of a flat or nested list; raises `InvalidArgument` unless they are `count` of the right type."""
-    items, field = tensor.items, f"{tensor.field}.data"
+    items, field = tensor.items, tensor.elements
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
-        raise InvalidArgument("wrong type", "Send an array.", field=field)
+        raise InvalidArgument("wrong type", "Send an array.", field=field, actual=json_type(items))
     if items and isinstance(items[0], list) and len(tensor.shape) > 1:
         rows, columns = tensor.shape
-        _check_length(items, rows, field)
+        _check_length(items, rows, field, "row")
         for index, row in enumerate(items):
             if not isinstance(row, list):
-                raise InvalidArgument("wrong type", "Send an array.", field=f"{field}[{index}]")
+                raise InvalidArgument("wrong type", "Send an array.", field=f"{field}[{index}]", actual=json_type(row))
             _check_length(row, columns, f"{field}[{index}]")
         items = [item for row in items for item in row]
     _check_length(items, count, field)
     kinds = ELEMENT_TYPES[tensor.datatype]
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not set(map(type, items)) <= set(allowed):  # bool is a subclass of int
-        raise InvalidArgument("wrong type of an element", REMEDIES[tensor.datatype], field=field)
+        actual = next(json_type(item) for item in items if type(item) not in allowed)
+        raise InvalidArgument("wrong type of an element", REMEDIES[tensor.datatype], field=field, actual=actual)
     flat: Sequence[Any] = items
     return flat
 
 
-def _check_length(items: Sequence[Any], expected: int, field: str) -> None:
+def _check_length(items: Sized, expected: int, field: str, noun: str = "element") -> None:
     if len(items) != expected:
-        raise InvalidArgument("number of elements differs from shape", "Correct one of them.", field=field,
-                              actual=len(items), limit=expected)  # fmt: skip
+        problem = f"{len(items)} {noun}{'' if len(items) == 1 else 's'}, but the shape has {expected}"
+        raise InvalidArgument(problem, "Correct one of them.", field=field)
 
 
 def _delimited(raw: bytes, count: int, tensor: InputTensor) -> Iterator[bytes]:
     """Yield `count` elements, each after its length."""
     start = 0
-    for _ in range(count):
+    for index in range(count):
+        if start == len(raw):
+            _check_length(range(index), count, tensor.elements)
         begin = start + LENGTH_BYTES
         end = begin + int.from_bytes(raw[start:begin], "little")
         if max(begin, end) > len(raw):
-            raise _wrong_size(tensor, len(raw), max(begin, end))
+            problem = f"{len(raw)} bytes of binary data, but element {index} ends after {max(begin, end)}"
+            remedy = "Send the length of each element before it, as 4 bytes, little-endian."
+            raise InvalidArgument(problem, remedy, field=tensor.elements)
         yield raw[begin:end]
         start = end
     if start != len(raw):
-        raise _wrong_size(tensor, len(raw), start)
-
-
-def _wrong_size(tensor: InputTensor, actual: int, expected: int) -> InvalidArgument:
-    return InvalidArgument("size of the binary data differs from shape", "Correct one of them.", field=tensor.field,
-                           actual=actual, limit=expected, unit="bytes")  # fmt: skip
+        problem = f"{len(raw)} bytes of binary data, but the elements of the shape have {start}"
+        raise InvalidArgument(problem, "Correct one of them.", field=tensor.elements)
 
 
 def _decoded(item: bytes, field: str) -> str:

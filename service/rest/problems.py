@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidArgument, RequestTooLarge
+from service.errors import InvalidArgument, RequestTooLarge, json_type
 from service.limits import too_many
 
 TOO_MANY = "too_many"
@@ -34,7 +34,6 @@ _TYPE_REMEDIES = {
     "model_type": "Send an object.",
     "string_type": "Send a string.",
 }
-_JSON_TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 INT64_END = 2**63
@@ -69,10 +68,9 @@ def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any
     path, value = _path(steps), _value(steps, document)
     if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
         return InvalidArgument("out of range", "Send a smaller integer.", field=path)  # the parser made it a float
-    actual = _JSON_TYPES.get(type(value), "null")
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
-    return InvalidArgument("wrong type", remedy, field=path, actual=actual)
+    return InvalidArgument("wrong type", remedy, field=path, actual=json_type(value))
 
 
 def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:

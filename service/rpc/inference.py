@@ -11,6 +11,7 @@ from service.lifecycle import Lifecycle
 from service.limits import too_many
 from service.metrics import Metrics
 from service.oip.inference import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput, infer
+from service.oip.inputs import INPUT_DATATYPES
 from service.oip.models import (
     VERSION,
     describe_config,
@@ -147,15 +148,10 @@ def _infer_request(request: pb.ModelInferRequest, deadline: float | None) -> Inf
             raise too_many(name, "tensors", count, MAX_TENSORS)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
-        raise InvalidArgument(
-            "wrong number of items", "Send one item per input.",
-            field="raw_input_contents", actual=len(raw), limit=len(request.inputs),
-        )  # fmt: skip
+        problem = f"length {len(raw)}, but inputs has {len(request.inputs)}"
+        raise InvalidArgument(problem, "Send one item per input.", field="raw_input_contents")
     return InferRequest(
-        [
-            _input_tensor(tensor, f"inputs[{index}]", raw[index] if raw else None)
-            for index, tensor in enumerate(request.inputs)
-        ],
+        [_input_tensor(tensor, index, raw[index] if raw else None) for index, tensor in enumerate(request.inputs)],
         [
             RequestedOutput(f"outputs[{index}]", output.name, _parameters(output.parameters))
             for index, output in enumerate(request.outputs)
@@ -166,16 +162,29 @@ def _infer_request(request: pb.ModelInferRequest, deadline: float | None) -> Inf
     )
 
 
-def _input_tensor(tensor: Any, field: str, raw: bytes | None) -> InputTensor:
-    items = None
+def _input_tensor(tensor: Any, index: int, raw: bytes | None) -> InputTensor:
+    field, items = f"inputs[{index}]", None
+    elements = f"{field}.contents" if raw is None else f"raw_input_contents[{index}]"
     if raw is None:
-        # Another datatype is rejected later.
-        items = getattr(tensor.contents, CONTENTS.get(tensor.datatype, "bytes_contents"))
+        items = _items(tensor, elements)
     elif tensor.HasField("contents"):
         raise InvalidArgument(
             "set, but raw_input_contents is not empty", "Send one of them.", field=f"{field}.contents"
         )
-    return InputTensor(field, tensor.name, tensor.datatype, tensor.shape, _parameters(tensor.parameters), raw, items)
+    parameters = _parameters(tensor.parameters)
+    return InputTensor(field, tensor.name, tensor.datatype, tensor.shape, parameters, elements, raw, items)
+
+
+def _items(tensor: Any, field: str) -> Any:
+    """Return the elements; raises `InvalidArgument` if they are in the field of another datatype."""
+    name = CONTENTS.get(tensor.datatype, "bytes_contents")
+    if tensor.datatype in INPUT_DATATYPES.get(tensor.name, ()):  # another datatype is rejected later
+        for descriptor, _ in tensor.contents.ListFields():
+            if descriptor.name != name:
+                raise InvalidArgument(
+                    "wrong field", f"{tensor.datatype} uses {name}.", field=field, actual=descriptor.name
+                )
+    return getattr(tensor.contents, name)
 
 
 def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from fastapi.types import DecoratedCallable
 from starlette.exceptions import HTTPException
 
 from service.engine.engine import Engine
-from service.errors import Unavailable
+from service.errors import NotFound, Unavailable
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.oip import models as oip_models
 from service.oip.inference import infer
 from service.oip.models import (
+    VERSION,
     describe_config,
     describe_model,
     describe_repository,
@@ -55,6 +56,8 @@ PREFIX = f"{ROOT_PATH}/"
 MODEL_PATH = "/v2/models/{name:path}"
 VERSION_PATH = "/v2/models/{name:path}/versions/{version}"
 INFER = "/infer"
+READS = ("/ready", "/config", "/stats")
+VERSION_SUFFIX = f"/versions/{VERSION}"
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 LOAD_ERRORS = (401, 403, 501)
 NAME_PARAMETER = {
@@ -223,7 +226,24 @@ def add_model_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) 
             raise HTTPException(405, headers={"Allow": "POST"})
         return await json_response(request, describe_model(model_of(request, lifecycle).info))
 
+    @router.post(MODEL_PATH, include_in_schema=False)
+    async def unknown_path(request: Request) -> Response:
+        """Fail: of the paths under that of a model, `INFER` alone supports POST."""
+        name = request.path_params["name"]
+        if not name.endswith((*READS, VERSION_SUFFIX)):
+            check_path(name, lifecycle)
+        raise HTTPException(405, headers={"Allow": "GET"})
+
+
+def check_path(name: str, lifecycle: Lifecycle) -> None:
+    """Raise `NotFound` for the path of a served model with an unknown end; names of models may contain slashes."""
+    names = lifecycle.models.names
+    if name not in names and any(name.startswith(f"{served}/") for served in names):
+        known = ", ".join(suffix.removeprefix("/") for suffix in (INFER, *READS))
+        raise NotFound("Path not found", f"The paths under that of a model are {known} and versions/{VERSION}.")
+
 
 def model_of(request: Request, lifecycle: Lifecycle) -> Engine:
-    """Return the engine of the model in the path."""
+    """Return the engine of the model in the path. Raises `NotFound`, for a path under that of a model too."""
+    check_path(request.path_params["name"], lifecycle)
     return find_model(lifecycle.models, request.path_params["name"], request.path_params.get("version", ""))

@@ -7,7 +7,7 @@ import orjson
 from fastapi import Request, Response
 
 from service.engine.schema.encode import ModelInfo, Wire
-from service.errors import InvalidArgument, MalformedRequest, ServiceError
+from service.errors import InvalidArgument, MalformedRequest, ServiceError, json_type
 from service.limits import item_limits
 from service.oip.inference import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput
 from service.oip.models import VERSION
@@ -61,7 +61,7 @@ def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo]) -> Infer
 def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
     """Return the request, and for each output whether its elements are to follow the JSON as bytes."""
     parameters = body.parameters or {}
-    default = _flag(parameters, DEFAULT_PARAMETER, DEFAULT_PARAMETER, default=False)
+    default = _flag(parameters, DEFAULT_PARAMETER, f"parameters.{DEFAULT_PARAMETER}", default=False)
     outputs = [
         RequestedOutput(f"outputs[{index}]", output.name, output.parameters or {})
         for index, output in enumerate(body.outputs or ())
@@ -77,7 +77,7 @@ def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tup
 def _flag(parameters: Mapping[str, Any], name: str, field: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidArgument("wrong type", "Send true or false.", field=field)
+        raise InvalidArgument("wrong type", "Send true or false.", field=field, actual=json_type(value))
     return value
 
 
@@ -93,18 +93,17 @@ def _tensors(inputs: Sequence[InferInputBody], binary: bytes) -> list[InputTenso
         if (raw is None) == (item.data is None):
             problem = f"data and {SIZE_PARAMETER} are both {'missing' if raw is None else 'set'}"
             raise InvalidArgument(problem, "Send one of them.", field=field)
-        tensors.append(InputTensor(field, item.name, item.datatype, item.shape, parameters, raw, item.data))
+        elements = f"{field}.data" if raw is None else field
+        tensors.append(InputTensor(field, item.name, item.datatype, item.shape, parameters, elements, raw, item.data))
     if start != len(binary):
-        raise InvalidArgument(
-            "binary data is left over", f"Correct {SIZE_PARAMETER} or {LENGTH_HEADER}.",
-            field="inputs", actual=len(binary), limit=start, unit="bytes",
-        )  # fmt: skip
+        problem = f"{len(binary)} bytes of binary data, but the sum of {SIZE_PARAMETER} is {start}"
+        raise InvalidArgument(problem, f"Correct {SIZE_PARAMETER} or {LENGTH_HEADER}.", field="inputs")
     return tensors
 
 
 def _size(value: Any, field: str, limit: int) -> int:
     if type(value) is not int:  # bool is a subclass of int
-        raise InvalidArgument("wrong type", "Send an integer.", field=field)
+        raise InvalidArgument("wrong type", "Send an integer.", field=field, actual=json_type(value))
     if not 0 <= value <= limit:
         problem, bound = ("negative", 0) if value < 0 else ("over the size of the binary data", limit)
         raise InvalidArgument(problem, "Send the size of the tensor.", field=field, actual=value, limit=bound)

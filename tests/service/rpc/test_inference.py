@@ -104,7 +104,7 @@ async def test_stream_keeps_the_order_and_survives_errors(inference: GRPCInferen
             assert grpc_outputs(response.infer_response)["pooled"].shape == (1 + index % 3, 384)
             assert response.infer_response.parameters["triton_final_response"].bool_param
     assert responses[3].error_message == f'model_name: not found. This server serves "{MODEL}".'
-    assert responses[5].error_message.startswith("inputs[0]: size of the binary data differs")
+    assert responses[5].error_message.startswith("raw_input_contents[0]: 3 elements, but the shape has 9.")
 
 
 async def test_malformed_message_of_a_stream_is_its_own_error(channel: grpc.aio.Channel) -> None:

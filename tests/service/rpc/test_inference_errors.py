@@ -47,6 +47,12 @@ def set_parameter(name: str, **value: Any) -> Callable[[pb.ModelInferRequest], A
     return change
 
 
+def move_ids(request: pb.ModelInferRequest) -> None:
+    contents = request.inputs[0].contents
+    contents.int_contents.extend(contents.int64_contents)
+    contents.ClearField("int64_contents")
+
+
 IDS_TENSORS = token_ids([IDS, IDS[:1]])
 INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "unknown model": (changed(lambda r: setattr(r, "model_name", "x")), "model_name: not found."),
@@ -63,24 +69,28 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "typed datatype": (
         changed(lambda r: setattr(r.inputs[0], "datatype", "FP32"), raw=False), "inputs[0].datatype: not supported"
     ),
+    "ids in another field": (
+        changed(move_ids, token_ids([IDS])[0], raw=False),
+        "inputs[0].contents: wrong field (int_contents). INT64 uses int64_contents.",
+    ),
     "negative axis": (changed(set_shape(-1)), "inputs[0].shape[0]: negative (-1, limit 0)"),
     "huge axis": (changed(set_shape(2**40)), "inputs[0].shape[0]: too many items (1099511627776, limit 256)."),
     "overflowing axes": (changed(set_shape(2**62, 2**62), *IDS_TENSORS), "inputs[0].shape[0]: too many items"),
-    "no axes": (changed(set_shape()), "inputs[0].shape: wrong number of axes (0, limit 1)"),
-    "many axes": (changed(set_shape(*[1] * 1000)), "inputs[0].shape: wrong number of axes (1000, limit 1)."),
-    "two columns": (changed(set_shape(1, 2)), "inputs[0].shape[1]: too many items (2, limit 1)"),
-    "wrong product": (changed(set_shape(2)), "inputs[0]: size of the binary data"),
-    "typed product": (changed(set_shape(2), raw=False), "inputs[0].data: number of elements"),
-    "wrong ids": (changed(set_raw(b"1234567"), *IDS_TENSORS), "inputs[0]: size of the binary data"),
+    "no axes": (changed(set_shape()), "inputs[0].shape: wrong number of axes (0). Use [N] or [N, 1]."),
+    "many axes": (changed(set_shape(*[1] * 1000)), "inputs[0].shape: wrong number of axes (1000)."),
+    "two columns": (changed(set_shape(1, 2)), "inputs[0].shape[1]: not 1 (2)."),
+    "wrong product": (changed(set_shape(2)), "raw_input_contents[0]: 1 element, but the shape has 2"),
+    "typed product": (changed(set_shape(2), raw=False), "inputs[0].contents: 1 element, but the shape has 2."),
+    "wrong ids": (changed(set_raw(b"1234567"), *IDS_TENSORS), "raw_input_contents[0]: 7 bytes of binary data, but"),
     "empty strings": (
         grpc_request(MODEL, [text(*[""] * 10**6)]), "inputs[0].shape[0]: too many items"
     ),
-    "length over the end": (changed(set_raw(b"\xff\xff\xff\xffab")), "inputs[0]: size of the binary data"),
+    "length over the end": (changed(set_raw(b"\xff\xff\xff\xffab")), "raw_input_contents[0]: 6 bytes of binary data"),
     "not UTF-8": (changed(set_raw(b"\x01\0\0\0\xff")), "text[0]: not UTF-8 (byte 0)"),
     "blank text": (grpc_request(MODEL, [text(GOLDEN, " ")]), "text[1]: empty or blank"),
     "long text": (grpc_request(MODEL, [text("word " * 300)]), "text[0]: too long (302 tokens, limit 256)."),
-    "too many raw": (changed(lambda r: r.raw_input_contents.append(b"")), "raw_input_contents: wrong number of items"),
-    "too few raw": (changed(lambda r: r.raw_input_contents.pop(), *IDS_TENSORS), "raw_input_contents: wrong number"),
+    "too many raw": (changed(lambda r: r.raw_input_contents.append(b"")), "raw_input_contents: length 2, but"),
+    "too few raw": (changed(lambda r: r.raw_input_contents.pop(), *IDS_TENSORS), "raw_input_contents: length 1, but"),
     "both forms": (
         changed(lambda r: r.inputs[0].contents.bytes_contents.append(b"a")), "inputs[0].contents: set, but"
     ),
@@ -104,26 +114,26 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
         grpc_request(MODEL, [IDS_TENSORS[0], Tensor("attention_mask", "INT64", [3, 2], [1] * 6)]),
         "inputs[1].shape: differs from the shape of input_ids",
     ),
-    "id": (grpc_request(MODEL, [token_ids([[30522]])[0]]), "input_ids[0].token_ids: id outside"),
-    "negative id": (grpc_request(MODEL, [token_ids([[-1]])[0]]), "input_ids[0].token_ids: id outside"),
+    "id": (grpc_request(MODEL, [token_ids([[30522]])[0]]), "input_ids[0]: id outside"),
+    "negative id": (grpc_request(MODEL, [token_ids([[-1]])[0]]), "input_ids[0]: id outside"),
     "unknown output": (grpc_request(MODEL, [text("a")], outputs=["x"]), "outputs[0].name: unknown output."),
     "repeated output": (
         grpc_request(MODEL, [text("a")], outputs=["pooled"] * 2), "outputs[1].name: selected twice"
     ),
     "many outputs": (grpc_request(MODEL, [text("a")], outputs=["x"] * 9), "outputs: too many items"),
-    "NaN": (changed(set_parameter("dimensions", double_param=float("nan"))), "dimensions: wrong type."),
-    "no value": (changed(set_parameter("dimensions")), "dimensions: wrong type."),
-    "number as text": (changed(set_parameter("dimensions", string_param="8")), "dimensions: wrong type."),
-    "boolean as number": (changed(set_parameter("dimensions", bool_param=True)), "dimensions: wrong type."),
+    "NaN": (changed(set_parameter("dimensions", double_param=float("nan"))), "parameters.dimensions: wrong type (num"),
+    "no value": (changed(set_parameter("dimensions")), "parameters.dimensions: wrong type (null)."),
+    "number as text": (changed(set_parameter("dimensions", string_param="8")), "parameters.dimensions: wrong type (s"),
+    "boolean as number": (changed(set_parameter("dimensions", bool_param=True)), "parameters.dimensions: wrong type ("),
     "dimensions": (
-        changed(set_parameter("dimensions", int64_param=2**62)), "dimensions: out of range"
+        changed(set_parameter("dimensions", int64_param=2**62)), "parameters.dimensions: out of range"
     ),
     "unknown parameter": (changed(set_parameter("x y", bool_param=True)), "parameters.(another name): unknown"),
-    "negative timeout": (changed(set_parameter("timeout", int64_param=-1)), "timeout: negative"),
-    "sequence": (changed(set_parameter("sequence_id", int64_param=5)), "sequence_id: sequences"),
-    "truncation": (changed(set_parameter("truncation", string_param="x")), "truncation: unknown value."),
-    "prompt": (changed(set_parameter("prompt_name", string_param="x")), "prompt_name: not found."),
-    "kind": (changed(set_parameter("kind", string_param="norm")), 'kind: set, but "attention" is missing'),
+    "negative timeout": (changed(set_parameter("timeout", int64_param=-1)), "parameters.timeout: negative"),
+    "sequence": (changed(set_parameter("sequence_id", int64_param=5)), "parameters.sequence_id: sequences"),
+    "truncation": (changed(set_parameter("truncation", string_param="x")), "parameters.truncation: unknown value."),
+    "prompt": (changed(set_parameter("prompt_name", string_param="x")), "parameters.prompt_name: not found."),
+    "kind": (changed(set_parameter("kind", string_param="norm")), 'parameters.kind: set, but "attention" is missing'),
 }  # fmt: skip
 
 CODES = {

@@ -51,7 +51,7 @@ INVALID: dict[str, tuple[Any, str]] = {
     "float in the shape": (body(TENSOR | {"shape": [1.0]}), "inputs[0].shape[0]: wrong type (number)."),
     "boolean in the shape": (body(TENSOR | {"shape": [True]}), "inputs[0].shape[0]: wrong type (boolean)."),
     "number as shape": (body(TENSOR | {"shape": 1}), "inputs[0].shape: wrong type (number)."),
-    "no axes": (body(TENSOR | {"shape": []}), "inputs[0].shape: wrong number of axes (0, limit 1)."),
+    "no axes": (body(TENSOR | {"shape": []}), "inputs[0].shape: wrong number of axes (0). Use [N] or [N, 1]."),
     "many axes": (body(TENSOR | {"shape": [1] * 9}), "inputs[0].shape: too many items (9, limit 8)."),
     "negative axis": (body(TENSOR | {"shape": [-1]}), "inputs[0].shape[0]: negative (-1, limit 0)."),
     "empty axis": (body(TENSOR | {"shape": [0], "data": []}), "inputs[0].shape[0]: empty."),
@@ -59,16 +59,17 @@ INVALID: dict[str, tuple[Any, str]] = {
     "axis over int64": (body(TENSOR | {"shape": [2**63]}), "inputs[0].shape[0]: too many items"),
     "axis over uint64": (body(TENSOR | {"shape": [2**70]}), "inputs[0].shape[0]: out of range."),
     "overflowing product": (body(IDS_TENSOR | {"shape": [2**62, 2**62]}), "inputs[0].shape[0]: too many items"),
-    "wrong product": (body(TENSOR | {"shape": [2]}), "inputs[0].data: number of elements differs"),
-    "two columns": (body(TENSOR | {"shape": [1, 2]}), "inputs[0].shape[1]: too many items (2, limit 1)."),
-    "ragged rows": (body(IDS_TENSOR | {"shape": [2, 2], "data": [[1, 2], [3]]}), "inputs[0].data[1]: number"),
-    "number as text": (body(TENSOR | {"data": [1]}), "inputs[0].data: wrong type of an element. Send strings."),
-    "null as text": (body(TENSOR | {"data": [None]}), "inputs[0].data: wrong type of an element."),
-    "string as data": (body(TENSOR | {"data": "a"}), "inputs[0].data: wrong type. Send an array."),
-    "object as data": (body(TENSOR | {"data": {"a": 1}}), "inputs[0].data: wrong type."),
-    "string as id": (body(IDS_TENSOR | {"data": ["1", 2]}), "inputs[0].data: wrong type of an element. Send integers."),
-    "float as id": (body(IDS_TENSOR | {"data": [1.5, 2]}), "inputs[0].data: wrong type of an element."),
-    "id outside of the vocabulary": (body(IDS_TENSOR | {"data": [1, 10**6]}), "input_ids[0].token_ids: id outside"),
+    "wrong product": (body(TENSOR | {"shape": [2]}), "inputs[0].data: 1 element, but the shape has 2. Correct"),
+    "two columns": (body(TENSOR | {"shape": [1, 2]}), "inputs[0].shape[1]: not 1 (2). Use [N] or [N, 1]."),
+    "one axis of ids": (body(IDS_TENSOR | {"shape": [2]}), "inputs[0].shape: wrong number of axes (1). Use [N, T]."),
+    "ragged rows": (body(IDS_TENSOR | {"shape": [2, 2], "data": [[1, 2], [3]]}), "inputs[0].data[1]: 1 element, but"),
+    "number as text": (body(TENSOR | {"data": [1]}), "inputs[0].data: wrong type of an element (number). Send"),
+    "null as text": (body(TENSOR | {"data": [None]}), "inputs[0].data: wrong type of an element (null)."),
+    "string as data": (body(TENSOR | {"data": "a"}), "inputs[0].data: wrong type (string). Send an array."),
+    "object as data": (body(TENSOR | {"data": {"a": 1}}), "inputs[0].data: wrong type (object)."),
+    "string as id": (body(IDS_TENSOR | {"data": ["1", 2]}), "inputs[0].data: wrong type of an element (string)."),
+    "float as id": (body(IDS_TENSOR | {"data": [1.5, 2]}), "inputs[0].data: wrong type of an element (number)."),
+    "id outside of the vocabulary": (body(IDS_TENSOR | {"data": [1, 10**6]}), "input_ids[0]: id outside"),
     "blank text": (body(TENSOR | {"data": ["  "]}), "text[0]: empty or blank."),
     "mask alone": (body(MASK), "inputs: text and input_ids are both missing."),
     "mask with text": (body(TENSOR, MASK), "inputs[1]: attention_mask without input_ids."),
@@ -78,23 +79,29 @@ INVALID: dict[str, tuple[Any, str]] = {
     "boolean mask as INT64": (body(IDS_TENSOR, MASK | {"data": [True, True]}), "inputs[1].data: wrong type of an elem"),
     "parameters of a wrong type": (body(parameters=[]), "parameters: wrong type (array). Send an object."),
     "id of a wrong type": (body(id=7), "id: wrong type (number). Send a string."),
-    "unknown parameter": (with_parameters(temperature=1), "parameters.temperature: unknown parameter."),
+    "unknown parameter": (with_parameters(temperature=1), (
+        "parameters.temperature: unknown parameter. Use binary_data_output, dimensions, head_reduce, kind, layers, "
+        "normalize, pooling, priority, prompt_name, timeout, triton_enable_empty_final_response, truncation, or leave"
+    )),
+    "similar parameter": (
+        with_parameters(dimension=8), 'parameters.dimension: unknown parameter. Did you mean "dimensions"? Use binary_'
+    ),
     "another name": (with_parameters(**{"a b\n": 1}), "parameters.(another name): unknown parameter."),
-    "null parameter": (with_parameters(dimensions=None), "dimensions: wrong type. Send an integer."),
-    "float parameter": (with_parameters(dimensions=8.0), "dimensions: wrong type. Send an integer."),
-    "boolean parameter": (with_parameters(dimensions=True), "dimensions: wrong type. Send an integer."),
-    "nested parameter": (with_parameters(normalize={"a": 1}), "normalize: wrong type. Send true or false."),
-    "string parameter": (with_parameters(truncation="middle"), 'truncation: unknown value. Use "error", "right" or'),
-    "large dimensions": (with_parameters(dimensions=2**62), "dimensions: out of range"),
-    "negative timeout": (with_parameters(timeout=-1), "timeout: negative (-1, limit 0)."),
-    "kind alone": (with_parameters(kind="probs"), 'kind: set, but "attention" is missing from outputs.'),
-    "binary_data_output": (with_parameters(binary_data_output=1), "binary_data_output: wrong type."),
-    "unknown prompt": (with_parameters(prompt_name="x"), "prompt_name: not found."),
+    "null parameter": (with_parameters(dimensions=None), "parameters.dimensions: wrong type (null). Send an integer."),
+    "float parameter": (with_parameters(dimensions=8.0), "parameters.dimensions: wrong type (number). Send an"),
+    "boolean parameter": (with_parameters(dimensions=True), "parameters.dimensions: wrong type (boolean)."),
+    "nested parameter": (with_parameters(normalize={"a": 1}), "parameters.normalize: wrong type (object). Send true"),
+    "string parameter": (with_parameters(truncation="middle"), 'parameters.truncation: unknown value. Use "error",'),
+    "large dimensions": (with_parameters(dimensions=2**62), "parameters.dimensions: out of range"),
+    "negative timeout": (with_parameters(timeout=-1), "parameters.timeout: negative (-1, limit 0)."),
+    "kind alone": (with_parameters(kind="probs"), 'parameters.kind: set, but "attention" is missing from outputs.'),
+    "binary_data_output": (with_parameters(binary_data_output=1), "parameters.binary_data_output: wrong type (num"),
+    "unknown prompt": (with_parameters(prompt_name="x"), "parameters.prompt_name: not found."),
     "unknown output": (body(outputs=[{"name": "logits"}]), "outputs[0].name: unknown output."),
     "repeated output": (body(outputs=[{"name": "pooled"}] * 2), "outputs[1].name: selected twice."),
     "binary_data": (
         body(outputs=[{"name": "pooled", "parameters": {"binary_data": "yes"}}]),
-        "outputs[0].parameters.binary_data: wrong type. Send true or false.",
+        "outputs[0].parameters.binary_data: wrong type (string). Send true or false.",
     ),
     "unknown parameter of an output": (
         body(outputs=[{"name": "pooled", "parameters": {"x": 1}}]), "outputs[0].parameters.x: unknown parameter."
@@ -104,17 +111,23 @@ INVALID: dict[str, tuple[Any, str]] = {
     ),
     "normalize without pooled": (
         body(outputs=[{"name": "tokens"}], parameters={"normalize": True}),
-        'normalize: set, but "pooled" is missing from outputs.',
+        'parameters.normalize: set, but "pooled" is missing from outputs.',
+    ),
+    "dimensions without pooled": (
+        body(outputs=[{"name": "token_counts"}], parameters={"dimensions": 8}),
+        'parameters.dimensions: set, but "pooled" is missing from outputs. Add it or leave dimensions out.',
     ),
     "prompt with attention": (
-        body(outputs=[{"name": "attention"}], parameters={"prompt_name": "x"}), "prompt_name: set, but"
+        body(outputs=[{"name": "attention"}], parameters={"prompt_name": "x"}), "parameters.prompt_name: set, but"
     ),
     **{
-        f"layers {layers}": (body(outputs=[{"name": "attention"}], parameters={"layers": layers}), message)
+        f"layers {layers}": (
+            body(outputs=[{"name": "attention"}], parameters={"layers": layers}), f"parameters.layers{message}"
+        )
         for layers, message in (
-            ("", "layers: not a list of layers."), ("1,,2", "layers: not a list"), ("x", "layers: not a list"),
-            ("1,1", "layers: contains the same layer twice."), ("0", "layers[0]: out of range"),
-            ("1," * 6 + "1", "layers: too many items (7, limit 6)."), ("9" * 100, "layers: not a list"),
+            ("", ": not a list of layers."), ("1,,2", ": not a list"), ("x", ": not a list"),
+            ("1,1", ": contains the same layer twice."), ("0", "[0]: out of range"),
+            ("1," * 6 + "1", ": too many items (7, limit 6)."), ("9" * 100, ": not a list"),
         )
     },
 }  # fmt: skip
@@ -165,7 +178,7 @@ def test_wrong_length_of_the_json(rest: httpx.Client) -> None:
         check(rest.post(INFER, content=content, headers={**headers, LENGTH_HEADER: str(length)}), 400, message)
     for changed, message in (
         (content[:-1], "inputs[0].parameters.binary_data_size: over the size of the binary data (20, limit 19)."),
-        (content + b"a", "inputs: binary data is left over (21 bytes, limit 20)."),
+        (content + b"a", "inputs: 21 bytes of binary data, but the sum of binary_data_size is 20."),
     ):
         check(rest.post(INFER, content=changed, headers=headers), 400, message)
 
@@ -180,17 +193,21 @@ def test_invalid_binary_data_size(rest: httpx.Client, size: Any, message: str) -
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": size}}
     document = json.dumps(body(tensor)).encode()
     response = rest.post(INFER, content=document + raw, headers={LENGTH_HEADER: str(len(document))})
-    field = "inputs: binary data is left over" if size == 19 else f"inputs[0].parameters.binary_data_size: {message}"
+    field = (
+        "inputs: 20 bytes of binary data, but the sum"
+        if size == 19
+        else f"inputs[0].parameters.binary_data_size: {message}"
+    )
     check(response, 400, field)
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"\xff\xff\xff\xffabc", "inputs[0]: size of the binary data differs from shape (7 bytes, limit 4294967299)."),
+        (b"\xff\xff\xff\xffabc", "inputs[0]: 7 bytes of binary data, but element 0 ends after 4294967299."),
         (b"\x01\0\0\0\xff", "text[0]: not UTF-8 (byte 0)."),
         (b"\x03\0\0\0\xed\xa0\x80", "text[0]: not UTF-8 (byte 0)."),
-        (b"\0\0\0\0", "text[0]: empty or blank."), (bytes(4 * 500_000), "inputs[0]: size of the binary data differs"),
+        (b"\0\0\0\0", "text[0]: empty or blank."), (bytes(4 * 500_000), "inputs[0]: 2000000 bytes of binary data, but"),
     ],
 )  # fmt: skip
 def test_invalid_bytes(rest: httpx.Client, raw: bytes, message: str) -> None:
@@ -248,6 +265,17 @@ def test_unknown_models_are_not_found(rest: httpx.Client) -> None:
             assert response.status_code == 404
             assert response.json().keys() == {"error"}
             assert len(response.content) <= 1024
+
+
+def test_unknown_paths_of_models(rest: httpx.Client) -> None:
+    model = "/v2/models/all-MiniLM-L6-v2"
+    message = "Path not found. The paths under that of a model are infer, ready, config, stats and versions/1."
+    for method, suffix in (("GET", "/stat"), ("POST", "/infr"), ("GET", "/versions/1/stat"), ("POST", "/x/infer"),
+                           ("POST", "/versions/1/infr"), ("GET", "/x/ready")):  # fmt: skip
+        check(rest.request(method, model + suffix, json=body() if method == "POST" else None), 404, message)
+    for suffix in ("", "/versions/1", "/stats"):
+        check(rest.post(model + suffix, json=body()), 405, "Method not allowed")
+    assert rest.post("/v2/models/stats").headers["allow"] == "GET, HEAD, OPTIONS"
 
 
 def test_lone_surrogate_cannot_be_sent_as_bytes(rest: httpx.Client) -> None:
