@@ -21,13 +21,15 @@ class Lines(logging.Handler):
         self.lines.append(json.loads(JsonFormatter().format(record)))
 
 
-def check_access_log(lines: list[dict[str, Any]], codes: dict[str, str]) -> None:
+def check_access_log(lines: list[dict[str, Any]], codes: dict[str, str], model: str) -> None:
     """Check that each request has one line, which has nothing that a client could have written but the request ID."""
     requests = [line for line in lines if line["endpoint"] != "/v1/model"]
     assert {line["request_id"]: line["status"] for line in requests} == codes
     assert len(requests) == len(codes)
     for line in requests:
-        assert set(line) - {"reason"} == LINE_FIELDS
+        assert set(line) - {"reason", "model"} == LINE_FIELDS
+        assert line.get("model") in (None, model)
+        assert "model" in line or line["status"] not in ("200", "OK")
         assert line["endpoint"].removeprefix("/v1/").removeprefix("/attendant.v1.EncoderService/").isalpha()
         assert line.get("reason") in (None, *get_args(Reason))
         assert (line["status"] in ("200", "OK")) == ("reason" not in line)

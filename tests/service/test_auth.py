@@ -18,7 +18,10 @@ from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
 
 KEY = "correct-horse"
-PUBLIC = ("/livez", "/readyz", "/healthz", "/health", "/ping", "/docs", "/openapi.json", "/", "/page/style.css")
+PUBLIC = (
+    "/livez", "/readyz", "/healthz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/docs",
+    "/openapi.json", "/", "/page/style.css",
+)  # fmt: skip
 INVALID = {
     "none": None,
     "empty": b"",

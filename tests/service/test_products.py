@@ -96,7 +96,7 @@ def clients(request: pytest.FixtureRequest, access_log: Lines) -> Iterator[Clien
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
             opened = Clients(service, rest, stub, facts, tolerance)
             yield opened
-    check_access_log(access_log.lines, opened.codes)
+    check_access_log(access_log.lines, opened.codes, facts.name)
 
 
 @settings(

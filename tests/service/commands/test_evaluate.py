@@ -48,7 +48,8 @@ def test_example_of_the_documentation_prints_its_output(run: Run, default_artifa
     directory, *options = command.replace("\\\n", "").split()
     assert ROOT / directory == default_artifact
     status, out, err = run(default_artifact, *options)
-    assert (status, err) == (0, "")
+    problems = [line for line in err.splitlines() if "encoded" not in line]  # a slow machine prints progress
+    assert (status, problems) == (0, [])
     assert out.splitlines()[1:] == OUTPUT.splitlines()[1:]
     assert out.startswith("model      all-MiniLM-L6-v2, float32 (")
 
