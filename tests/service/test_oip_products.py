@@ -30,9 +30,10 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 LAYERS = 6
 STATUS = {422: 400, 404: 400}
 """The status of this protocol for a status of the native API, if they differ."""
-GRPC_STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 400, "UNIMPLEMENTED": 501}
+GRPC_STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 400, "RESOURCE_EXHAUSTED": 413, "UNIMPLEMENTED": 501}
 """The HTTP status of a gRPC status."""
 ENCODE_OPTIONS = ("normalize", "dimensions", "prompt_name", "pooling")
+POOLED_OPTIONS = ("normalize", "dimensions", "pooling")
 ATTEND_OPTIONS = ("kind", "head_reduce", "layers")
 Body = dict[str, Any]
 
@@ -208,7 +209,11 @@ def check_error(client: Client, result: Result, inputs: Any, outputs: list[str],
     """Check that the request is invalid for this protocol, or that the native API has an error of the same status."""
     names = outputs or ["pooled"]
     encodes = bool({"pooled", "tokens"} & set(names)) or "attention" not in names
-    unused = (*(() if "attention" in names else ATTEND_OPTIONS), *(() if encodes else ENCODE_OPTIONS))
+    unused = (
+        *(() if "attention" in names else ATTEND_OPTIONS),
+        *(() if "pooled" in names else POOLED_OPTIONS),
+        *(() if encodes else ("prompt_name",)),
+    )
     if any(name in fields for name in unused):
         expected = {400}
     else:
