@@ -25,7 +25,7 @@ class DataFileRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """How a model was trained. `initial_model` and `teacher` are None if there was none."""
+    """How a model was trained. `initial_model` and `teacher` are None for a training without them."""
 
     objective: str
     initial_model: str | None

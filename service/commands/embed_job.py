@@ -1,4 +1,4 @@
-"""What `attendant embed` writes: its input, its output and its options."""
+"""The job of `attendant embed`: its input file, its output file and the options of both."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -81,7 +81,7 @@ def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Seq
 
 
 def describe_repository(models: Models) -> list[Description]:
-    """Return the names and aliases of the served models, all of which are ready."""
+    """Return the names and aliases of the served models. A served model is always ready."""
     return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in models.names]
 
 

@@ -97,8 +97,8 @@ class OipModelBody(BaseModel):
     name: str = Field(description="Name of the served model.")
     versions: list[str] = Field(description='Always `["1"]`.')
     platform: str = Field(description="Software that runs the model.")
-    inputs: list[OipTensorBody] = Field(description="Inputs, of which a request has some.")
-    outputs: list[OipTensorBody] = Field(description="Outputs, of which a request selects some.")
+    inputs: list[OipTensorBody] = Field(description="Inputs that a request may have.")
+    outputs: list[OipTensorBody] = Field(description="Outputs that a request may select.")
 
 
 class OipConfigInputBody(BaseModel):
