@@ -13,7 +13,7 @@ from model.artifact import Artifact
 from tests.conftest import start_server, stop_server
 from tests.image.conftest import HARDENED, container, run_pytest
 from tests.image.docker_host import Daemon
-from tests.model.conftest import train_wordpiece
+from tests.model.conftest import build_wordpiece
 
 pytestmark = pytest.mark.image
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -119,7 +119,7 @@ def test_exporter_image_exports_a_model_that_the_server_image_serves(
     config = transformers.BertConfig(vocab_size=211, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
                                      intermediate_size=37, max_position_embeddings=41)  # fmt: skip
     transformers.BertModel(config).save_pretrained(published)
-    train_wordpiece().save(str(published / "tokenizer.json"))
+    build_wordpiece().save(str(published / "tokenizer.json"))
     artifacts.mkdir()
     for folder in (tmp_path, *tmp_path.rglob("*")):
         folder.chmod(0o755)

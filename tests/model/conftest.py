@@ -1,7 +1,9 @@
-"""Tiny published models of every family with random weights and trained tokenizers, generated without downloads."""
+"""Tiny published models of every family with random weights, generated without downloads and equal in every run."""
 
+import math
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,44 @@ WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
 Publish = Callable[[str], Path]
 
 
-def train_wordpiece() -> tokenizers.Tokenizer:
-    """Train a tokenizer like BERT's, with the truncation and padding settings that sentence-transformers saves."""
+def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
+    """Return the counts of all characters of `SENTENCES`, and of pieces of their words up to six characters.
+
+    `continuation` precedes a piece that does not start a word. The vocabularies come from these counts because the
+    trainers of tokenizers order equal counts at random, and then every run tests another model.
+    """
+    pieces: Counter[str] = Counter()
+    for sentence in SENTENCES:
+        text = sentence if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(sentence)
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            starts = range(len(word))
+            pieces.update(
+                (continuation if start else "") + word[start:stop]
+                for start in starts
+                for stop in range(start + 1, min(start + 7, len(word) + 1))
+            )
+    return pieces
+
+
+def select_pieces(counts: Counter[str], characters: Iterable[str], size: int) -> list[str]:
+    """Return all characters, then the most frequent longer pieces, in an order that is the same in every run."""
+    required = sorted(characters)
+    frequent = sorted(counts.keys() - required, key=lambda piece: (-counts[piece] * len(piece), piece))
+    return [*required, *frequent][:size]
+
+
+def build_wordpiece() -> tokenizers.Tokenizer:
+    """Return a tokenizer like BERT's, with the truncation and padding settings that sentence-transformers saves."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=211, special_tokens=special, show_progress=False)
-    )
+    counts = count_pieces(tokenizer, "##")
+    alphabet = {piece.removeprefix("##") for piece in counts if len(piece.removeprefix("##")) == 1}
+    characters = {prefix + character for character in alphabet for prefix in ("", "##")}
+    vocabulary = [*special, *select_pieces(counts, characters, 211 - len(special))]
+    tokenizer.model = models.WordPiece({piece: index for index, piece in enumerate(vocabulary)}, unk_token="[UNK]")
+    tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
@@ -70,18 +101,17 @@ def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def train_metaspace() -> tokenizers.Tokenizer:
-    """Train a unigram tokenizer like that of XLM-R and CamemBERT."""
+def build_metaspace() -> tokenizers.Tokenizer:
+    """Return a unigram tokenizer like that of XLM-R and CamemBERT."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=151,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    counts = count_pieces(tokenizer, "")
+    selected = select_pieces(counts, {piece for piece in counts if len(piece) == 1}, 151 - len(special))
+    scores = [(piece, math.log(counts[piece] / counts.total())) for piece in selected]
+    tokenizer.model = models.Unigram([*((piece, 0.0) for piece in special), *scores], special.index("<unk>"))
+    tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
@@ -94,13 +124,13 @@ def train_metaspace() -> tokenizers.Tokenizer:
 @pytest.fixture(scope="session")
 def definitions() -> dict[str, bytes]:
     """Return the tokenizer.json of each kind."""
-    trained = {
-        "wordpiece": train_wordpiece(),
+    tokenizer_by_kind = {
+        "wordpiece": build_wordpiece(),
         "bytelevel": train_bytelevel(),
         "untrimmed": train_bytelevel(trim_offsets=False),
-        "metaspace": train_metaspace(),
+        "metaspace": build_metaspace(),
     }
-    return {name: tokenizer.to_str().encode() for name, tokenizer in trained.items()}
+    return {name: tokenizer.to_str().encode() for name, tokenizer in tokenizer_by_kind.items()}
 
 
 @pytest.fixture(scope="session")

@@ -100,9 +100,9 @@ def test_token_across_end_of_prompt_belongs_to_text(tokenizer_by_kind: dict[str,
         assert (first, last) == (1, len(alone) - 1)
         assert tokens.input_ids[:last] == alone[:last]
         assert tokens.offsets[last][0] == 0
-    tokens = encode_one(tokenizer_by_kind["wordpiece"], "lamps", prompt="a")
-    assert tokenizer_by_kind["wordpiece"].token_texts(tokens)[1:3] == ["l", "a"]
-    assert (tokens.prompt_range, tokens.offsets[1]) == ((1, 1), (0, 1))
+    tokens = encode_one(tokenizer_by_kind["wordpiece"], "er bank", prompt="riv")
+    assert tokenizer_by_kind["wordpiece"].token_texts(tokens)[1:3] == ["er", "bank"]
+    assert (tokens.prompt_range, tokens.offsets[1]) == ((1, 1), (0, 2))
 
 
 def test_prompt_tokens_look_like_special_tokens(tokenizer: Tokenizer) -> None:
@@ -137,7 +137,7 @@ def test_prompt_is_prepended_to_first_text_of_pair(tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("side", get_args(Side))
-@pytest.mark.parametrize("pair", [None, "", "at the river bank"])
+@pytest.mark.parametrize("pair", [None, "", "the river bank"])
 def test_truncation_keeps_prompt(tokenizer: Tokenizer, side: Side, pair: str | None) -> None:
     tokens = encode_one(tokenizer, "seven small boats wait", pair, prompt="find: ")
     prompt = tokens.input_ids[: tokens.prompt_range[1]]

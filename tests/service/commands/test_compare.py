@@ -1,7 +1,9 @@
 """The command `attendant compare`: figures, thresholds, output and errors."""
 
 import asyncio
+import itertools
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,6 @@ from scipy.stats import spearmanr
 
 from model.artifact import WEIGHTS
 from model.export import Variants, export
-from model.sample_texts import sample_sentences
 from service.__main__ import main
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
@@ -22,7 +23,30 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeResponse
 from tests.service.conftest import encode, open_harness
 
-SENTENCES = sample_sentences(60)
+SUBJECTS = ("The river bank", "A small dog", "Her brother", "The old bank in town", "Nobody at the mill", "It")
+VERBS = ("lost the key to", "slowly moved toward", "never paid for", "was painted beside", "remembered", "grew under")
+OBJECTS = (
+    "the bridge",
+    "seven gray boats",
+    "a loan of 300 dollars",
+    "the long winter",
+    "an empty house",
+    "bread and salt",
+)
+
+
+def make_sentences(count: int) -> list[str]:
+    """Return sentences of one to five clauses, the same on every machine: ranks must not depend on it.
+
+    Their first clauses are distinct, because a tiny model truncates.
+    """
+    choose = random.Random(4)
+    clauses = [" ".join(words) for words in itertools.product(SUBJECTS, VERBS, OBJECTS)]
+    firsts = choose.sample(clauses, count)
+    return [", and ".join([first, *choose.choices(clauses, k=index % 5)]) + "." for index, first in enumerate(firsts)]
+
+
+SENTENCES = make_sentences(60)
 SECRET = "the password is swordfish"
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,7 +105,10 @@ def vectors_of(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.fl
 
 
 def neighbors_of(similarities: NDArray[np.float64], k: int) -> list[list[int]]:
-    """Return the indices of the k largest values of each row."""
+    """Return the indices of the k largest values of each row, which must not be near ties."""
+    ordered = -np.sort(-similarities, axis=1)
+    gaps = np.minimum(ordered[:, 0] - ordered[:, 1], ordered[:, k - 1] - ordered[:, k])
+    assert gaps.min() > 1e-5, "rounding decides which neighbors are nearest: use other sentences"
     indices: list[list[int]] = np.argsort(-similarities, axis=1)[:, :k].tolist()
     return indices
 
