@@ -4,8 +4,11 @@ import argparse
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import NoReturn
 
+EX_USAGE = 2
+"""Exit status for wrong usage, as argparse sets it."""
 EX_DATAERR = 65
 """Exit status for unusable texts, as in sysexits.h."""
 EX_UNAVAILABLE = 69
@@ -45,10 +48,26 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def add_source_options(self) -> None:
+        """Add the options that select a model, in this process or on a server."""
+        add = self.add_argument
+        add(
+            "--model",
+            metavar="NAME",
+            help="name or alias in ATTENDANT_MODELS or on the server (default: the first model)",
+        )
+        add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
+        add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+
+    def check_source_options(self, options: argparse.Namespace) -> None:
+        """Exit with an error if options of a server are set without one."""
+        if options.api_key_file is not None and options.server is None:
+            self.error("--api-key-file: set without --server. Remove it")
+
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with status 2."""
+        """Print the message and exit with status `EX_USAGE`."""
         text = message.removeprefix("argument ").rstrip(".")
-        self.exit(2, f"{self.prog}: {text}. See: {self.prog} --help\n")
+        self.exit(EX_USAGE, f"{self.prog}: {text}. See: {self.prog} --help\n")
 
 
 def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:

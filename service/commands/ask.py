@@ -45,8 +45,7 @@ def run(arguments: list[str]) -> int:
     """Print the analysis and return the exit status. Raises `ConfigError` or `ArtifactError`."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.api_key_file is not None and options.server is None:
-        parser.error("--api-key-file: set without --server. Remove it")
+    parser.check_source_options(options)
     try:
         view = _import_view()
         among, note = _read_texts(options)
@@ -60,9 +59,9 @@ def run(arguments: list[str]) -> int:
 async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[str, str]], note: str) -> None:
     opened: AbstractAsyncContextManager[Analyzer]
     if options.server is None:
-        opened = open_engine_analyzer(load_settings())
+        opened = open_engine_analyzer(load_settings(), options.model)
     else:
-        opened = open_server_analyzer(options.server, read_key(options.api_key_file))
+        opened = open_server_analyzer(options.server, read_key(options.api_key_file), options.model)
     async with opened as analyzer:
         analysis = await analyzer.analyze(options.text, options.kind, options.layer)
         texts = [("TEXT", options.text), *among]
@@ -111,6 +110,5 @@ def _parser() -> Parser:
     add("--kind", choices=get_args(MapKind), default="projection", help="kind of the map (default: projection)")
     layer = integer(-1000, 1000, "Use 1 for the first layer, or -1 for the last one")
     add("--layer", type=layer, default=-1, metavar="N", help="layer of the map (default: -1, the last)")
-    add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+    parser.add_source_options()
     return parser

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from model.tokenizer import TokenizerInput
 from service.commands.arguments import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE, CommandError
 from service.commands.lines import open_engine
+from service.commands.model_selection import select_model
 from service.commands.vector_sources import (
     Connection,
     EngineSource,
@@ -123,15 +124,17 @@ class ServerAnalyzer(Analyzer):
     """Analyses by a server, over REST or gRPC."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(ServerSource(connection, VectorOptions()))
+        super().__init__(ServerSource(connection, VectorOptions(connection.model)))
         self._connection = connection
+        self._model: dict[str, Any] = {} if connection.model is None else {"model": connection.model}
 
     async def encode(self, text: str) -> Any:
         from attendant_client import AttendantError
 
         client = self._connection.client
         try:
-            return (await client.encode(text, outputs=["tokens", "words"], truncation="right")).results[0]
+            response = await client.encode(text, outputs=["tokens", "words"], truncation="right", **self._model)
+            return response.results[0]
         except AttendantError as error:
             raise source_error(error, self._connection.url) from None
 
@@ -147,6 +150,7 @@ class ServerAnalyzer(Analyzer):
                 unit="word",
                 special_tokens="drop",
                 truncation="right",
+                **self._model,
             )
         except AttendantError as error:
             raise source_error(error, self._connection.url) from None
@@ -157,16 +161,16 @@ class ServerAnalyzer(Analyzer):
 
 
 @asynccontextmanager
-async def open_engine_analyzer(settings: Settings) -> AsyncIterator[Analyzer]:
-    """Load the artifact of `settings`. Raises `ArtifactError` or `ConfigError`."""
-    async with open_engine(settings) as engine:
+async def open_engine_analyzer(settings: Settings, model: str | None) -> AsyncIterator[Analyzer]:
+    """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
+    async with open_engine(select_model(settings, model)) as engine:
         yield EngineAnalyzer(engine)
 
 
 @asynccontextmanager
-async def open_server_analyzer(url: str, api_key: str | None) -> AsyncIterator[Analyzer]:
+async def open_server_analyzer(url: str, api_key: str | None, model: str | None) -> AsyncIterator[Analyzer]:
     """Connect to a server. Raises `CommandError`."""
-    async with open_client(url, api_key) as connection:
+    async with open_client(url, api_key, model) as connection:
         yield ServerAnalyzer(connection)
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import orjson
 
-from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, CommandError, Parser, integer
+from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_USAGE, CommandError, Parser, integer
 from service.commands.embed_file import Report, embed_file
 from service.commands.embed_job import EmbedFile
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
@@ -94,7 +94,7 @@ def _run_file(arguments: list[str]) -> int:
         report = asyncio.run(_embed_file(job, options))
     except CommandError as error:
         hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
-        hint = "" if error.status in (EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
+        hint = "" if error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
         print(f"{COMMAND}: {error}{hint}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
@@ -120,7 +120,7 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
 
 @asynccontextmanager
 async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder]:
-    wanted = VectorOptions(options.dtype, options.dimensions, options.prompt_name, options.normalize)
+    wanted = VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize)
     if options.ray:
         async with _import_ray().open_ray_encoder(
             load_settings(), wanted, options.ray_workers, open_engine_source
@@ -159,8 +159,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         parser.error("--id-field: not supported for lines of text. Use row numbers")
     if options.id_field is not None and target_format == "npy":
         parser.error("--id-field: not supported for NumPy files. Use .parquet or .jsonl")
-    if options.api_key_file is not None and options.server is None:
-        parser.error("--api-key-file: set without --server. Remove it")
+    parser.check_source_options(options)
     if options.ray and options.server is not None:
         parser.error("--server: not supported with --ray. Remove one of them")
     if options.ray_workers is not None and not options.ray:
@@ -203,8 +202,7 @@ def _parser() -> Parser:
     add("--normalize", action=argparse.BooleanOptionalAction, help="length 1 (default: as the model does)")
     add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
-    add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+    parser.add_source_options()
     add("--ray", action="store_true", help="use the workers of a Ray cluster: that of RAY_ADDRESS, or one started here")
     add(
         "--ray-workers",

@@ -18,6 +18,7 @@ import ray.data
 
 from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, CommandError
 from service.commands.embed_job import EmbedFile
+from service.commands.model_selection import select_model
 from service.commands.ray_worker import (
     ERRORS,
     EncodeWorker,
@@ -140,16 +141,8 @@ async def open_ray_encoder(
         try:
             cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
             workers = divide_cpus(cpus, count, settings.threads)
-            model = settings.served_models[0]
-            settings = settings.model_copy(
-                update={
-                    "threads": workers.threads,
-                    "models": "",
-                    "model_aliases": "",
-                    "model_dir": model.directory.resolve(),
-                    "model_digest": model.digest,
-                }
-            )
+            settings = select_model(settings, options.model).model_copy(update={"threads": workers.threads})
+            options = replace(options, model=None)
             describe = ray.remote(num_cpus=workers.threads, max_retries=-1)(describe_source)
             with _ray_errors():
                 info, dimensions = await asyncio.to_thread(ray.get, describe.remote(open_source, settings, options))

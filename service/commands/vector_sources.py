@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import TokenizerInput
-from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, CommandError
+from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE, CommandError
 from service.commands.lines import open_engine
+from service.commands.model_selection import select_model
 from service.commands.vector_files import DType
 from service.config import Settings
 from service.engine.schema.encode import EncodeRequest, Input
@@ -33,8 +34,9 @@ PERMANENT_CODES = frozenset(("INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED",
 
 @dataclass(frozen=True, slots=True)
 class VectorOptions:
-    """Options of the embeddings; None selects the default of the model."""
+    """Options of the embeddings; None selects the default of the model, and the default model."""
 
+    model: str | None = None
     dtype: DType = "float32"
     dimensions: int | None = None
     prompt_name: str | None = None
@@ -150,6 +152,7 @@ class Connection:
 
     url: str
     client: "AsyncClient"
+    model: str | None
     info: "ModelInfo"
 
 
@@ -160,7 +163,7 @@ class ServerSource(VectorSource):
         info = connection.info
         self._connection = connection
         self._options: dict[str, Any] = {"dtype": options.dtype, "truncation": "right"}
-        for name in ("dimensions", "prompt_name", "normalize"):
+        for name in ("model", "dimensions", "prompt_name", "normalize"):
             if getattr(options, name) is not None:
                 self._options[name] = getattr(options, name)
         self.info = SourceInfo(
@@ -183,17 +186,18 @@ class ServerSource(VectorSource):
 
 @asynccontextmanager
 async def open_engine_source(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    """Load the artifact of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
+    """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
     limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
-    async with open_engine(settings.model_copy(update=dict.fromkeys(limits, UNLIMITED))) as engine:
+    settings = select_model(settings, options.model).model_copy(update=dict.fromkeys(limits, UNLIMITED))
+    async with open_engine(settings) as engine:
         source = EngineSource(engine, options)
         await source.check()
         yield source
 
 
 @asynccontextmanager
-async def open_client(url: str, api_key: str | None) -> AsyncIterator[Connection]:
-    """Connect to a server. Raises `CommandError`."""
+async def open_client(url: str, api_key: str | None, model: str | None) -> AsyncIterator[Connection]:
+    """Connect to a server for one of its models, or the default one. Raises `CommandError`."""
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy
     except ImportError:
@@ -202,19 +206,19 @@ async def open_client(url: str, api_key: str | None) -> AsyncIterator[Connection
     try:
         opened = AsyncClient(url, api_key=api_key, retries=RetryPolicy(max_attempts=MAX_ATTEMPTS))
     except ValueError as error:
-        raise CommandError(f"--server: {error}", EX_CONFIG) from None
+        raise CommandError(f"--server: {error}", EX_USAGE) from None
     async with opened as client:
         try:
-            info = await client.model()
+            info = await client.model(model)
         except AttendantError as error:
             raise source_error(error, url).to_command_error() from None
-        yield Connection(url, client, info)
+        yield Connection(url, client, model, info)
 
 
 @asynccontextmanager
 async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
     """Connect to a server. Raises `CommandError`."""
-    async with open_client(url, api_key) as connection:
+    async with open_client(url, api_key, options.model) as connection:
         source = ServerSource(connection, options)
         await source.check()
         yield source

@@ -119,7 +119,7 @@ def test_embed_writes_each_row_once_in_every_format(
         ("in.txt", b"", ["-o", "/nowhere/out.npy"], 73,
          "/nowhere/out.npy.partial: cannot be written (No such file or directory). "
          "Check the path and the free space."),
-        ("in.txt", b"", ["--server", "ftp://a"], 78,
+        ("in.txt", b"", ["--server", "ftp://a"], 2,
          "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
     ],
 )  # fmt: skip
