@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model.artifact import VARIANTS, Artifact, ArtifactError, EvaluationRecord, TrainingRecord
+from model.artifact import Artifact, ArtifactError
 from model.examples.command import EXAMPLES, write_example
+from model.manifest import VARIANTS, EvaluationRecord, TrainingRecord
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000

@@ -12,9 +12,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from model.artifact import TRAINING, TrainingRecord
+from model.artifact import TRAINING
 from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.encoder import ACTIVATIONS, Encoder, EncoderConfig
+from model.manifest import TrainingRecord
 from model.sentence_transformers_config import EmbeddingConfig, read_embedding_config, read_max_input_tokens
 
 

@@ -13,15 +13,15 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from model.artifact import (
+from model.artifact import MANIFEST, REPORT, TOKENIZER, WEIGHTS, Artifact, ArtifactError, describe_file, write_manifest
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.encoder import Block, Encoder, EncoderConfig, HiddenStatesEncoder
+from model.export_cuda import check_cuda, write_cuda
+from model.export_int8 import write_int8
+from model.manifest import (
     FORMAT_VERSION,
     KINDS,
-    MANIFEST,
-    REPORT,
-    TOKENIZER,
-    WEIGHTS,
-    Artifact,
-    ArtifactError,
     BlockRecord,
     DenseRecord,
     GraphRecord,
@@ -32,14 +32,7 @@ from model.artifact import (
     Report,
     TensorRecord,
     Variant,
-    describe_file,
-    write_manifest,
 )
-from model.checkpoint import Checkpoint, load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.encoder import Block, Encoder, EncoderConfig, HiddenStatesEncoder
-from model.export_cuda import check_cuda, write_cuda
-from model.export_int8 import write_int8
 from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, write_graph
 from model.parity import measure_parity

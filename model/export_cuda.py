@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from model.artifact import GraphRecord, GraphReport
 from model.checkpoint import Checkpoint
 from model.checkpoint_files import CheckpointError
+from model.manifest import GraphRecord, GraphReport
 from model.mixed_precision import (
     MIN_COSINE,
     AccuracyError,

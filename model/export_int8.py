@@ -15,8 +15,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from model.artifact import GraphRecord, GraphReport
 from model.checkpoint import Checkpoint
+from model.manifest import GraphRecord, GraphReport
 from model.onnx_graph import save_graph
 from model.parity import compare_outputs, pack_sequences
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, Manifest
+from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
+from model.manifest import Manifest
 
 
 def check_writable(root: Path) -> None:

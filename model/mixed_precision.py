@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from model.artifact import AccuracyRecord, Pooling
 from model.encoder import Encoder
+from model.manifest import AccuracyRecord, Pooling
 from model.parity import Inputs, make_sequence, pack_sequences, pack_varlen
 from model.tokenizer import Tokenizer, TokenizerInput
 from model.varlen import VarlenEncoder, part_names

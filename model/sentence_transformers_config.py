@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from model.artifact import POOLINGS, Pooling, Similarity
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
+from model.manifest import POOLINGS, Pooling, Similarity
 
 CONFIG = "config_sentence_transformers.json"
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.artifact import Pooling
 from model.encoder import Block, Encoder, SelfAttention
+from model.manifest import Pooling
 from model.onnx_graph import GraphSignature
 
 PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"

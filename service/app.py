@@ -3,13 +3,10 @@
 import asyncio
 import contextlib
 import ctypes
-import errno
 import gc
 import logging
 import os
-import resource
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -33,6 +30,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.model_options import ModelOption
 from service.request_log import RequestLog
+from service.sockets import bind, bind_error, format_address, raise_open_file_limit
 
 if TYPE_CHECKING:
     from service.rest.server import Server
@@ -225,47 +223,6 @@ def load_model(settings: Settings, option: ModelOption) -> LoadedModel:
         return LoadedModel.load(settings, option)
     except ArtifactError as error:
         raise ArtifactError(f'ATTENDANT_MODELS: "{option.name}": {error}' if option.name else str(error)) from None
-
-
-def format_address(host: str, port: int) -> str:
-    """Return `host:port` as in a URL: with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def bind(host: str, port: int, name: str) -> socket.socket:
-    """Return a bound socket; raises `ConfigError` with one line that names the option."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4])
-    except socket.gaierror:
-        bound.close()
-        raise ConfigError(f'{host_option(name)}: cannot resolve "{host}". Choose another address.') from None
-    except OSError as error:
-        bound.close()
-        raise bind_error(name, host, port, error) from None
-    return bound
-
-
-def bind_error(name: str, host: str, port: int, error: OSError) -> ConfigError:
-    """Return the error of an address that cannot be bound, with the option that causes it."""
-    reason = f"cannot bind {format_address(host, port)} ({(error.strerror or 'address in use').lower()})"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"{host_option(name)}: {reason}. Choose an address of this machine.")
-    return ConfigError(f"ATTENDANT_{name.upper()}_PORT: {reason}. Choose another port.")
-
-
-def host_option(name: str) -> str:
-    """Return the option with the address of a server."""
-    return "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
-
-
-def raise_open_file_limit() -> None:
-    """Allow as many open files as the hard limit does: the usual limit of 1024 is below `max_connections`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def exit_after(seconds: float) -> None:

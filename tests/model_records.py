@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from model.artifact import Artifact, DataFileRecord, EvaluationRecord, TrainingRecord, write_manifest
+from model.artifact import Artifact, write_manifest
+from model.manifest import DataFileRecord, EvaluationRecord, TrainingRecord
 
 TRAINING = TrainingRecord(
     objective="masked language modeling",

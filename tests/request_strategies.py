@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from model.artifact import KINDS, POOLINGS, Similarity
+from model.manifest import KINDS, POOLINGS, Similarity
 from service.engine.schema.encode import DType, LayerReduce, MapDType, Output
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
 from service.engine.schema.similarity import Effect, Pairs, SimilarityUnit

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError, Manifest, TrainingRecord
+from model.artifact import Artifact, ArtifactError
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.export import export
+from model.manifest import Manifest, TrainingRecord
 from model.model_source import ModelSource, SourceError, locate
 from model.tokenizer import Tokenizer
 from model.train.config import TrainConfig, TrainError, check_same_options, load_config, options_of

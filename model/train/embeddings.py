@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from model.artifact import Pooling
 from model.encoder import Encoder
+from model.manifest import Pooling
 from model.sentence_transformers_config import DenseLayer
 
 

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.artifact import TRAINING, DataFileRecord, TrainingRecord
+from model.artifact import TRAINING
 from model.checkpoint import FAMILIES, Checkpoint, published_name, published_tensors
 from model.checkpoint_files import read_json, read_tensors
 from model.encoder import Encoder
+from model.manifest import DataFileRecord, TrainingRecord
 from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.train.config import TrainConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from model.artifact import Kind
+from model.manifest import Kind
 from model.tokenizer import TokenizerInput
 from service.commands.datasets import AttributionData, AttributionLine
 from service.commands.encoding import Progress, TextError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 
 Precision = Literal["bfloat16", "float32", "int8"]
 Hardware = Literal["cpu", "gpu"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from model.artifact import Artifact, Manifest
+from model.artifact import Artifact
+from model.manifest import Manifest
 from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer, number
 from service.commands.encoding import Encoded, TextError, TextFile, encode_files
 from service.commands.report import Comparison, Gate

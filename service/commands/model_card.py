@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from model.artifact import ArtifactError, EvaluationRecord, Manifest
+from model.artifact import ArtifactError
+from model.manifest import EvaluationRecord, Manifest
 from model.manifest_update import update_manifest
 from service.commands.figures import Evaluation, RowKey
 from service.commands.measures import Estimate

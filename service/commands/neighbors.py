@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Similarity
+from model.manifest import Similarity
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model.artifact import Similarity
+from model.manifest import Similarity
 from service.engine.schema.encode import Token, Word
 from service.engine.schema.explain import OccurrenceResult, Unit
 from service.engine.schema.similarity import ContributionRest, UnavailableReason

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from model.artifact import POOLINGS
+from model.manifest import POOLINGS
 from service.engine.schema.encode import ModelInfo
 from service.pb import encoder_pb2 as pb
 from service.rpc.similarity import SIMILARITIES

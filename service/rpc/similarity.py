@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import get_args
 
-from model.artifact import Similarity
+from model.manifest import Similarity
 from service.engine.schema.encode import AppliedPrompt, Array
 from service.engine.schema.explain import Unit
 from service.engine.schema.similarity import (

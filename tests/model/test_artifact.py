@@ -13,16 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.artifact import (
-    FORMAT_VERSION,
-    MANIFEST,
-    MANIFEST_DIGEST,
-    Artifact,
-    ArtifactError,
-    TensorRecord,
-    describe_file,
-    write_manifest,
-)
+from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, describe_file, write_manifest
+from model.manifest import FORMAT_VERSION, TensorRecord
 
 FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
 """All files except report.json, which the digest does not cover."""

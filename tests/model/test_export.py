@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from model import export as export_module
-from model.artifact import Artifact, ArtifactError, Manifest, ParityRecord, TensorRecord
+from model.artifact import Artifact, ArtifactError
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
+from model.manifest import Manifest, ParityRecord, TensorRecord
 from model.model_source import SourceError
 from model.tokenizer import Tokenizer, TokenizerInput
 from tests.model_records import TRAINING

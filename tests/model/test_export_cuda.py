@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from model import export_cuda as export_cuda_module
-from model.artifact import Artifact, GraphRecord, Pooling
+from model.artifact import Artifact
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.export import Variants, export
 from model.export_cuda import write_cuda
+from model.manifest import GraphRecord, Pooling
 from model.mixed_precision import MIN_COSINE, AccuracyError
 from model.onnx_graph import write_graph
 from model.parity import pack_varlen

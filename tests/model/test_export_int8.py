@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from model.artifact import WEIGHTS, Artifact, GraphRecord, GraphReport
+from model.artifact import WEIGHTS, Artifact
 from model.checkpoint import load_checkpoint
 from model.export import Variants, export, export_graph
 from model.export_int8 import quantize, write_int8
+from model.manifest import GraphRecord, GraphReport
 from model.parity import pack_sequences
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 

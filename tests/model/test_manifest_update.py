@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, EvaluationRecord, Manifest
+from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
+from model.manifest import EvaluationRecord, Manifest
 from model.manifest_update import check_writable, update_manifest
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.artifact import Pooling
 from model.checkpoint import load_checkpoint
 from model.encoder import Block, Encoder
+from model.manifest import Pooling
 from model.mixed_precision import (
     MIN_COSINE,
     AccuracyError,

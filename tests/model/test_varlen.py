@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.artifact import Pooling
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
+from model.manifest import Pooling
 from model.parity import pack_sequences, pack_varlen
 from model.varlen import (
     SequenceBounds,

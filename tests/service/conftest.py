@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from model.artifact import MANIFEST, WEIGHTS, Artifact, Manifest, describe_file, write_manifest
+from model.artifact import MANIFEST, WEIGHTS, Artifact, describe_file, write_manifest
 from model.export import Variants, export
+from model.manifest import Manifest
 from model.model_source import locate
 from model.tokenizer import TokenizerInput
 from service.auth import ApiKeys

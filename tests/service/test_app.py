@@ -18,7 +18,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.app import format_address
+from service.sockets import format_address
 from tests.conftest import ROOT, RunningServer, server_environment, start_server
 
 HANG_TIMEOUT_S = 60

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact, Pooling
+from model.artifact import Artifact
+from model.manifest import Pooling
 from model.packing import BatchShape, BatchShapes, Ints, PackedBatch, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors

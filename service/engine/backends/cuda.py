@@ -13,7 +13,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.artifact import Artifact, Pooling
+from model.artifact import Artifact
+from model.manifest import Pooling
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_session import open_session
 from service.engine.backends.onnxruntime_cpu import session_options

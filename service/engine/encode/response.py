@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Manifest, Pooling
+from model.manifest import Manifest, Pooling
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers

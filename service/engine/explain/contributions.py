@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Pooling
+from model.manifest import Pooling
 from service.engine.encode.pooling import DenseLayers
 from service.engine.schema.encode import Array
 from service.engine.schema.similarity import SCORE_DECIMALS, ContributionRest, TopContributions

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Pooling
+from model.manifest import Pooling
 
 
 @dataclass(frozen=True, slots=True)

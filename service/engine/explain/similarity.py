@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.pooling import pool_batch
 from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
+from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
 from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]

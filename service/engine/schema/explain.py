@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from model.artifact import Kind
+from model.manifest import Kind
 from model.tokenizer import Offsets
 from service.engine.schema.encode import NATIVE, ApiSpelling, Array, Input, MapDType, Timing, Truncation, Wire
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from model.artifact import Similarity
+from model.manifest import Similarity
 from service.engine.schema.encode import NATIVE, ApiSpelling, AppliedPrompt, Array, Timing, Truncation, Wire
 from service.engine.schema.explain import Unit
 

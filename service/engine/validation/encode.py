@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.prompts import Role, role_prompt_name
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Limits, Output
 from service.engine.validation.inputs import check_layers

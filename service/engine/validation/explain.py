@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import AttendRequest, AttentionMapSpec, CompareRequest

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizedInput
 from service.engine.schema.encode import Input, Limits, Truncation
 from service.errors import EmptyInput, InputTooLong, InvalidArgument, RequestTooLarge

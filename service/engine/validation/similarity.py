@@ -1,6 +1,6 @@
 """Similarity requests: texts, pairs, dimensions, prompts, and the cost of an explanation."""
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec, UnavailableReason

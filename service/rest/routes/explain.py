@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from model.artifact import Kind
+from model.manifest import Kind
 from service.engine.schema.encode import Array, MapDType, Truncation
 from service.engine.schema.explain import (
     TOP_CONTRIBUTORS,

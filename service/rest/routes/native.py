@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, TypeAdapter
 
-from model.artifact import Pooling
+from model.manifest import Pooling
 from service.engine.schema.encode import (
     Array,
     DType,

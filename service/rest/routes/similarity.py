@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from model.artifact import Similarity
+from model.manifest import Similarity
 from service.engine.schema.encode import Array, Truncation
 from service.engine.schema.similarity import (
     Effect,

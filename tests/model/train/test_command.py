@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from model.__main__ import main
-from model.artifact import MANIFEST, Artifact, EvaluationRecord, write_manifest
+from model.artifact import MANIFEST, Artifact, write_manifest
+from model.manifest import EvaluationRecord
 from model.train.checkpoints import CHECKPOINT
 from model.train.command import ARTIFACT, OPTIONS, TOKENIZER
 from model.train.tokenizers import MAX_WORD_CHARACTERS, without_long_words

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact import Pooling
+from model.manifest import Pooling
 from model.packing import BatchShape
 from model.train.batches import Item, TrainingBatch, fill, pack
 from model.train.contrastive import ContrastiveModel, collate_pairs

@@ -15,7 +15,8 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from model.artifact import TRAINING, Artifact, TrainingRecord
+from model.artifact import TRAINING, Artifact
+from model.manifest import TrainingRecord
 from model.model_source import locate
 from model.packing import BatchShape
 from model.tokenizer import Tokenizer, TokenizerInput

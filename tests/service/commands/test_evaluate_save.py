@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
 
-from model.artifact import Artifact, EvaluationRecord
+from model.artifact import Artifact
+from model.manifest import EvaluationRecord
 from model.manifest_update import update_manifest
 from service.commands import measures
 from service.config import Settings

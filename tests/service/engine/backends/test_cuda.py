@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.artifact import Artifact, Pooling
+from model.artifact import Artifact
+from model.manifest import Pooling
 from model.sample_texts import sample_sentences
 from model.tokenizer import TokenizerInput
 from service.engine.backends.base import BackendChoice

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from model.artifact import Artifact, DenseRecord, Manifest, Pooling, TensorRecord
+from model.artifact import Artifact
+from model.manifest import DenseRecord, Manifest, Pooling, TensorRecord
 from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import Offsets, Tokenizer, TokenizerInput
 from service.engine.explain.attend import (
     AttendTask,

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from model.artifact import KINDS, Manifest
+from model.manifest import KINDS, Manifest
 from model.tokenizer import TokenizedInput
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.attend import (

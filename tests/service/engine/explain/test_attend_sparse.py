@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact import KINDS, Kind
+from model.manifest import KINDS, Kind
 from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, decoded, dense, values_of
 
 

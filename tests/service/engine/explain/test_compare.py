@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.artifact import Kind
 from model.encoder import Encoder
+from model.manifest import Kind
 from service.engine.explain.maps import BlockAttention, BlockWeights, TokenMaps, token_maps
 from service.engine.schema.explain import AttentionMapSpec, HeadReduce, MapLayerReduce
 from tests.random_encoders import (

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence

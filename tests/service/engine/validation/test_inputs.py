@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
 from service.engine.validation.inputs import check_inputs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.artifact import Manifest
+from model.manifest import Manifest
 from model.prompts import Role
 from service.config import Settings
 from service.engine.model_info import limits_of
