@@ -7,6 +7,7 @@ rejections by the engine took half a core from the accepted requests.
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.responses import Response
 
@@ -17,10 +18,15 @@ from service.metrics import FAST_LANE
 from service.request_ids import HEADER, TRACE_HEADER
 from service.request_log import RequestLog
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import native, openai, tei
+from service.rest.routes import native, oip, openai, tei
 
-FAST_PATHS = frozenset((openai.EMBEDDINGS_PATH, *tei.FAST_PATHS))
-"""Routes whose requests all run on the fast lane."""
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The route of a request for the fast lane, and the model that it names."""
+
+    endpoint: str
+    model: str | None
 
 
 class LoadShedder:
@@ -39,16 +45,16 @@ class LoadShedder:
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""
         route = path.decode("latin-1")
-        is_fast = route in FAST_PATHS or (route == native.ENCODE_PATH and native.is_for_fast_lane(body))
-        if method != b"POST" or not is_fast:
+        target = self._find_target(route, headers, body) if method == b"POST" else None
+        if target is None:
             return None
         record = make_record("POST", route, headers)
-        record.endpoint, record.lane = route, FAST_LANE
+        record.endpoint, record.lane = target.endpoint, FAST_LANE
         reservation = contextlib.ExitStack()
         try:
             if self._keys is not None:
                 self._keys.check(headers.get(b"authorization"))
-            engine = self._lifecycle.models.find(None if route in tei.FAST_PATHS else native.model_of(body))
+            engine = self._lifecycle.models.find(target.model)
             record.model = engine.name
             engine.check_capacity(len(body))  # the most common outcome is an error, which costs less from here
             reservation.enter_context(engine.reserve(len(body)))
@@ -64,3 +70,13 @@ class LoadShedder:
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, reservation.close)
         return None
+
+    def _find_target(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:
+        """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
+        if path in tei.FAST_PATHS:
+            return Target(path, None)
+        if path == openai.EMBEDDINGS_PATH or (path == native.ENCODE_PATH and native.is_for_fast_lane(body)):
+            return Target(path, native.model_of(body))
+        endpoint, name = oip.parse_infer_path(path)
+        is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers
+        return Target(endpoint, name) if is_fast and oip.is_for_fast_lane(body) else None

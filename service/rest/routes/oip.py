@@ -1,8 +1,10 @@
 """The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.types import DecoratedCallable
@@ -13,7 +15,7 @@ from service.errors import NotFound, Unavailable
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.oip import models as oip_models
-from service.oip.inference import infer
+from service.oip.inference import ATTENTION, infer
 from service.oip.models import (
     VERSION,
     describe_config,
@@ -58,6 +60,9 @@ VERSION_PATH = "/v2/models/{name:path}/versions/{version}"
 INFER = "/infer"
 READS = ("/ready", "/config", "/stats")
 VERSION_SUFFIX = f"/versions/{VERSION}"
+INFER_PATH = re.compile(rf"/v2/models/(?P<name>.+?)(?P<version>{VERSION_SUFFIX})?{INFER}")
+ATTENTION_NAME = f'"{ATTENTION}"'.encode()
+"""The name of the output in JSON. Quotes within strings are escaped, so no text in JSON contains it."""
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 LOAD_ERRORS = (401, 403, 501)
 NAME_PARAMETER = {
@@ -233,6 +238,19 @@ def add_model_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) 
         if not name.endswith((*READS, VERSION_SUFFIX)):
             check_path(name, lifecycle)
         raise HTTPException(405, headers={"Allow": "GET"})
+
+
+def parse_infer_path(path: str) -> tuple[str, str]:
+    """Return the route of an inference request and the name of its model; two empty strings for another path."""
+    match = INFER_PATH.fullmatch(path)
+    if match is None:
+        return "", ""
+    return (VERSION_PATH if match["version"] else MODEL_PATH) + INFER, unquote(match["name"])
+
+
+def is_for_fast_lane(body: bytes) -> bool:
+    """Return whether an uncompressed body asks for no maps, without parsing it."""
+    return ATTENTION_NAME not in body
 
 
 def check_path(name: str, lifecycle: Lifecycle) -> None:

@@ -1,6 +1,7 @@
 """Load shedding: rejections equal those of the engine, and other requests are accepted."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -17,6 +18,8 @@ from tests.service.conftest import fast_lane, open_harness
 FULL = 100
 """Capacity of the queue, in tokens."""
 JSON = {b"content-type": b"application/json"}
+INFER_BODY = b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["an \\"attention\\" map"]}]}'
+INFER_ATTENTION = INFER_BODY[:-1] + b', "outputs": [{"name": "attention"}]}'
 
 
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
@@ -30,6 +33,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
                 ("tei", "/embed", b'{"inputs": "money bank grows"}'),
                 ("tei", "/", b'{"inputs": "money bank grows"}'),
+                ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
+                ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
                 expected = await harness.client.post(path, content=body, headers=list(headers.items()))
@@ -40,25 +45,41 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 assert int(response.headers["retry-after"]) == int(expected.headers["retry-after"])
                 assert set(response.headers) == set(expected.headers)
                 error, expected_error = json.loads(bytes(response.body)), expected.json()
-                if api != "tei":
+                if api in ("rest", "openai"):
                     error, expected_error = error["error"], expected_error["error"]
-                message = "error" if api == "tei" else "message"
+                message = "message" if api in ("rest", "openai") else "error"
                 # The messages differ: the engine estimates tokens from characters, the load shedder from bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
-                assert harness.sample("attendant_requests_total", api=api, endpoint=path, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 8
+                endpoint = path
+                if api == "oip":
+                    version = "/versions/{version}" if "versions" in path else ""
+                    endpoint = f"/v2/models/{{name:path}}{version}/infer"
+                assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 12
             assert harness.batches_run == 0
         assert not shedder.active
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/encode", b'{"inputs": "bank", "layers": [1]}'),
                                             ("/v1/attend", b'{"inputs": "bank"}'), ("/v1/tokenize", b"{}"),
+                                            ("/v2/models/x/infer", INFER_BODY),
+                                            ("/v2/models/all-MiniLM-L6-v2/infer", INFER_ATTENTION),
+                                            ("/v2/models/all-MiniLM-L6-v2/ready", b""),
                                             ("/livez", b""), ("/v1/encode%32", b""), ("/\xff", b"")])  # fmt: skip
 async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel, path: str, body: bytes) -> None:
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL):
             assert shedder.try_reject(b"POST", path.encode("latin-1"), JSON, body) is None
+
+
+async def test_load_shedder_accepts_compressed_requests(model: LoadedModel) -> None:
+    """Their outputs cannot be seen."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        headers, path = {**JSON, b"content-encoding": b"gzip"}, b"/v2/models/all-MiniLM-L6-v2/infer"
+        with fast_lane(harness).reserve(FULL):
+            assert shedder.try_reject(b"POST", path, headers, gzip.compress(INFER_ATTENTION)) is None
 
 
 async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> None:
