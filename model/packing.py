@@ -46,7 +46,11 @@ class BatchShapes:
     def __init__(self, max_input_tokens: int, max_batch_tokens: int, shapes: Iterable[tuple[int, int]]) -> None:
         """Keep the pairs (R, T) of `shapes` that the limits allow, and add longer single-row shapes."""
         longest = max(max_input_tokens, max_batch_tokens)
-        allowed = {BatchShape(rows, length) for rows, length in shapes if rows * length <= 1.25 * longest}
+        allowed = {
+            BatchShape(rows, length)
+            for rows, length in shapes
+            if rows * length <= 1.25 * (longest if rows == 1 else max_batch_tokens)
+        }
         last = max((shape.length for shape in allowed), default=0)
         allowed |= {BatchShape(1, length) for length in (*range(last + LONG_STEP, longest, LONG_STEP), longest)}
         self.max_batch_tokens = max_batch_tokens

@@ -19,7 +19,7 @@ import pyarrow as pa
 from model.artifact import ArtifactError
 from service.commands.arguments import EX_CONFIG, CommandError
 from service.commands.embed_job import EmbedFile
-from service.commands.row_encoders import BATCH_ROWS, IN_FLIGHT, EncodedRows, check_text, encode_batch
+from service.commands.row_encoders import IN_FLIGHT, EncodedRows, check_text, encode_batch, split_batches
 from service.commands.row_files import Row, open_rows
 from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, VectorSource
 from service.config import ConfigError, Settings
@@ -134,8 +134,7 @@ class EncodeWorker:
             async with self._in_flight:
                 return await encode_batch(self._source, batch)
 
-        batches = [list(rows[start : start + BATCH_ROWS]) for start in range(0, len(rows), BATCH_ROWS)]
-        results = await asyncio.gather(*map(encode, batches))
+        results = await asyncio.gather(*map(encode, split_batches(rows)))
         return [result for batch in results for result in batch]
 
 

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from service.commands.embed_job import EmbedFile
 from service.commands.row_files import Row, RowFile
 from service.commands.vector_sources import Encoded, SourceInfo, VectorSource
 
-BATCH_ROWS = 64
+BATCH_ROWS = 256
+BATCH_CHARACTERS = 2**14
+"""A batch ends with the text that exceeds this limit, so that long texts in flight need little memory."""
 IN_FLIGHT = 4
 """Batches in flight. More did not increase the rate on a CPU, and a server rejects requests over its queue limit."""
 
@@ -95,13 +96,27 @@ def check_text(text: str, limit: int) -> str:
     return "" if text and not text.isspace() else "empty or blank. Send text."
 
 
+def split_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield consecutive rows, at most `BATCH_ROWS` at once."""
+    batch: list[Row] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.text or "")
+        if len(batch) == BATCH_ROWS or characters > BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
 async def _read_batches(job: EmbedFile, rows: RowFile, skip: int) -> AsyncIterator[list[Row]]:
-    remaining = rows.rows(skip)
+    remaining = split_batches(rows.rows(skip))
     while True:
         try:
-            batch = await asyncio.to_thread(lambda: list(islice(remaining, BATCH_ROWS)))
+            batch = await asyncio.to_thread(next, remaining, None)
         except OSError as error:
             raise job.unreadable(error) from None
-        if not batch:
+        if batch is None:
             return
         yield batch

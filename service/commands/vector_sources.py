@@ -189,7 +189,7 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
     """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
     limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
     settings = select_model(settings, options.model).model_copy(update=dict.fromkeys(limits, UNLIMITED))
-    async with open_engine(settings) as engine:
+    async with open_engine(settings, bulk=True) as engine:
         source = EngineSource(engine, options)
         await source.check()
         yield source
@@ -249,4 +249,6 @@ def source_error(error: "AttendantError", url: str) -> SourceError:
         # REST begins with the URL of the request.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
         return SourceError(f"--server: cannot connect to {url} ({reason}). Check the URL.", None, permanent=False)
+    if error.reason == "ROUTE_NOT_FOUND":
+        return SourceError(f"--server: no Attendant server at {url}. Remove the path of the URL.", None, permanent=True)
     return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)

@@ -54,8 +54,7 @@ class Preparation:
             sources = [
                 source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
             ]
-        plain = request.outputs == ("pooled",) and request.truncation == "error" and prompt is None
-        tokenized = self._tokenize(sources, request, offsets=not plain)
+        tokenized = self._tokenize(sources, request, offsets=request.outputs != ("pooled",))
         prepared = [
             prepare_input(item, tokens, request, self._tokenizer, f"{request.spelling.inputs}[{index}]")
             for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True))

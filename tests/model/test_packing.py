@@ -32,18 +32,20 @@ def test_any_batch_within_limits_fits_a_shape(
 
 def test_fit_chooses_cheapest_of_few_shapes() -> None:
     """The backend compiles every shape for every stream before the server is ready."""
-    shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
-    assert len(shapes.shapes) <= 30
+    shapes = BatchShapes(256, 480, OpenVinoBackend.batch_shapes)
+    assert len(shapes.shapes) <= 31
     assert shapes.fit([20])[0] == BatchShape(1, 32)
-    assert shapes.fit([128] * 4)[0] == BatchShape(4, 128)
-    assert shapes.fit([120, 8] * 4)[0] == BatchShape(4, 128)
+    assert shapes.fit([24] * 20)[0] == BatchShape(5, 96)
+    assert shapes.fit([20] * 24)[0] == BatchShape(8, 64)
+    assert shapes.fit([128] * 3)[0] == BatchShape(3, 128)
+    assert shapes.fit([120, 8] * 3)[0] == BatchShape(3, 128)
     assert shapes.fit([200, 200])[0] == BatchShape(2, 224)
-    assert shapes.fit([512])[0] == BatchShape(1, 512)
+    assert shapes.fit([480])[0] == BatchShape(1, 480)
 
 
 def test_fit_rejects_sequences_over_every_shape() -> None:
     with pytest.raises(ValueError, match=r"exceeds every allowed shape \(800 tokens, longest sequence 800\)"):
-        BatchShapes(256, 512, OpenVinoBackend.batch_shapes).fit([800])
+        BatchShapes(256, 480, OpenVinoBackend.batch_shapes).fit([800])
 
 
 @given(st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=12))

@@ -42,9 +42,12 @@ class OpenVinoBackend(PackedBackend):
     batch_shapes = (
         *((1, length) for length in (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)),
         *((2, length) for length in (64, 96, 128, 160, 192, 224, 256)),
-        *((3, length) for length in (96, 128, 160, 192)),
-        *((4, length) for length in (96, 128)),
-        (5, 128),
+        *((3, length) for length in (96, 128, 160, 192, 224, 256)),
+        *((4, length) for length in (64, 96, 128, 160, 192, 224)),
+        *((5, length) for length in (64, 96, 128, 160)),
+        *((rows, 64) for rows in (6, 7, 8, 10, 12)),
+        *((rows, 96) for rows in (7, 8)),
+        (6, 128),
     )
     _throughput: "RequestPool"
     _latency: "RequestPool | None"

@@ -18,8 +18,10 @@ from service.engine.schema.encode import EncodeTask, TextVectors
 Provider = Literal["auto", "cuda", "openvino", "cpu"]
 PrecisionOption = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 
-OPENVINO_BATCH_TOKENS = 512
-"""Four rows of 128 tokens: 1.4 times the throughput of one row of 256 (bfloat16 with AMX)."""
+OPENVINO_BATCH_TOKENS = 480
+"""Fits eight rows of 64 tokens, or five of 96, with the few tokens of padding that first fit leaves."""
+OPENVINO_BULK_BATCH_TOKENS = 720
+"""5 % more throughput than the default, but more shapes: 0.7 s more at startup."""
 ONNXRUNTIME_BATCH_TOKENS = 128
 """One row: longer ones cost more per token, since attention is quadratic."""
 GPU_BATCH_TOKENS = 16384
@@ -47,13 +49,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Backend settings. 0 for `threads` or `max_batch_tokens` selects the backend's default."""
+    """Backend settings. 0 for `threads` or `max_batch_tokens` selects the backend's default.
+
+    With `bulk`, the default favors throughput over latency and startup time.
+    """
 
     provider: Provider = "auto"
     precision: PrecisionOption = "auto"
     threads: int = 0
     max_batch_tokens: int = 0
     gpu: Gpu = DEFAULT_GPU
+    bulk: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,8 @@ class Selection:
 
     def _openvino(self, precision: Literal["float32", "bfloat16", "int8"], graph: str, reason: str) -> BackendChoice:
         threads = self.options.threads or self.machine.cpus
-        tokens = self.options.max_batch_tokens or OPENVINO_BATCH_TOKENS
+        default = OPENVINO_BULK_BATCH_TOKENS if self.options.bulk else OPENVINO_BATCH_TOKENS
+        tokens = self.options.max_batch_tokens or default
         return BackendChoice("openvino", precision, graph, threads, 1, tokens, reason)
 
     def _cuda(self) -> BackendChoice:

@@ -34,7 +34,7 @@ def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
 
 
 class StubSource(VectorSource):
-    """A source with limits and errors like those of an engine. A token is a word."""
+    """A source with limits and errors like those of an engine. A token is a word, and a text takes `delay_s`."""
 
     info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
 
@@ -47,7 +47,7 @@ class StubSource(VectorSource):
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            await asyncio.sleep(self._delay_s)
+            await asyncio.sleep(self._delay_s * len(texts))
         finally:
             self.in_flight -= 1
         if EMPTY in texts:
@@ -59,7 +59,7 @@ class StubSource(VectorSource):
 
 @asynccontextmanager
 async def open_stub(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    source = StubSource(options, delay_s=0.002)
+    source = StubSource(options, delay_s=0.0001)
     await source.check()
     yield source
 
