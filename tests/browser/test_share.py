@@ -78,6 +78,13 @@ def test_removed_fragment_opens_the_example(opened: PageDriver) -> None:
     assert opened.page.get_by_role("alert").count() == 0
 
 
+def test_followed_link_wins_over_a_write_of_the_state(opened: PageDriver) -> None:
+    """The page writes its state to the URL from a timer, which may fire between a navigation and its event."""
+    opened.page.evaluate("location.hash = '#v=1&x=spring'; history.replaceState(null, '', '#v=1&x=bat')")
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('spring')")
+    opened.page.wait_for_url("**/#v=1&x=spring")
+
+
 @pytest.mark.parametrize(
     ("fragment", "problem"),
     [

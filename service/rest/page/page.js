@@ -22,12 +22,13 @@ class Page {
     this.context = new ContextView(this.notices, onChange);
     this.similarity = new SimilarityView(find("#similarity"), this.notices, onChange);
     this.tabs = new Tabs(find("#tabs"), () => this.#selectTab());
-    addEventListener("hashchange", () => this.#restore());
+    // Not location.hash: the page may have written its state to the URL after the change.
+    addEventListener("hashchange", ({ newURL }) => this.#restore(new URL(newURL).hash));
   }
 
   start() {
     this.#loadModel();
-    if (location.hash.length > 1) this.#restore();
+    if (location.hash.length > 1) this.#restore(location.hash);
     else this.context.start();
   }
 
@@ -64,9 +65,9 @@ class Page {
   }
 
   /** Show the state of the link, or the opening state and a notice if the link is not valid. */
-  #restore() {
+  #restore(/** @type {string} */ hash) {
     try {
-      const { tab, context, similarity } = decode(location.hash.slice(1) || OPENING);
+      const { tab, context, similarity } = decode(hash.slice(1) || OPENING);
       this.notices.set("link", null);
       this.context.restore(context);
       this.similarity.restore(similarity);
