@@ -149,6 +149,9 @@ def _read(root: Path, name: str) -> bytes:
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )  # O_NONBLOCK: opening a pipe blocks
     except FileNotFoundError:
+        if name == MANIFEST:
+            remedy = "Export a model: attendant-model export SOURCE -o DIR."
+            raise ArtifactError(f"{root}: not an artifact ({MANIFEST} is missing). {remedy}") from None
         raise ArtifactError(f"{path}: missing. Export again.") from None
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror}). Check its type and permissions.") from None

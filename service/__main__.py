@@ -82,7 +82,8 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
         print(describe_options(), end="")
         return EX_OK
     wants_help = not {command, *rest[:1]}.isdisjoint(("-h", "--help", "help"))
-    print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
+    unknown = f"attendant: {command}: no such command.\n\n" if command and not wants_help else ""
+    print(unknown + USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
     return EX_OK if wants_help else 2
 
 

@@ -1,7 +1,7 @@
 """Request bodies, as the REST API defines them, and their division by the limits of the server."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attendant_client.errors import wrong_type
@@ -98,6 +98,18 @@ def to_list(value: Any, path: str) -> list[Any]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise wrong_type(path, value, "Send a list.")
     return list(value)
+
+
+def find_surrogates(value: Any, path: str = "") -> str:
+    """Return the path of the first string that is not valid Unicode in a body; "" if there is none."""
+    if isinstance(value, str):
+        return path if any("\ud800" <= character <= "\udfff" for character in value) else ""
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{path}.{name}" if path else name, item) for name, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    return next(filter(None, (find_surrogates(item, name) for name, item in items)), "")
 
 
 def _item(item: str | Input, path: str) -> str | Body:

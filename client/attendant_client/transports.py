@@ -7,7 +7,7 @@ import grpc
 import httpx
 
 from attendant_client import grpc_codec, grpc_requests, http_codec
-from attendant_client.bodies import Body
+from attendant_client.bodies import Body, find_surrogates
 from attendant_client.connections import (
     SLACK_S,
     TIMEOUT_HEADER,
@@ -16,6 +16,7 @@ from attendant_client.connections import (
     timed_out,
     unreachable,
 )
+from attendant_client.errors import invalid
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
 
 
@@ -101,7 +102,10 @@ def http_request(
         return client.build_request("GET", path, timeout=timeout)
     if operation in http_codec.ARRAYS:
         body = {**body, "encoding_format": "base64"}
-    return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
+    try:
+        return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
+    except UnicodeEncodeError:
+        raise invalid(find_surrogates(body), "not valid Unicode", "Remove surrogates.") from None
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:

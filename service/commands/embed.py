@@ -71,8 +71,9 @@ def _check_texts(arguments: Sequence[str]) -> None:
     option = next((item for item in arguments if item.startswith("--")), None)
     if option is None and not _is_path(arguments[0]):
         return
-    shown = f"option {option.partition('=')[0]}" if option is not None else f"file {arguments[0]}"
-    _parser().error(f"--output: missing ({shown}). Set -o OUT, or write texts to standard input")
+    if option is not None:
+        _parser().error(f"--output: missing (option {option.partition('=')[0]}). Set -o OUT: texts allow no options")
+    _parser().error(f"--output: missing (file {arguments[0]}). Set -o OUT, or write texts to standard input")
 
 
 def _is_path(text: str) -> bool:
@@ -167,6 +168,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     if not options.input.is_file():
         problem = "not a regular file" if options.input.exists() else "not found"
         raise CommandError(f"{options.input}: {problem}. Check the path.", EX_DATAERR)
+    _check_output(options.input, options.output)
     if "parquet" in (source_format, target_format):
         import_arrow()
     return EmbedFile(
@@ -181,6 +183,17 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         overwrite=options.overwrite,
         options=tuple((name.replace("_", "-"), getattr(options, name)) for name in _MODEL_OPTIONS),
     )
+
+
+def _check_output(source: Path, target: Path) -> None:
+    """Raise `CommandError` if the output cannot be a file, or a file of the output is the input."""
+    if target.is_dir():
+        raise CommandError(f"{target}: is a directory. Set -o to a file.", EX_CANTCREAT)
+    if not target.parent.is_dir():
+        raise CommandError(f"{target.parent}: no such directory. Create it.", EX_CANTCREAT)
+    for path in (target, rejected_path(target)):
+        if path.exists() and path.samefile(source):
+            raise CommandError(f"{path}: is the input, which would be replaced. Set -o to another file.", EX_USAGE)
 
 
 _MODEL_OPTIONS = ("dimensions", "prompt_name", "normalize")

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -153,7 +154,7 @@ def _run_key(job: EmbedFile, encoder: RowEncoder) -> RunKey:
         digest = _digest_ends(file, status.st_size)
     return {
         "input size": status.st_size,
-        "input modification time": status.st_mtime_ns,
+        "input modification time": datetime.fromtimestamp(status.st_mtime, UTC).isoformat(),
         "input digest": digest,
         "input format": job.input_format,
         "output format": job.output_format,

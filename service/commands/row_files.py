@@ -1,5 +1,6 @@
 """Rows of a file to embed: lines of text, JSON lines, CSV or Parquet. No file is read into memory as a whole."""
 
+import codecs
 import csv
 import io
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,13 @@ READ_ROWS = 1024
 BUFFER_BYTES = 2**20
 """Bytes per read of Parquet: without a buffer, a row group is read as a whole."""
 BOM = b"\xef\xbb\xbf"
+OTHER_FILES = {
+    codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
+    codecs.BOM_UTF16_BE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
+    b"\x1f\x8b": "compressed. Decompress it: gzip -d.",
+    b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
+}
+"""First bytes of files that are no text in UTF-8, and the error."""
 INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
 
 Id = int | str
@@ -82,8 +90,11 @@ class _TextRows:
         file.seek(0, io.SEEK_END)
         self._size = file.tell()
         file.seek(0)
-        if file.read(len(BOM)) != BOM:
-            file.seek(0)
+        start = file.read(4)
+        for magic, problem in OTHER_FILES.items():
+            if start.startswith(magic):
+                raise CommandError(f"{path}: {problem}", EX_DATAERR)
+        file.seek(len(BOM) if start.startswith(BOM) else 0)
         self._records: Iterator[list[str] | str] = iter(())
         if kind == "csv":
             self._open_csv()
@@ -123,7 +134,7 @@ class _TextRows:
         csv.field_size_limit(MAX_LINE_BYTES)
         # Bytes that are not UTF-8 become surrogates, so that only their row is rejected.
         self._decoder = io.TextIOWrapper(self._file, encoding="utf-8", errors="surrogateescape", newline="")
-        self._records = _csv_records(self._decoder)
+        self._records = _csv_records(self._path, self._decoder)
         header = next(self._records, None)
         if not isinstance(header, list):
             problem = "empty" if header is None else f"header: not CSV ({header})"
@@ -218,7 +229,7 @@ def column_error(path: Path, option: str, name: str, names: list[str]) -> Comman
     """Return the error of a column that does not exist, or exists twice."""
     problem = "column exists more than once" if name in names else "no such column"
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    listed = listed.encode(errors="replace").decode()
+    listed = "".join(character if character.isprintable() else "?" for character in listed)
     return CommandError(f"{path}: {name}: {problem} (columns: {listed}). Set {option}.", EX_DATAERR)
 
 
@@ -243,14 +254,22 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _csv_records(file: io.TextIOWrapper) -> Iterator[list[str] | str]:
-    """Yield each record that is not empty; the problem of a record that is not CSV."""
+def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str]:
+    """Yield each record that is not empty; the problem of a record that is not CSV.
+
+    Raises `CommandError` if a quote is not closed: all lines after it are one field.
+    """
     reader = csv.reader(file, strict=True)
     while True:
+        first = reader.line_num + 1
         try:
             record = next(reader, None)
         except csv.Error as error:
-            yield str(error)
+            if str(error) == "unexpected end of data":
+                remedy = "Close it, or write two quotes for one inside a field."
+                raise CommandError(f"{path}: line {first}: quote is not closed. {remedy}", EX_DATAERR) from None
+            lines = "" if reader.line_num == first else f", lines {first} to {reader.line_num}"
+            yield f"{error}{lines}"
             continue
         if record is None:
             return

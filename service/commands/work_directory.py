@@ -66,6 +66,8 @@ class WorkDirectory:
             CommandError: The directory cannot be written, is in use, or belongs to another run.
         """
         path = partial_path(target)
+        if not overwrite and not path.exists():
+            check_absent(target)
         with _write_errors(path):
             path.mkdir(exist_ok=True)
             foreign = sorted({item.name for item in path.iterdir()} - OWN_FILES)

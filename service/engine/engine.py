@@ -120,7 +120,7 @@ class Engine:
     async def encode(self, request: EncodeRequest) -> EncodeResponse:
         """Return embeddings of the inputs. Cancellation drops queued tasks. Raises a `ServiceError`."""
         field = request.spelling.inputs
-        check_inputs(request.inputs, field, self._limits, self._manifest, request.max_inputs)
+        check_inputs(request.inputs, field, self._limits, self._manifest, request.max_inputs, request.spelling.split)
         request = check_encode(request, self._manifest)
         prompt = select_prompt(request, self._limits, self._manifest)
         last = needs_last_layer_only(request, self._manifest)

@@ -53,7 +53,7 @@ class Models:
         """
         engine = self._engines[0] if name is None else self._by_name.get(name)
         if engine is None:
-            names = [f'"{info.name}"' for info in self.infos]
+            names = [f'"{known}"' for known in self.names]
             raise NotFound("not found", f"This server serves {_join(names)}.", field=field, reason="MODEL_NOT_FOUND")
         note_model(engine.info.name)
         return engine

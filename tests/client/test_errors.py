@@ -112,9 +112,18 @@ def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Clie
     assert error.message == f"dimensions: out of range ({value}, limit {limit}). Use a 32-bit integer."
 
 
-def test_text_with_a_surrogate_is_an_error_without_the_text(grpc_client: Client) -> None:
-    error = error_of(grpc_client, encode("a", "bank\ud800"))
-    assert (error.field, error.message) == ("inputs[1]", "inputs[1]: not valid Unicode. Remove surrogates.")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("field", "inputs"),
+    [("inputs[1]", ["a", "bank\ud800"]), ("inputs[0].pair", [Input("a", pair="\udfff")])],
+)
+def test_text_with_a_surrogate_is_an_error_without_the_text(
+    service: ServiceThread, kind: str, field: str, inputs: list[Any]
+) -> None:
+    client_type, protocol = KINDS[kind]
+    with client_type(url_of(service, protocol), retries=NO_RETRIES) as opened:
+        error = error_of(opened, encode(*inputs))
+    assert (error.field, error.message) == (field, f"{field}: not valid Unicode. Remove surrogates.")
 
 
 @pytest.mark.parametrize(

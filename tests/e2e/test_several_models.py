@@ -198,7 +198,7 @@ def test_unknown_name_is_not_found(together: Clients, operation: str) -> None:
     }
     response = together.rest.post(f"/v1/{operation}", json={**texts.get(operation, {"inputs": "a"}), "model": "nobody"})
     error = response.json()["error"]
-    message = 'model: not found. This server serves "large" and "org/tiny".'
+    message = 'model: not found. This server serves "large", "text-embedding-3-small", "org/tiny" and "t".'
     assert (response.status_code, error["message"]) == (404, message)
     assert (error.get("reason") or error["code"], error.get("field") or error["param"]) == ("MODEL_NOT_FOUND", "model")
     if operation == "embeddings":

@@ -31,7 +31,8 @@ def test_usage_is_printed_on_request_or_for_wrong_arguments(
 ) -> None:
     assert main(arguments) == status
     out, err = capsys.readouterr()
-    assert (out, err) == ((USAGE, "") if status == 0 else ("", USAGE))
+    unknown = f"attendant: {arguments[0]}: no such command.\n\n" if arguments[0] else ""
+    assert (out, err) == ((USAGE, "") if status == 0 else ("", unknown + USAGE))
 
 
 def test_usage_lists_every_command() -> None:

@@ -42,6 +42,9 @@ class ApiSpelling:
         """Return the path of the queries or documents of a similarity request, or of one of them."""
         return side if index is None else f"{side}[{index}]"
 
+    split = "Split the text. Truncation does not apply to this limit."
+    """The remedy for an input over the limit of characters."""
+
     @property
     def shorten(self) -> str:
         """The remedy for an input over the token limit."""

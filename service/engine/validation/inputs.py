@@ -4,14 +4,22 @@ from collections.abc import Sequence
 
 from model.manifest import Manifest
 from model.tokenizer import TokenizedInput
-from service.engine.schema.encode import Input, Limits, Truncation
+from service.engine.schema.encode import NATIVE, Input, Limits, Truncation
 from service.errors import EmptyInput, InputTooLong, InvalidArgument, RequestTooLarge
 
 
-def check_inputs(
-    inputs: Sequence[Input], field: str, limits: Limits, manifest: Manifest, max_inputs: int | None = None
+def check_inputs(  # the inputs, their limits, and what an API names differently
+    inputs: Sequence[Input],
+    field: str,
+    limits: Limits,
+    manifest: Manifest,
+    max_inputs: int | None = None,
+    split: str = NATIVE.split,
 ) -> None:
-    """Check count, sizes, ids and spans; `max_inputs` overrides the limit for an API that has its own."""
+    """Check count, sizes, ids and spans.
+
+    `max_inputs` overrides the limit for an API that has its own, `split` is the remedy for too many characters.
+    """
     max_inputs = max_inputs or limits.max_inputs
     if not inputs:
         raise EmptyInput("empty", "Send at least one item.", field=field)
@@ -27,29 +35,29 @@ def check_inputs(
             field=field, actual=spans, limit=limits.max_spans_per_request, reason="TOO_MANY_SPANS",
         )  # fmt: skip
     for index, item in enumerate(inputs):
-        _check_input(item, f"{field}[{index}]", limits, manifest.vocab_size)
+        _check_input(item, f"{field}[{index}]", limits, manifest.vocab_size, split)
 
 
-def _check_input(item: Input, path: str, limits: Limits, vocab_size: int) -> None:
+def _check_input(item: Input, path: str, limits: Limits, vocab_size: int, split: str) -> None:
     if len(item.spans) > limits.max_spans_per_input:
         raise InvalidArgument(
             "too many items", "Send fewer spans.",
             field=f"{path}.spans", actual=len(item.spans), limit=limits.max_spans_per_input, reason="TOO_MANY_SPANS",
         )  # fmt: skip
     if item.source.token_ids is None:
-        check_text(item, path, limits.max_input_characters)
+        check_text(item, path, limits.max_input_characters, split)
     else:
         _check_ids(item, item.source.token_ids, path, limits.max_input_characters, vocab_size)
 
 
-def check_text(item: Input, path: str, max_characters: int) -> None:
+def check_text(item: Input, path: str, max_characters: int, split: str = NATIVE.split) -> None:
     source = item.source
     for field, text in ((path, source.text), (f"{path}.pair", source.pair)):
         if text is None:
             continue
         if len(text) > max_characters:
             raise RequestTooLarge(
-                "too many characters", "Split the text. Truncation does not apply to this limit.",
+                "too many characters", split,
                 field=field, actual=len(text), limit=max_characters, reason="INPUT_TOO_LARGE",
             )  # fmt: skip
         if not text or text.isspace():

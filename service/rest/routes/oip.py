@@ -187,8 +187,9 @@ def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) ->
         """Run a model on texts or token ids. Tensors are JSON, or little-endian bytes after the JSON."""
         infos = lifecycle.models.infos
         content = await reader.read_bytes(request, MEDIA_TYPES)
-        document, binary = split_body(content, request.headers.get(LENGTH_HEADER))
-        body = parse_body(document, infos)
+        length = request.headers.get(LENGTH_HEADER)
+        document, binary = split_body(content, length)
+        body = parse_body(document, infos, has_length=length is not None)
         engine = model_of(request, lifecycle)
         work, flags = infer_request(body, binary, reader.deadline(request))
         response = await while_connected(request, asyncio.ensure_future(infer(engine, work)))

@@ -53,9 +53,15 @@ def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | byt
     return body[:size], bytes(body[size:])
 
 
-def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo]) -> InferBody:
-    """Parse the JSON of a request."""
-    return parse_json(document, InferBody, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
+def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_length: bool) -> InferBody:
+    """Parse the JSON of a request; `has_length` says whether the request has a `LENGTH_HEADER`."""
+    try:
+        return parse_json(document, InferBody, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
+    except MalformedRequest:
+        if has_length or SIZE_PARAMETER.encode() not in document:
+            raise
+        problem, remedy = f"missing, but the body has {SIZE_PARAMETER}", "Send the size of the JSON."
+        raise InvalidArgument(problem, remedy, field=LENGTH_HEADER, reason="INVALID_HEADER") from None
 
 
 def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:

@@ -22,7 +22,7 @@ class TeiSpelling(ApiSpelling):
     """Field names and remedies of the TEI API in error messages."""
 
     array_options = False
-    shorten = "Shorten it or set truncate to true."
+    shorten = split = "Shorten it or set truncate to true."
 
     def side(self, side: str, index: int | None = None) -> str:
         if side == "queries":

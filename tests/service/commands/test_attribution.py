@@ -188,8 +188,8 @@ def test_unsupported_methods_are_omitted(run: Run, evaluate: Evaluate, exported_
 def test_missing_kinds_are_omitted(evaluate: Evaluate, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = LoadedModel.load
 
-    def load_with_probs_only(settings: Settings) -> LoadedModel:
-        model = load(settings)
+    def load_with_probs_only(*arguments: Any, **options: Any) -> LoadedModel:
+        model = load(*arguments, **options)
         manifest = model.artifact.manifest.model_copy(update={"attention_kinds": ("probs",)})
         object.__setattr__(model.artifact, "manifest", manifest)
         return model

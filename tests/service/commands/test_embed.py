@@ -88,7 +88,8 @@ def test_forgotten_output_is_wrong_usage(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README").touch()
-    remedy = "Set -o OUT, or write texts to standard input. See: attendant embed --help"
+    remedy = "Set -o OUT" + (": texts allow no options" if "option" in shown else ", or write texts to standard input")
+    remedy += ". See: attendant embed --help"
     assert run_embed(*arguments) == (2, f"attendant embed: --output: missing ({shown}). {remedy}\n")
 
 

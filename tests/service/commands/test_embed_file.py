@@ -1,5 +1,7 @@
 """`attendant embed IN -o OUT`: formats, rejected rows, errors, and runs that continue after a kill."""
 
+import codecs
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -109,16 +111,14 @@ def test_embed_writes_each_row_once_in_every_format(
         ("in.csv", b"a,b\n1,2\n", [], 65, "{in}: text: no such column (columns: a, b). Set --field."),
         ("in.csv", b"text,text\n1,2\n", [], 65,
          "{in}: text: column exists more than once (columns: text, text). Set --field."),
-        ("in.csv", b"text\n1\n", ["--id-field", "id", "-o", "/nowhere/out.jsonl"], 65,
+        ("in.csv", b"text\n1\n", ["--id-field", "id", "--output-format", "jsonl"], 65,
          "{in}: id: no such column (columns: text). Set --id-field."),
         ("in.parquet", b"PAR1", [], 65, "{in}: not Parquet or damaged. Check the file."),
         ("in.xml", b"", [], 2, "IN: unknown suffix (.xml). Set --input-format{help}"),
         ("in.txt", b"", ["--id-field", "id"], 2, "--id-field: not supported for lines of text. Use row numbers{help}"),
         ("in.txt", b"", ["--api-key-file", "k"], 2, "--api-key-file: set without --server. Remove it{help}"),
         ("in.txt", b"", ["--dimensions", "0"], 2, "--dimensions: out of range (0, limit 1). Use 1 to 1048576{help}"),
-        ("in.txt", b"", ["-o", "/nowhere/out.npy"], 73,
-         "/nowhere/out.npy.partial: cannot be written (No such file or directory). "
-         "Check the path and the free space."),
+        ("in.txt", b"", ["-o", "/nowhere/out.npy"], 73, "/nowhere: no such directory. Create it."),
         ("in.txt", b"", ["--server", "ftp://a"], 2,
          "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
     ],
@@ -173,6 +173,58 @@ def test_unusable_rows_are_rejected_and_others_written(
     assert (status, read_rejected(out)) == (1, errors)
     _, _, vectors = read_vectors(out)
     np.testing.assert_allclose(vectors, [stub_vector("a"), stub_vector("b")], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("in.txt", "money bank\nriver".encode("utf-16"), "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8."),
+        ("in.csv", codecs.BOM_UTF16_BE + "text".encode("utf-16-be"), "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8."),
+        ("in.jsonl", gzip.compress(b'{"text": "a"}', mtime=0), "compressed. Decompress it: gzip -d."),
+        ("in.csv", b'text,b\na,1\n"open,2\n' + b"c,3\n" * 50,
+         "line 3: quote is not closed. Close it, or write two quotes for one inside a field."),
+        ("in.csv", b"te\x00xt\na\n", "text: no such column (columns: te?xt). Set --field."),
+    ],
+)  # fmt: skip
+def test_unreadable_file_is_an_error(
+    tmp_path: Path, run_embed: RunEmbed, name: str, content: bytes, problem: str
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    assert run_embed(path, "-o", out) == (65, f"attendant embed: {path}: {problem}\n")
+    assert not out.exists()
+
+
+def test_rejected_record_of_several_lines_names_them(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    path.write_bytes(b'text\na\n"open\nlost\n"x\nb\n')
+    assert run_embed(path, "-o", out)[0] == 1
+    assert read_rejected(out) == {2: "Not CSV (',' expected after '\"', lines 3 to 5). Quote the fields."}
+
+
+def test_output_that_is_the_input_is_wrong_usage(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [{"text": "a"}])
+    rejected = write_rows(tmp_path / "out.npy.rejected.jsonl", [{"text": "a"}])
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    for source, target, shown in ((path, path, path), (path, link, link), (rejected, tmp_path / "out.npy", rejected)):
+        content = source.read_bytes()
+        problem = f"{shown}: is the input, which would be replaced. Set -o to another file."
+        assert run_embed(source, "-o", target, "--overwrite") == (2, f"attendant embed: {problem}\n")
+        assert source.read_bytes() == content
+
+
+def test_output_is_checked_before_rows_are_read(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, directory = write_rows(tmp_path / "in.jsonl", [{"text": "a"}]), tmp_path / "out.npy"
+    directory.mkdir()
+    (tmp_path / "complete.npy").touch()
+    for target, problem in (
+        (directory, f"{directory}: is a directory. Set -o to a file."),
+        (tmp_path / "no" / "out.npy", f"{tmp_path / 'no'}: no such directory. Create it."),
+        (tmp_path / "complete.npy", f"{tmp_path / 'complete.npy'}: exists. Remove it or set --overwrite."),
+    ):
+        assert run_embed(path, "-o", target) == (73, f"attendant embed: {problem}\n")
+        assert not partial_path(target).exists()
 
 
 def test_parquet_bytes_that_are_not_utf8_reject_their_row(tmp_path: Path, run_embed: RunEmbed) -> None:

@@ -168,6 +168,13 @@ def test_invalid_length_of_the_json(rest: httpx.Client, length: str, message: st
     check(response, 400, f"{LENGTH_HEADER}: {message}")
 
 
+def test_missing_length_of_the_json(rest: httpx.Client) -> None:
+    content, headers = rest_request([text(GOLDEN)], binary=True)
+    headers = {name: value for name, value in headers.items() if name != LENGTH_HEADER}
+    message = f"{LENGTH_HEADER}: missing, but the body has binary_data_size. Send the size of the JSON."
+    check(rest.post(INFER, content=content, headers=headers), 400, message)
+
+
 def test_wrong_length_of_the_json(rest: httpx.Client) -> None:
     content, headers = rest_request([text(GOLDEN)], binary=True)
     size = int(headers[LENGTH_HEADER])

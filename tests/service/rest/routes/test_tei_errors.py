@@ -31,6 +31,17 @@ async def test_missing_head_is_a_backend_error(harness: ServiceHarness, path: st
     assert harness.batches_run == 0
 
 
+async def test_truncation_is_the_remedy_for_too_many_characters(harness: ServiceHarness) -> None:
+    """Here alone, truncation applies to this limit."""
+    text = "bank " * 4000
+    response = await harness.post("/embed", {"inputs": ["a", text], "truncate": False})
+    problem = "inputs[1]: too many characters (20000, limit 16384)."
+    assert response.json()["error"] == f"{problem} Shorten it or set truncate to true."
+    assert (await harness.post("/embed", {"inputs": ["a", text], "truncate": True})).status_code == 200
+    response = await harness.post("/tokenize", {"inputs": text})
+    assert response.json()["error"].endswith("Split the text. Truncation does not apply to this limit.")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -1,0 +1,34 @@
+"""The command of docs/ask.md."""
+
+import re
+import shlex
+
+from service.commands.ask import EPILOG
+from tests.conftest import ROOT, run_python
+
+PAGE = (ROOT / "docs" / "ask.md").read_text()
+
+
+def test_command_prints_what_the_page_shows(default_artifact: object) -> None:
+    (command,) = re.findall(r"^\.venv/bin/attendant (ask .*)$", PAGE, re.MULTILINE)
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    result = run_python("-m", "service", *shlex.split(command), model_dir=default_artifact)
+    assert result.returncode == 0, result.stderr
+    printed, expected = ([line.split() for line in text.splitlines()] for text in (result.stdout, shown))
+    assert len(printed) == len(expected)
+    for got, wanted in zip(printed, expected, strict=True):
+        assert [is_number(item) or item for item in got] == [is_number(item) or item for item in wanted]
+        for value, other in zip(got, wanted, strict=True):
+            if is_number(other):
+                # Precisions differ by CPU: a cosine by up to 0.01, a share by up to 1 %.
+                assert abs(float(value) - float(other)) <= (0.01 if "." in other else 1)
+
+
+def test_page_lists_every_exit_status() -> None:
+    (listed,) = re.findall(r"Exit status: (.*?)\.$", EPILOG, re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE) == re.findall(r"\b(\d+) [a-z]", listed)
+
+
+def is_number(item: str) -> bool:
+    """Return whether an item is a decimal number."""
+    return re.fullmatch(r"-?\d+(\.\d+)?", item) is not None
