@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from service.engine.model_loader import LoadedModel
 # Deadlines would make tests fail on a busy machine.
 hypothesis.settings.register_profile("attendant", deadline=None)
 hypothesis.settings.load_profile("attendant")
+# Shells start background jobs with SIGINT ignored, which processes of tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 READY_TIMEOUT_S = 60
