@@ -7,6 +7,7 @@ backends compile once per shape. The cost of attention is quadratic in the row l
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,53 @@ class BatchShape:
         return FIXED_COST + self.tokens * (1 + SQUARE_COST * self.length)
 
 
+class BatchFill(Protocol):
+    """A batch while its sequences are selected."""
+
+    @property
+    def free(self) -> int:
+        """The number of tokens that remain, at least 0."""
+
+    def add(self, size: int) -> bool:
+        """Reserve `size` tokens; False if they do not fit. The first sequence always fits."""
+
+
+class TokenLimit:
+    """A batch of at most `free` tokens."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self._empty = True
+
+    def add(self, size: int) -> bool:
+        if size > self.free and not self._empty:
+            return False
+        self._empty = False
+        self.free = max(0, self.free - size)
+        return True
+
+
+class RowFill:
+    """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit."""
+
+    def __init__(self, shapes: "BatchShapes") -> None:
+        self.free = shapes.max_batch_tokens
+        self._shapes = shapes
+        self._rows: list[int] = []
+
+    def add(self, size: int) -> bool:
+        if not self._rows:
+            shape = self._shapes.full_shape(size)
+            self._rows = [shape.length] * shape.rows
+            self.free = max(size, min(shape.tokens, self.free))
+        row = best_row(self._rows, size) if size <= self.free else None
+        if row is None:
+            return False
+        self._rows[row] -= size
+        self.free -= size
+        return True
+
+
 class BatchShapes:
     """The allowed shapes of packed batches, cheapest first.
 
@@ -49,17 +97,22 @@ class BatchShapes:
         allowed = {
             BatchShape(rows, length)
             for rows, length in shapes
-            if rows * length <= 1.25 * (longest if rows == 1 else max_batch_tokens)
+            if rows * length <= (longest if rows == 1 else max_batch_tokens)
         }
         last = max((shape.length for shape in allowed), default=0)
         allowed |= {BatchShape(1, length) for length in (*range(last + LONG_STEP, longest, LONG_STEP), longest)}
         self.max_batch_tokens = max_batch_tokens
         self.shapes = tuple(sorted(allowed, key=lambda shape: shape.cost))
+        self._full = sorted(allowed, key=lambda shape: (shape.tokens > max_batch_tokens, shape.cost / shape.tokens))
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The distinct token counts (R * T) of the shapes, ascending."""
         return tuple(sorted({shape.tokens for shape in self.shapes}))
+
+    def full_shape(self, size: int) -> BatchShape:
+        """Return the shape of a batch under load that starts with a sequence of this size: the cheapest per token."""
+        return next(shape for shape in self._full if shape.length >= size)
 
     def fit(self, sizes: Sequence[int]) -> tuple[BatchShape, list[int]]:
         """Return the cheapest shape that holds sequences of these sizes, and the start of each in its R * T tokens."""
@@ -72,21 +125,36 @@ class BatchShapes:
         raise ValueError(f"batch: exceeds every allowed shape ({total} tokens, longest sequence {longest})")
 
 
+def best_row(rows: Sequence[int], size: int) -> int | None:
+    """Return the row with the fewest free tokens that has room for `size`, or None; `rows` are the free tokens."""
+    best, least = None, 0
+    for row, free in enumerate(rows):
+        if free >= size and (best is None or free < least):
+            best, least = row, free
+    return best
+
+
 def _place(sizes: Sequence[int], shape: BatchShape) -> list[int] | None:
-    """Return the start of each sequence, placed by first fit in decreasing order; None if they need more rows."""
+    """Return the start of each sequence; None if they need more rows.
+
+    Best fit in decreasing order, and then in the order of the batch, in which a `RowFill` has placed it.
+    """
     if shape.rows == 1:
         ends = np.cumsum(sizes)
         return [int(end) - size for end, size in zip(ends, sizes, strict=True)]
-    used, starts = [0] * shape.rows, [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        size = sizes[index]
-        for row, filled in enumerate(used):
-            if filled + size <= shape.length:
-                starts[index] = row * shape.length + filled
-                used[row] = filled + size
-                break
-        else:
+    numbers = range(len(sizes))
+    decreasing = sorted(numbers, key=sizes.__getitem__, reverse=True)
+    return _place_in_order(sizes, decreasing, shape) or _place_in_order(sizes, numbers, shape)
+
+
+def _place_in_order(sizes: Sequence[int], order: Iterable[int], shape: BatchShape) -> list[int] | None:
+    rows, starts = [shape.length] * shape.rows, [0] * len(sizes)
+    for index in order:
+        row = best_row(rows, sizes[index])
+        if row is None:
             return None
+        starts[index] = (row + 1) * shape.length - rows[row]
+        rows[row] -= sizes[index]
     return starts
 
 

@@ -38,15 +38,12 @@ def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
 
 
 @asynccontextmanager
-async def open_engine(settings: Settings, *, bulk: bool = False) -> AsyncIterator["Engine"]:
-    """Load the artifact of `settings` and yield its engine; see `LoadedModel.load`.
-
-    Raises `ArtifactError` or `ConfigError`.
-    """
+async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
+    """Load the artifact of `settings` and yield its engine. Raises `ArtifactError` or `ConfigError`."""
     from service.engine.engine import Engine  # serve imports it while the model loads
 
     settings = settings.model_copy(update={"max_timeout_ms": TIMEOUT_MS})
-    engine = Engine(LoadedModel.load(settings, bulk=bulk), settings, Metrics(CollectorRegistry()))
+    engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
     try:
         yield engine
     finally:

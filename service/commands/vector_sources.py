@@ -189,7 +189,7 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
     """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
     limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
     settings = select_model(settings, options.model).model_copy(update=dict.fromkeys(limits, UNLIMITED))
-    async with open_engine(settings, bulk=True) as engine:
+    async with open_engine(settings) as engine:
         source = EngineSource(engine, options)
         await source.check()
         yield source

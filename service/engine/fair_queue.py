@@ -1,8 +1,8 @@
 """Scheduling order: deficit round robin over requests, in tokens.
 
 Each queued request gets a quantum of tokens per round, so a request of 256 passages delays a short request by a few
-batches, not by its full duration, and a stream of short requests cannot starve it. Tasks of one request keep their
-order.
+batches, not by its full duration, and a stream of short requests cannot starve it. Tasks that do not fit in a batch
+are passed over, and are first in the next one.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
 Not thread-safe: the scheduler holds its lock around every call.
@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from model.packing import BatchFill
+
 Item = TypeVar("Item")
 
 LOOKAHEAD = 16
-"""Maximum number of requests to skip per batch because their next task does not fit."""
+"""Maximum number of tasks that a batch passes over because they do not fit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,40 +98,45 @@ class FairQueue(Generic[Item]):
         """Remove and return every queued task."""
         return [item for request in list(self._ring.values()) for item in self.discard(request)]
 
-    def select_batch(self, max_tokens: int, max_size: int) -> tuple[list[Item], int]:
+    def select_batch(self, fill: BatchFill, max_size: int) -> tuple[list[Item], int]:
         """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
 
-        The first task is taken whatever its size. A request whose next task does not fit is first in the next batch.
+        A task that does not fit is passed over, and is first in the next batch.
         """
         batch: list[Item] = []
-        remaining_tokens, dropped = max_tokens, 0
-        passed_over: list[WaitingRequest[Item]] = []
-        while self._ring and remaining_tokens > 0 and len(batch) < max_size and len(passed_over) < LOOKAHEAD:
+        dropped = passed_over = 0
+        waiting: list[WaitingRequest[Item]] = []
+        while self._ring and fill.free and len(batch) < max_size and passed_over < LOOKAHEAD:
             request = next(iter(self._ring.values()))
             if request.is_stale():
                 dropped += len(self.discard(request))
                 continue
             if not request.in_turn:
                 request.deficit += self._quantum
-            request.in_turn = False
             entries, before, taken = request.entries, len(batch), 0
-            while entries and len(batch) < max_size:
-                size = entries[0][0]
-                request.in_turn = bool(batch) and size > remaining_tokens
-                if request.in_turn or (batch and size > request.deficit):
+            skipped: list[tuple[int, Item]] = []
+            while entries and fill.free and len(batch) < max_size and passed_over < LOOKAHEAD:
+                size, item = entries[0]
+                if batch and size > request.deficit:
                     break
-                batch.append(entries.popleft()[1])
+                entries.popleft()
+                if not fill.add(size):
+                    skipped.append((size, item))
+                    passed_over += 1
+                    continue
+                batch.append(item)
                 taken += size
-                remaining_tokens -= size
                 request.deficit -= size
+            entries.extendleft(reversed(skipped))
+            request.in_turn = bool(skipped)
             self._count(request, before - len(batch), -taken)
             if not entries:
                 del self._ring[id(request)]
             elif request.in_turn:
-                passed_over.append(self._ring.pop(id(request)))
+                waiting.append(self._ring.pop(id(request)))
             else:
                 self._ring.move_to_end(id(request))
-        for request in reversed(passed_over):
+        for request in reversed(waiting):
             self._ring[id(request)] = request
             self._ring.move_to_end(id(request), last=False)
         return batch, dropped

@@ -35,10 +35,10 @@ class LoadedModel:
     """The embedding table, (V, E), memory-mapped."""
 
     @classmethod
-    def load(cls, settings: Settings, option: ModelOption | None = None, *, bulk: bool = False) -> "LoadedModel":
+    def load(cls, settings: Settings, option: ModelOption | None = None) -> "LoadedModel":
         """Verify and open an artifact and warm up the backend. Takes several seconds. None selects the default model.
 
-        `bulk` favors throughput over latency and startup time. Raises `ArtifactError` or `ConfigError`.
+        Raises `ArtifactError` or `ConfigError`.
         """
         option = option or settings.served_models[0]
         artifact = Artifact.open(option.directory, option.digest)
@@ -48,7 +48,6 @@ class LoadedModel:
             settings.threads,
             settings.max_batch_tokens,
             Gpu(settings.gpu_device, settings.gpu_memory_limit_bytes),
-            bulk,
         )
         choice = select_backend(options, artifact.manifest.graphs, Machine.detect())
         log.info(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
+from model.packing import TokenLimit
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
 from service.engine.backends.cpu import lower_thread_priority
@@ -219,8 +220,10 @@ class Lane(Generic[TaskT, Result]):
                 return None
             free_streams = max(1, self._streams - self._running)
             share = -(-self._queue.tokens // free_streams)
-            tokens = min(self._backend.max_batch_tokens, share)
-            batch, dropped = self._queue.select_batch(tokens, self._backend.max_batch_size)
+            # Under load every row of a batch is filled; otherwise waiting tasks are not passed over.
+            full = share >= self._backend.max_batch_tokens
+            fill = self._backend.full_batch_fill() if full else TokenLimit(share)
+            batch, dropped = self._queue.select_batch(fill, self._backend.max_batch_size)
             self._running += 1
         if dropped:
             self._metrics.cancelled_in_queue.inc(dropped)

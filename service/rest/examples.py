@@ -112,7 +112,7 @@ TEI_INFO: Example = {
     "model_type": {"embedding": {"pooling": "mean"}},
     "max_concurrent_requests": 2048,
     "max_input_length": 256,
-    "max_batch_tokens": 480,
+    "max_batch_tokens": 512,
     "max_batch_requests": None,
     "max_client_batch_size": 256,
     "auto_truncate": True,

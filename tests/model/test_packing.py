@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import BatchShape, BatchShapes, pack_batch
+from model.packing import BatchShape, BatchShapes, RowFill, pack_batch
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 
@@ -32,20 +32,43 @@ def test_any_batch_within_limits_fits_a_shape(
 
 def test_fit_chooses_cheapest_of_few_shapes() -> None:
     """The backend compiles every shape for every stream before the server is ready."""
-    shapes = BatchShapes(256, 480, OpenVinoBackend.batch_shapes)
-    assert len(shapes.shapes) <= 31
+    shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
+    assert len(shapes.shapes) <= 30
     assert shapes.fit([20])[0] == BatchShape(1, 32)
     assert shapes.fit([24] * 20)[0] == BatchShape(5, 96)
     assert shapes.fit([20] * 24)[0] == BatchShape(8, 64)
     assert shapes.fit([128] * 3)[0] == BatchShape(3, 128)
     assert shapes.fit([120, 8] * 3)[0] == BatchShape(3, 128)
     assert shapes.fit([200, 200])[0] == BatchShape(2, 224)
-    assert shapes.fit([480])[0] == BatchShape(1, 480)
+    assert shapes.fit([480])[0] == BatchShape(1, 512)
+
+
+@given(st.sampled_from(SHAPES), LIMITS, st.data())
+def test_row_fill_holds_what_one_shape_holds(
+    pairs: tuple[tuple[int, int], ...], limits: tuple[int, int], data: st.DataObject
+) -> None:
+    """The batch fits the shape that its first sequence selected, or a cheaper one."""
+    max_input_tokens, max_batch_tokens = limits
+    shapes = BatchShapes(max_input_tokens, max_batch_tokens, pairs)
+    fill = RowFill(shapes)
+    sizes = data.draw(st.lists(st.integers(1, max_input_tokens), min_size=1, max_size=60))
+    batch = [size for size in sizes if fill.add(size)]
+    assert batch[0] == sizes[0]
+    assert sum(batch) <= max_batch_tokens or len(batch) == 1
+    assert shapes.fit(batch)[0].cost <= shapes.full_shape(batch[0]).cost
+    assert fill.free == 0 or not fill.add(fill.free + 1)
+
+
+def test_row_fill_selects_short_rows_for_short_sequences() -> None:
+    shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
+    for first, expected in ((20, (8, 64)), (70, (5, 96)), (100, (4, 128)), (150, (3, 160)), (250, (2, 256))):
+        assert shapes.full_shape(first) == BatchShape(*expected)
+    assert BatchShapes(256, 128, OnnxRuntimeCpuBackend.batch_shapes).full_shape(20) == BatchShape(1, 128)
 
 
 def test_fit_rejects_sequences_over_every_shape() -> None:
     with pytest.raises(ValueError, match=r"exceeds every allowed shape \(800 tokens, longest sequence 800\)"):
-        BatchShapes(256, 480, OpenVinoBackend.batch_shapes).fit([800])
+        BatchShapes(256, 512, OpenVinoBackend.batch_shapes).fit([800])
 
 
 @given(st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=12))

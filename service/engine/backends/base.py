@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact
 from model.manifest import Pooling
-from model.packing import BatchShape, BatchShapes, Ints, PackedBatch, pack_batch
+from model.packing import BatchFill, BatchShape, BatchShapes, Ints, PackedBatch, RowFill, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
@@ -82,6 +82,9 @@ class Backend(Protocol[Task_contra, Result]):
     def length_buckets(self) -> tuple[int, ...]:
         """Allowed batch sizes in tokens, ascending."""
 
+    def full_batch_fill(self) -> BatchFill:
+        """Return an empty batch of `max_batch_tokens`."""
+
     def padded_tokens(self, sizes: Sequence[int], /) -> int:
         """Return the length of the batch that holds sequences of these sizes, padding included."""
 
@@ -123,6 +126,9 @@ class PackedBackend(ABC):
     @abstractmethod
     def infer(self, inputs: dict[str, Ints]) -> Floats:
         """Return `last_hidden_state` (R, T, D), an array owned by the caller."""
+
+    def full_batch_fill(self) -> BatchFill:
+        return RowFill(self.shapes)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return self.shapes.fit(sizes)[0].tokens

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact
 from model.manifest import Pooling
+from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_session import open_session
 from service.engine.backends.onnxruntime_cpu import session_options
@@ -69,6 +70,9 @@ class CudaBackend:
         manifest = self._artifact.manifest
         device = _Device(self._open(), "cuda", self.choice.gpu.device, manifest.hidden_size)
         self._device = self._thread.submit(lambda: device).result()
+
+    def full_batch_fill(self) -> BatchFill:
+        return TokenLimit(self.max_batch_tokens)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return self.shapes.fit(sizes).tokens

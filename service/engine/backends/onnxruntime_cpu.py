@@ -8,7 +8,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
-from model.packing import BatchShape, Ints, pack_batch
+from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
 from model.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.schema.encode import ExplainTask
@@ -70,6 +70,9 @@ class ExplainBackend:
         """
         threadpool_limits(1, user_api="blas")
         return open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream, arena=False)
+
+    def full_batch_fill(self) -> BatchFill:
+        return TokenLimit(self.max_batch_tokens)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return sum(sizes)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice
 from service.errors import NonFiniteOutput
 
@@ -39,6 +40,9 @@ class FakeBackend:
         self.entered = threading.Semaphore(0)
         self.session_lost = self.device_lost = False
         self.probes = self.reopened = 0
+
+    def full_batch_fill(self) -> BatchFill:
+        return TokenLimit(self.max_batch_tokens)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return 64

@@ -76,12 +76,6 @@ def test_options_override_the_defaults() -> None:
     assert (choice.precision, choice.max_batch_tokens, choice.reason) == ("float32", 64, "ATTENDANT_PRECISION=float32")
 
 
-def test_bulk_jobs_have_larger_batches_unless_their_size_is_set() -> None:
-    assert select(ZEN_5, bulk=True).max_batch_tokens > select(ZEN_5).max_batch_tokens
-    assert select(ZEN_5, bulk=True, max_batch_tokens=64).max_batch_tokens == 64
-    assert select(ZEN_5, bulk=True, provider="cpu") == select(ZEN_5, provider="cpu")
-
-
 def test_int8_requires_explicit_precision() -> None:
     graphs = (*FAST, "int8")
     assert select(ICE_LAKE, graphs).precision == "float32"

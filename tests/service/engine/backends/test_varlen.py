@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.packing import TokenLimit
 from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, pack_varlen
 from service.engine.fair_queue import FairQueue
 
@@ -15,7 +16,7 @@ def batch_of(sizes: list[int], max_tokens: int, max_size: int) -> list[int]:
     queue: FairQueue[int] = FairQueue(max_tokens)
     for size in sizes:
         queue.add([size], [size])
-    return queue.select_batch(max_tokens, max_size)[0]
+    return queue.select_batch(TokenLimit(max_tokens), max_size)[0]
 
 
 LIMITS = st.sampled_from([(41, 64), (256, 1024), (256, 16384), (512, 300), (512, 4096), (8192, 512)])
