@@ -159,7 +159,7 @@ def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int,
         assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
 
 
-@pytest.mark.parametrize("max_tokens", [BATCH_TOKENS, 1024])
+@pytest.mark.parametrize("max_tokens", [BATCH_TOKENS, 768])
 @pytest.mark.parametrize("per_request", [1, 32])
 def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
     """With real sentences, padding is less than 3 % of the tokens."""
