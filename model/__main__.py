@@ -1,6 +1,7 @@
 """Command line of `attendant-model`: train a model, export a published one to an artifact, or verify an artifact."""
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -8,24 +9,67 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from model.artifact import Artifact, ArtifactError
+from model.console import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_INTERRUPTED,
+    Parser,
+    output_path,
+    run_command,
+)
+from model.description import EmbeddingSettings, describe_evaluation, describe_training
 from model.examples.command import EXAMPLES, write_example
-from model.manifest import VARIANTS, EvaluationRecord, TrainingRecord
+from model.manifest import POOLINGS, VARIANTS
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
 
 
+DESCRIPTION = "Train a model, export a published one to an artifact, or verify an artifact."
+EXAMPLES_OF = {
+    "": """\
+examples:
+  attendant-model export BAAI/bge-small-en-v1.5 -o models/bge-small
+  attendant-model verify models/bge-small""",
+    "export": """\
+examples:
+  attendant-model export default -o models/all-MiniLM-L6-v2
+  attendant-model export BAAI/bge-small-en-v1.5 --revision main -o models/bge-small --variant int8
+  attendant-model export my-model -o models/mine --pooling cls --normalize --max-input-tokens 512""",
+    "train": "example: attendant-model train runs/words/masked.toml -o runs/words/masked",
+    "example": "example: attendant-model example ambiguous-words -o runs/words",
+    "verify": "example: attendant-model verify models/all-MiniLM-L6-v2",
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return 0, or 1 after printing one line to stderr."""
-    parser = argparse.ArgumentParser(
-        prog="attendant-model", description="Train a model, export one to an artifact, or verify an artifact."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    export = commands.add_parser("export", help="export a published model")
+    """Run one command and return the exit status, after one line on stderr if it is not 0."""
+    options = _parser().parse_args(arguments)
+    return run_command("attendant-model", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "train":
+        return _train(options.config, options.out)
+    if options.command == "example":
+        return _example(options.name, options.out)
+    return _export(options) if options.command == "export" else _verify(options.artifact)
+
+
+def _parser() -> Parser:
+    parser = Parser("attendant-model", DESCRIPTION, EXAMPLES_OF[""])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add_command(name: str, description: str) -> argparse.ArgumentParser:
+        sentence = f"{description[0].upper()}{description[1:]}."
+        return commands.add_parser(name, help=description, description=sentence, epilog=EXAMPLES_OF[name])
+
+    export = add_command("export", "export a published model")
     export.add_argument(
         "source", help='directory, Hugging Face model ID such as "BAAI/bge-small-en-v1.5", or "default"'
     )
-    export.add_argument("-o", "--out", type=Path, required=True, help="directory to write")
+    export.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
     export.add_argument("--revision", help="branch, tag or commit of a Hugging Face model ID")
     export.add_argument("--name", help="model name (default: last part of the source)")
     export.add_argument(
@@ -36,20 +80,28 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         help=f"file with one text per line to measure cuda accuracy (default: {DEFAULT_EVAL_TEXTS} sample sentences)",
     )
-    train = commands.add_parser("train", help="train a model and export it; continues an interrupted run")
+    export.add_argument("--pooling", choices=POOLINGS, help="pooling mode (default: from the files of the model)")
+    export.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="normalize embeddings (default: from the files of the model)",
+    )
+    export.add_argument(
+        "--max-input-tokens",
+        type=int,
+        metavar="N",
+        help="token limit of an input, special tokens included (default: from the files of the model)",
+    )
+    export.add_argument("--overwrite", action="store_true", help="replace the artifact of another model")
+    train = add_command("train", "train a model and export it; continues an interrupted run")
     train.add_argument("config", type=Path, help="TOML file")
-    train.add_argument("-o", "--out", type=Path, required=True, help="directory of the run")
-    example = commands.add_parser("example", help="write data and configurations of an example of training")
+    train.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory of the run")
+    example = add_command("example", "write data and configurations of an example of training")
     example.add_argument("name", choices=EXAMPLES)
-    example.add_argument("-o", "--out", type=Path, required=True, help="directory to write")
-    verify = commands.add_parser("verify", help="verify every file of an artifact against its manifest")
+    example.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
+    verify = add_command("verify", "verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
-    options = parser.parse_args(arguments)
-    if options.command == "train":
-        return _train(options.config, options.out)
-    if options.command == "example":
-        return _example(options.name, options.out)
-    return _export(options) if options.command == "export" else _verify(options.artifact)
+    return parser
 
 
 def _train(config: Path, out: Path) -> int:
@@ -61,19 +113,21 @@ def _train(config: Path, out: Path) -> int:
         from model.train.command import run_training
         from model.train.config import TrainError
     except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export,train]'")
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export,train]'", EX_CONFIG)
     try:
         manifest = run_training(config, out, _progress())
     except (TrainError, SourceError, CheckpointError, ParityError, ArtifactError) as error:
-        return _fail(str(error))
+        return _fail(str(error), error.status)
     except OSError as error:
         return _fail(
             f"{error.filename or out}: cannot be read or written ({error.strerror or error}). Correct that, then run "
-            "the command again: it continues from the last checkpoint."
+            "the command again: it continues from the last checkpoint.",
+            EX_CANTCREAT,
         )
     except KeyboardInterrupt:
-        _fail("interrupted. Run the command again to continue.")
-        return 130
+        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun
+            print("attendant-model: interrupted. Run the command again to continue.", file=sys.stderr)
+        return EX_INTERRUPTED
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
     return 0
@@ -83,7 +137,7 @@ def _example(name: str, out: Path) -> int:
     try:
         configurations = write_example(name, out)
     except OSError as error:
-        return _fail(f"{error.filename or out}: cannot be written ({error.strerror or error}).")
+        return _fail(f"{error.filename or out}: cannot be written ({error.strerror or error}).", EX_CANTCREAT)
     for path in configurations:
         print(path)
     return 0
@@ -108,14 +162,15 @@ def _export(options: argparse.Namespace) -> int:
         from model.export import ParityError, Variants, export
         from model.mixed_precision import AccuracyError
         from model.model_source import SourceError
+        from model.sentence_transformers_config import SettingOptions
     except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export]'")
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export]'", EX_CONFIG)
     try:
         eval_texts = _eval_texts(options)
     except ValueError as error:
-        return _fail(str(error))
+        return _fail(str(error), EX_DATAERR)
     except OSError as error:
-        return _fail(f"{options.eval_texts}: cannot be read ({error.strerror}). Check the path.")
+        return _fail(f"{options.eval_texts}: cannot be read ({error.strerror}). Check the path.", EX_DATAERR)
     try:
         manifest = export(
             options.source,
@@ -124,11 +179,14 @@ def _export(options: argparse.Namespace) -> int:
             name=options.name,
             progress=progress,
             variants=Variants(options.variants, eval_texts),
+            settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens),
+            overwrite=options.overwrite,
         )
     except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
-        return _fail(str(error))
+        return _fail(str(error), error.status)
     except OSError as error:
-        return _fail(f"{error.filename or options.out}: cannot be read or written ({error.strerror or error}).")
+        path = error.filename or options.out
+        return _fail(f"{path}: cannot be read or written ({error.strerror or error}).", EX_CANTCREAT)
     progress(f"wrote {manifest.name} to {options.out}")
     return 0
 
@@ -144,9 +202,11 @@ def _verify(directory: Path) -> int:
     try:
         artifact = Artifact.open(directory)
     except ArtifactError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.status)
     manifest = artifact.manifest
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
+    for line in EmbeddingSettings.from_manifest(manifest).describe():
+        print(f"  {line}")
     report = artifact.read_report()
     for name, graph in manifest.graphs.items():
         if report is None or name not in report.graphs:
@@ -162,31 +222,15 @@ def _verify(directory: Path) -> int:
             line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
         print(line)
     if manifest.training is not None:
-        print(f"  {_describe_training(manifest.training)}")
+        print(f"  {describe_training(manifest.training)}")
     for evaluation in manifest.evaluations:
-        print(f"  {_describe_evaluation(evaluation)}")
+        print(f"  {describe_evaluation(evaluation)}")
     return 0
 
 
-def _describe_training(training: TrainingRecord) -> str:
-    files = ", ".join(f"{file.name} ({file.size:,} bytes)" for file in training.data)
-    line = f"training: {training.objective}, {training.steps:,} steps, {training.tokens:,} tokens of {files}"
-    line += f", from {training.initial_model}" if training.initial_model else ""
-    line += f", teacher {training.teacher}" if training.teacher else ""
-    line += f", {training.precision}, seed {training.seed}, validation loss {training.validation_loss:.4f}"
-    return line
-
-
-def _describe_evaluation(evaluation: EvaluationRecord) -> str:
-    line = f"evaluation {evaluation.task}, {evaluation.file}: {evaluation.measure} {evaluation.value:.3f}"
-    if evaluation.low is not None and evaluation.high is not None:
-        line += f" [{evaluation.low:.3f}, {evaluation.high:.3f}]"
-    return line
-
-
-def _fail(message: str) -> int:
+def _fail(message: str, status: int) -> int:
     print(f"attendant-model: {message}", file=sys.stderr)
-    return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -1,26 +1,32 @@
 """The artifact: the directory that `attendant-model export` writes and `attendant serve` reads.
 
 It is the only interface between model/ and service/. `Artifact.open` rejects a directory with a file that differs
-from the manifest, is missing, or is not listed. This module imports neither torch nor onnxruntime.
+from the manifest, is missing, or is not listed. Every file is opened once: later reads return the verified file, even
+after another artifact was moved to the directory. This module imports neither torch nor onnxruntime.
 """
 
+import base64
 import hashlib
+import mmap
 import os
 import re
 import stat
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from model.manifest import FORMAT_VERSION, FileRecord, Manifest, ManifestVersion, Report, TensorRecord
+from model.console import EX_CONFIG
+from model.manifest import FORMAT_VERSION, FileRecord, GoldenVectors, Manifest, ManifestVersion, Report, TensorRecord
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.json"
+GOLDEN = "golden.json"
 TRAINING = "training.json"
 """The training record of a model that is not yet an artifact, next to its weights."""
 WEIGHTS = "weights.bin"
@@ -28,6 +34,21 @@ WEIGHTS = "weights.bin"
 
 class ArtifactError(Exception):
     """An invalid artifact. The message names the file and a remedy."""
+
+    status = EX_CONFIG
+
+
+class _OpenFiles:
+    """Descriptors of the files of a directory. Each is opened on first use, and closed with this object."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._descriptors)
+
+    def descriptor(self, root: Path, name: str) -> int:
+        if name not in self._descriptors:
+            self._descriptors[name] = _open(root, name)
+        return self._descriptors[name]
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,7 @@ class Artifact:
     root: Path
     manifest: Manifest
     digest: str
+    _files: _OpenFiles = field(default_factory=_OpenFiles, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, root: Path, expected_digest: str | None = None) -> "Artifact":
@@ -66,7 +88,7 @@ class Artifact:
     def read(self, name: str) -> bytes:
         """Return the bytes of a listed file after verifying its digest. Raises ArtifactError."""
         record = self.manifest.files[name]
-        body = _read(self.root, name)
+        body = _read_all(self._files.descriptor(self.root, name))
         if len(body) != record.size:
             raise ArtifactError(
                 f"{self.root / name}: size mismatch with {MANIFEST} ({len(body)} bytes, expected {record.size}). "
@@ -83,14 +105,26 @@ class Artifact:
         except (ArtifactError, ValidationError):
             return None
 
+    def read_golden_vectors(self) -> GoldenVectors | None:
+        """Return the golden vectors; None if golden.json is missing. Raises ArtifactError if it is invalid."""
+        if not (self.root / GOLDEN).exists():
+            return None
+        try:
+            golden = GoldenVectors.model_validate_json(_read(self.root, GOLDEN))
+            size = len(base64.b64decode(golden.vectors, validate=True))
+        except ValueError:
+            size = -1
+        if size < 0 or size != 4 * len(golden.texts) * self.manifest.hidden_size:
+            raise ArtifactError(f"{self.root / GOLDEN}: invalid golden vectors. Export again.")
+        return golden
+
     def map(self, tensor: TensorRecord) -> NDArray[np.float32]:
-        """Return a read-only memory map of a tensor."""
-        return np.memmap(
-            self.root / tensor.file, dtype="<f4", mode="r", offset=tensor.offset, shape=tuple(tensor.shape)
-        )
+        """Return a read-only memory map of a tensor. Raises ArtifactError if its file can no longer be opened."""
+        mapped = mmap.mmap(self._files.descriptor(self.root, tensor.file), 0, access=mmap.ACCESS_READ)
+        return np.ndarray(tensor.shape, "<f4", mapped, tensor.offset)
 
     def _reject_unlisted_files(self) -> None:
-        listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, REPORT}
+        listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, REPORT, GOLDEN}
         for path in sorted(self.root.rglob("*")):
             name = path.relative_to(self.root).as_posix()
             if name not in listed:
@@ -140,7 +174,15 @@ def _listed_digests(body: bytes) -> list[str]:
 
 
 def _read(root: Path, name: str) -> bytes:
-    """Read a regular file of `root`. Links are rejected, because their target can change after verification."""
+    descriptor = _open(root, name)
+    try:
+        return _read_all(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(root: Path, name: str) -> int:
+    """Open a regular file of `root`. Links are rejected: their target can change before a file is opened."""
     path = root / name
     if "\0" in name or root not in path.resolve().parents:
         raise ArtifactError(f"{path}: outside of the artifact. Export again.")
@@ -155,11 +197,22 @@ def _read(root: Path, name: str) -> bytes:
         raise ArtifactError(f"{path}: missing. Export again.") from None
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror}). Check its type and permissions.") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(descriptor)
+        raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
+    return descriptor
+
+
+def _read_all(descriptor: int) -> bytes:
+    """Return the content of a file. Threads may share the descriptor: its position is not used."""
+    size = os.fstat(descriptor).st_size
+    body = os.pread(descriptor, size, 0)
+    while len(body) < size and (more := os.pread(descriptor, size - len(body), len(body))):
+        body += more  # one call returns at most 2 GiB
+    return body
+
+
+def _close_all(descriptors: dict[str, int]) -> None:
+    for descriptor in descriptors.values():
         os.close(descriptor)

@@ -16,7 +16,13 @@ from model.artifact import TRAINING
 from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.encoder import ACTIVATIONS, Encoder, EncoderConfig
 from model.manifest import TrainingRecord
-from model.sentence_transformers_config import EmbeddingConfig, read_embedding_config, read_max_input_tokens
+from model.sentence_transformers_config import (
+    FROM_FILES,
+    EmbeddingConfig,
+    SettingOptions,
+    read_embedding_config,
+    read_max_input_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,8 @@ UNUSED_TENSORS = re.compile(
 )
 
 
-def load_checkpoint(directory: Path) -> Checkpoint:
-    """Return the checkpoint in a directory of published files.
+def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
+    """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
 
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
@@ -129,16 +135,20 @@ def load_checkpoint(directory: Path) -> Checkpoint:
             f"{tokenizer}: missing. Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
     encoder = build_encoder(model_type, config, read_tensors(directory))
-    embedding_config = read_embedding_config(directory, encoder.config.hidden_size)
+    embedding_config = read_embedding_config(directory, encoder.config.hidden_size, settings)
+    max_input_tokens, origin = read_max_input_tokens(
+        directory, encoder.config.max_position_embeddings, settings.max_input_tokens
+    )
+    embedding_config.origins["max_input_tokens"] = origin
     if encoder.config.causal and embedding_config.pooling == "cls":
         raise CheckpointError(
-            "modules.json: cls pooling of a causal model: its first token attends to itself only, so all embeddings "
-            "are equal. Use mean pooling."
+            f"{embedding_config.origins['pooling']}: cls pooling of a causal model (its first token attends to itself "
+            "only, so all embeddings are equal). Use mean pooling."
         )
     return Checkpoint(
         encoder=encoder,
         model_type=model_type,
-        max_input_tokens=read_max_input_tokens(directory, encoder.config.max_position_embeddings),
+        max_input_tokens=max_input_tokens,
         tokenizer=tokenizer.read_bytes(),
         embedding_config=embedding_config,
         training=read_training(directory),

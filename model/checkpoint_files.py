@@ -8,9 +8,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.console import EX_DATAERR
+
 
 class CheckpointError(Exception):
     """Unsupported or invalid model files. The message names the file, tensor or setting."""
+
+    status = EX_DATAERR
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -13,12 +13,15 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from model.artifact import MANIFEST, REPORT, TOKENIZER, WEIGHTS, Artifact, ArtifactError, describe_file, write_manifest
+from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.checkpoint_files import CheckpointError
+from model.console import EX_SOFTWARE
+from model.description import EmbeddingSettings
 from model.encoder import Block, Encoder, EncoderConfig, HiddenStatesEncoder
+from model.export_checks import check_directory, check_same_source, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
 from model.export_int8 import write_int8
+from model.golden_vectors import compute_golden_vectors
 from model.manifest import (
     FORMAT_VERSION,
     KINDS,
@@ -36,8 +39,7 @@ from model.manifest import (
 from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, write_graph
 from model.parity import measure_parity
-from model.sentence_transformers_config import EmbeddingConfig
-from model.tokenizer import Tokenizer
+from model.sentence_transformers_config import FROM_FILES, EmbeddingConfig, SettingOptions
 
 DENSE_WEIGHTS = "dense.bin"
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
@@ -57,8 +59,10 @@ class Variants:
 class ParityError(Exception):
     """A difference over the tolerance between the encoder and its exported graph; no artifact was written."""
 
+    status = EX_SOFTWARE
 
-def export(
+
+def export(  # noqa: PLR0913  # the options of the command
     source: str,
     out: Path,
     *,
@@ -66,8 +70,10 @@ def export(
     name: str | None,
     progress: Progress,
     variants: Variants = Variants(),
+    settings: SettingOptions = FROM_FILES,
+    overwrite: bool = False,
 ) -> Manifest:
-    """Write the artifact of `source` to the directory `out`, atomically, replacing an existing artifact.
+    """Write the artifact of `source` to the directory `out`, atomically, replacing an artifact of the same source.
 
     Args:
         source: "default", a directory or a Hugging Face model ID.
@@ -76,23 +82,25 @@ def export(
         name: model name in the manifest; defaults to the last part of the source.
         progress: called with a message before each step.
         variants: optional graphs.
+        settings: embedding settings that replace those in the files of the model.
+        overwrite: replace the artifact of another source, too.
 
     Raises:
         SourceError: the source is unavailable.
         CheckpointError: the checkpoint is invalid or unsupported.
         ParityError: a graph differs from the encoder.
         AccuracyError: float16 embeddings differ too much from float32.
-        ArtifactError: `out` is unusable, or the artifact is invalid.
+        ArtifactError: `out` is unusable or has the artifact of another source, or the written artifact is invalid.
     """
-    if out.exists() and not out.is_dir():
-        raise ArtifactError(f"{out}: not a directory. Choose another path.")
-    if out.exists() and not (out / MANIFEST).is_file() and any(out.iterdir()):
-        raise ArtifactError(f"{out}: not empty and not an artifact. Choose another directory.")
+    check_directory(out)
     progress(f"locating {source}")
     located = locate(source, revision)
+    if not overwrite:
+        check_same_source(out, located)
     progress(f"reading {located.source}")
-    checkpoint = load_checkpoint(located.directory)
-    _check_tokenizer(checkpoint)
+    checkpoint = load_checkpoint(located.directory, settings)
+    check_tokenizer(checkpoint)
+    _report_settings(checkpoint, progress)
     if "cuda" in variants.names:
         check_cuda(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,16 +114,22 @@ def export(
     return manifest
 
 
-def _check_tokenizer(checkpoint: Checkpoint) -> None:
-    try:
-        vocab_size = Tokenizer(checkpoint.tokenizer).vocab_size
-    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
-        raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
-    if vocab_size > checkpoint.encoder.config.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json: more tokens than the embedding table ({vocab_size}, "
-            f"limit {checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
-        )
+def _report_settings(checkpoint: Checkpoint, progress: Progress) -> None:
+    embedding = checkpoint.embedding_config
+    settings = EmbeddingSettings(
+        embedding.pooling,
+        embedding.include_prompt,
+        embedding.normalize,
+        checkpoint.max_input_tokens,
+        list(embedding.prompts),
+        embedding.default_prompt_name,
+        [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in embedding.dense],
+        embedding.origins,
+    )
+    for line in settings.describe():
+        progress(line)
+    if warning := settings.warning():
+        progress(warning)
 
 
 def _write(
@@ -165,6 +179,7 @@ def _write(
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
         include_prompt=embedding.include_prompt,
+        origins=embedding.origins,
         similarity=embedding.similarity,
         graphs=graphs,
         static=find(encoder.embeddings.word_embeddings.weight),
@@ -177,6 +192,8 @@ def _write(
     )
     write_manifest(root, manifest)
     (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
+    golden = compute_golden_vectors(encoder, checkpoint.tokenizer, checkpoint.max_input_tokens)
+    (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
     return manifest
 
 

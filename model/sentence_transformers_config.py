@@ -3,16 +3,29 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
-from model.manifest import POOLINGS, Pooling, Similarity
+from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
 
 CONFIG = "config_sentence_transformers.json"
+MODULES = "modules.json"
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Settings that replace those in the files of a model; None keeps them."""
+
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    max_input_tokens: int | None = None
+
+
+FROM_FILES = SettingOptions()
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class EmbeddingConfig:
     """The steps before and after the encoder; mean pooling without sentence-transformers files.
 
     `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "dot" for
-    models with `similarity_fn_name` "dot", else "cosine".
+    models with `similarity_fn_name` "dot", else "cosine". `origins`: see `Manifest`.
     """
 
     pooling: Pooling = "mean"
@@ -39,26 +52,54 @@ class EmbeddingConfig:
     default_prompt_name: str | None = None
     include_prompt: bool = True
     similarity: Similarity = "cosine"
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
 
 
-def read_max_input_tokens(directory: Path, max_position_embeddings: int) -> int:
-    """Return `max_seq_length` of sentence_bert_config.json, else `model_max_length` of tokenizer_config.json.
+def read_max_input_tokens(directory: Path, max_position_embeddings: int, option: int | None) -> tuple[int, str]:
+    """Return the token limit of an input and its origin.
 
-    The result is at most `max_position_embeddings`.
+    `max_seq_length` of sentence_bert_config.json has priority over `model_max_length` of tokenizer_config.json. The
+    result is at most `max_position_embeddings`. Raises CheckpointError if `option` is larger.
     """
-    limit = read_optional_json(directory / "sentence_bert_config.json").get("max_seq_length")
-    if limit is None:
-        limit = read_optional_json(directory / "tokenizer_config.json").get("model_max_length")
-    return max_position_embeddings if limit is None else int(min(limit, max_position_embeddings))
+    if option is not None:
+        if not 1 <= option <= max_position_embeddings:
+            raise CheckpointError(
+                f"--max-input-tokens: out of range ({option}, limit {max_position_embeddings}). "
+                f"Use 1 to {max_position_embeddings}."
+            )
+        return option, "--max-input-tokens"
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        limit = read_optional_json(directory / name).get(key)
+        if limit is not None:
+            return (int(limit), name) if limit <= max_position_embeddings else (max_position_embeddings, "config.json")
+    return max_position_embeddings, "config.json"
 
 
-def read_embedding_config(directory: Path, hidden_size: int) -> EmbeddingConfig:
-    """Return the configuration in the sentence-transformers files. Raises CheckpointError."""
+def read_embedding_config(directory: Path, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
+    """Return the configuration in the sentence-transformers files, changed by `options`. Raises CheckpointError."""
     config = read_optional_json(directory / CONFIG)
     prompts, default_prompt_name = _read_prompts(config)
     similarity: Similarity = "dot" if config.get("similarity_fn_name") in ("dot", "dot_product") else "cosine"
-    if not (directory / "modules.json").is_file():
-        return EmbeddingConfig(prompts=prompts, default_prompt_name=default_prompt_name, similarity=similarity)
+    embedding = EmbeddingConfig(
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        similarity=similarity,
+        origins={"pooling": ASSUMED, "normalize": ASSUMED} | ({"prompts": CONFIG} if config else {}),
+    )
+    if (directory / MODULES).is_file():
+        embedding = _read_module_settings(directory, hidden_size, embedding)
+    changes: dict[str, Any] = {}
+    origins = dict(embedding.origins)
+    if options.pooling is not None:
+        changes["pooling"], origins["pooling"] = options.pooling, "--pooling"
+    if options.normalize is not None:
+        changes["normalize"] = options.normalize
+        origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
+    return replace(embedding, **changes, origins=origins)
+
+
+def _read_module_settings(directory: Path, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
+    """Return `embedding` with pooling, dense layers and normalization of modules.json."""
     if read_optional_json(directory / "sentence_bert_config.json").get("do_lower_case"):
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
     modules = list(_read_modules(directory))
@@ -67,18 +108,24 @@ def read_embedding_config(directory: Path, hidden_size: int) -> EmbeddingConfig:
         raise CheckpointError(
             f"modules.json: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
         )
-    pooling: Pooling = "mean"
-    include_prompt = True
+    pooling, include_prompt = embedding.pooling, True
+    origins = embedding.origins | {"normalize": MODULES, "dense": MODULES}
     dense: list[DenseLayer] = []
     size = hidden_size
     for kind, path in modules:
         if kind == "Pooling":
             pooling, include_prompt = _read_pooling(read_json(path / "config.json"))
+            origins["pooling"] = f"{path.name}/config.json"
         elif kind == "Dense":
             dense.append(_read_dense(path, size))
             size = dense[-1].weight.shape[0]
-    return EmbeddingConfig(
-        pooling, order.endswith("Normalize"), tuple(dense), prompts, default_prompt_name, include_prompt, similarity
+    return replace(
+        embedding,
+        pooling=pooling,
+        normalize=order.endswith("Normalize"),
+        dense=tuple(dense),
+        include_prompt=include_prompt,
+        origins=origins,
     )
 
 

@@ -8,8 +8,9 @@ import threading
 import uvloop
 
 from model.artifact import ArtifactError
-from service import __version__
-from service.app import EX_CONFIG, EX_OK, LOADING_THREAD, App
+from model.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
+from service import __version__, read_revision
+from service.app import LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_settings
 from service.logs import set_up_logging
 
@@ -28,27 +29,34 @@ USAGE = """usage: attendant COMMAND
   size                calculate replicas, cores and memory for a load; attendant size --help
   options             print the table of options in Markdown
   --version           print the version
+
+examples:
+  attendant serve --model-dir models/all-MiniLM-L6-v2 --rest-port 8080
+  attendant embed texts.parquet -o vectors.parquet
+  attendant ask "river bank flows" "money bank grows"
+
+Exit statuses: docs/commands.md
 """
-EX_INTERRUPTED = 130
-"""Exit status after SIGINT, as shells define it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
-    try:
-        status = _run(command, rest)
-    except (ConfigError, ArtifactError) as error:
-        print(f"attendant: {error}", file=sys.stderr)
-        status = EX_CONFIG
-    except KeyboardInterrupt:
-        status = EX_INTERRUPTED
+    status = run_command("attendant", lambda: _run_checked(command, rest))
     if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
         # A signal arrived, or a port could not be bound, while the runtime was loading: it cannot be interrupted, and
         # may crash at interpreter exit.
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def _run_checked(command: str, rest: list[str]) -> int:
+    try:
+        return _run(command, rest)
+    except (ConfigError, ArtifactError) as error:
+        print(f"attendant: {error}", file=sys.stderr)
+        return EX_CONFIG
 
 
 def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return per command
@@ -76,7 +84,7 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
 
         return size.run(rest)
     if command == "--version":
-        print(f"attendant {__version__}")
+        print(f"attendant {__version__}, revision {read_revision()}")
         return EX_OK
     if command == "options":
         print(describe_options(), end="")
@@ -84,7 +92,7 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
     wants_help = not {command, *rest[:1]}.isdisjoint(("-h", "--help", "help"))
     unknown = f"attendant: {command}: no such command.\n\n" if command and not wants_help else ""
     print(unknown + USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
-    return EX_OK if wants_help else 2
+    return EX_OK if wants_help else EX_USAGE
 
 
 def _serve(settings: Settings) -> int:

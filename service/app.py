@@ -21,7 +21,8 @@ from prometheus_client import (
 )
 
 from model.artifact import ArtifactError
-from service import __version__
+from model.console import EX_CONFIG, EX_OK, EX_SOFTWARE
+from service import __version__, read_revision
 from service.auth import ApiKeys
 from service.config import ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
     from service.rest.server import Server
     from service.rpc.server import RpcServer
 
-EX_OK, EX_SOFTWARE, EX_CONFIG = 0, 70, 78
 LOOP_LAG_PERIOD_S = 0.25
+MAX_WATCH_STEP_S = 1.0
+"""Maximum run time that one period adds to a batch: after a longer pause, the process was suspended or starved."""
 CONNECTION_GRACE_S = 2.0
 """Seconds reserved at the end of the drain.
 
 This time is for finishing responses and for closing idle connections and incomplete requests.
 """
+HEALTHY_RATIO = 0.9
+"""Part of the drain delay in which gRPC health is still SERVING. The maximum age of connections should be shorter."""
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"
 
@@ -63,7 +67,7 @@ class App:
         self.metrics = Metrics(CollectorRegistry())
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.metrics.registry)
-        self.metrics.build_info.labels(__version__).set(1)
+        self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
 
     async def run(self) -> int:
@@ -97,22 +101,26 @@ class App:
 
         The imports take 0.3 s, so they run while a thread loads the model.
         """
+        from service.limits import BodyBudget
         from service.rest.app import make_admin_app, make_app
+        from service.rest.cors import Cors
         from service.rest.overload import LoadShedder
         from service.rest.protocol import ConnectionLimits
         from service.rest.server import Server
         from service.rpc.server import RpcServer
 
         settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
+        budget = BodyBudget(settings.max_pending_request_bytes)
         header_timeout_s = settings.header_timeout_ms / 1000
         requests = RequestLog(metrics, settings.access_log)
         rest = Server(
-            make_app(lifecycle, settings, metrics, keys),
+            make_app(lifecycle, settings, metrics, keys, budget),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
-            LoadShedder(lifecycle, requests, keys),
+            LoadShedder(lifecycle, requests, keys, Cors(settings.cors_origins)),
         )
+        metrics.connections.set_function(lambda: rest.connections)
         admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
-        return rest, admin, RpcServer(lifecycle, settings, metrics, keys)
+        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget)
 
     async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
         """Start the engines once the models are loaded; return at once when a signal arrives."""
@@ -161,10 +169,14 @@ class App:
         exit_after(timeout_s)
         grace_s = min(CONNECTION_GRACE_S, timeout_s / 4)
         self._lifecycle.start_draining()
-        await self._rpc.set_not_serving()
         if self._lifecycle.loaded:
             log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
-            await asyncio.sleep(self._settings.drain_delay_ms / 1000)
+            # A client that checks the health of a connection through a TCP proxy has no other connection: it fails all
+            # calls until this one reaches its maximum age. So the health changes later than that.
+            await asyncio.sleep(HEALTHY_RATIO * self._settings.drain_delay_ms / 1000)
+        await self._rpc.set_not_serving()
+        if self._lifecycle.loaded:
+            await asyncio.sleep((1 - HEALTHY_RATIO) * self._settings.drain_delay_ms / 1000)
         self._lifecycle.reject_new()
         try:
             async with asyncio.timeout(deadline - time.monotonic() - 2 * grace_s):
@@ -187,7 +199,7 @@ class App:
         key = "" if self._keys is None else " -H 'authorization: Bearer KEY'"
         print(
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
-            f"admin http://{format_address(admin_host, admin_port)}. Try: "
+            f"admin http://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
             f"curl -s {rest}/v1/encode -H 'content-type: application/json'{key} "
             """-d '{"inputs": "money bank grows"}'""",
             flush=True,
@@ -210,7 +222,9 @@ class App:
         while True:
             expected = time.perf_counter() + LOOP_LAG_PERIOD_S
             await asyncio.sleep(LOOP_LAG_PERIOD_S)
-            self.metrics.loop_lag_seconds.observe(max(0.0, time.perf_counter() - expected))
+            lag = max(0.0, time.perf_counter() - expected)
+            self.metrics.loop_lag_seconds.observe(lag)
+            self._lifecycle.watch(min(MAX_WATCH_STEP_S, LOOP_LAG_PERIOD_S + lag))
             if self._lifecycle.alive and not self._lifecycle.healthy:
                 log.critical("engine failed")
                 self._lifecycle.fail()

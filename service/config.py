@@ -1,5 +1,6 @@
 """Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
+import argparse
 import difflib
 import json
 import os
@@ -7,19 +8,27 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from dotenv import dotenv_values
 from pydantic import Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from model.console import Parser
 from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
 
 PREFIX = "ATTENDANT_"
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
 HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
+SERVE_EPILOG = """\
+Each option is also an environment variable, such as ATTENDANT_REST_PORT, and a line of .env.
+
+examples:
+  attendant serve --model-dir models/all-MiniLM-L6-v2
+  attendant serve --models small=models/bge-small,large=models/bge-large --rest-port 9000"""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 T = TypeVar("T")
@@ -33,14 +42,7 @@ class Settings(BaseSettings):
     """The options of `attendant serve`. Each is also an environment variable ATTENDANT_* and a line of .env."""
 
     # The constructor reads neither the environment nor a file; `load_settings` does. Names end in their unit.
-    model_config = SettingsConfigDict(
-        extra="forbid",
-        frozen=True,
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-        cli_implicit_flags=True,
-    )
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
     model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="Directory of the artifact to serve.")
     model_digest: str | None = Field(
@@ -74,7 +76,8 @@ class Settings(BaseSettings):
         "", description="Origins that browsers may send requests from, separated by commas; * allows all."
     )
     openai_token_ids: bool = Field(
-        False, description="Whether /v1/embeddings accepts token ids, which must be those of the served model."
+        False,
+        description="Whether /v1/embeddings accepts token ids, which must belong to the served model's vocabulary.",
     )
     api_keys_file: Path | None = Field(
         None, description="File with one key per line. If set, requests need one as a bearer token."
@@ -118,12 +121,12 @@ class Settings(BaseSettings):
     max_request_bytes: Positive = Field(2 * 2**20, description="Maximum size of a REST request body, in bytes.")
     max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Maximum size of a gRPC request message, in bytes.")
     max_pending_request_bytes: Positive = Field(
-        256 * 2**20, description="Maximum total size of REST request bodies in transit, in bytes."
+        256 * 2**20, description="Maximum total size of request bodies and gRPC messages in transit, in bytes."
     )
     max_response_bytes: Positive = Field(
         64 * 2**20, description="Maximum size of a response, in bytes. Larger ones are rejected before inference."
     )
-    max_connections: Positive = Field(2048, description="Maximum number of REST connections.")
+    max_connections: Positive = Field(2048, description="Maximum number of REST connections, and of gRPC connections.")
     max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
     max_grpc_connection_age_ms: int = Field(
         300_000,
@@ -197,7 +200,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave out the sources that read the process environment; pydantic-settings adds the command line."""
+        """Leave out the sources that read the process environment."""
         return (init_settings,)
 
 
@@ -222,11 +225,11 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
 
     Args:
         arguments: Command-line flags (`--rest-port 9000`); None leaves the command line out.
-        environ: Environment variables; None selects those of the process.
+        environ: Environment variables; None selects the process's own.
     """
     values = _options_in(dotenv_values(".env")) | _options_in(os.environ if environ is None else environ)
     try:
-        settings = Settings(_cli_parse_args=arguments, _cli_prog_name="attendant serve", **values)
+        settings = Settings(**values | ({} if arguments is None else _parse_flags(arguments)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -238,6 +241,28 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
             f"({settings.drain_delay_ms}, limit {settings.drain_timeout_ms}). Reduce the delay."
         )
     return settings
+
+
+def _parse_flags(arguments: list[str]) -> dict[str, Any]:
+    """Return the options on the command line, keyed by field. Exits after --help and after wrong usage."""
+    parser = Parser("attendant serve", "Serve a model over REST and gRPC.", SERVE_EPILOG)
+    for name, field in Settings.model_fields.items():
+        kind: dict[str, Any] = {"metavar": _metavar(name, field)}
+        if field.annotation is bool:
+            kind = {"action": argparse.BooleanOptionalAction}
+        default = field.get_default()
+        shown = "" if default in (None, "") else f" (default: {json.dumps(default, default=str).strip(chr(34))})"
+        text = f"{field.description}{shown}".replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=text, **kind)
+    return vars(parser.parse_args(arguments))
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """Return the placeholder of a value: its choices, its unit, or what it names."""
+    if get_origin(field.annotation) is Literal:
+        return "{" + ",".join(get_args(field.annotation)) + "}"
+    last = name.rpartition("_")[2].upper()
+    return "N" if field.annotation is int and last not in ("PORT", "MS", "BYTES") else last
 
 
 def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:

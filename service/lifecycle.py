@@ -48,8 +48,13 @@ class Lifecycle:
 
     @property
     def near_capacity(self) -> bool:
-        """True while a model is near its capacity; False before the models are loaded."""
-        return self._models is not None and self._models.near_capacity
+        """True while requests are accepted and a model is near its capacity."""
+        return self._models is not None and not self.rejecting and self._models.near_capacity
+
+    @property
+    def draining(self) -> bool:
+        """True from `start_draining` on. Clients should send their next request over another connection."""
+        return self.status is Status.DRAINING or self.rejecting
 
     @property
     def alive(self) -> bool:
@@ -70,8 +75,13 @@ class Lifecycle:
 
     @property
     def healthy(self) -> bool:
-        """False once the backend or a worker thread of an engine has failed."""
+        """False once an engine can no longer compute embeddings, or a batch has stalled."""
         return self._models is None or self._models.healthy
+
+    def watch(self, seconds: float) -> None:
+        """Count `seconds` of run time for the running batches."""
+        if self._models is not None:
+            self._models.watch(seconds)
 
     def fail(self) -> None:
         """Stop being ready and live: the model could not be loaded, or its backend failed."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from service.engine.schema.encode import ModelInfo, Output
+from service.engine.schema.encode import Input, ModelInfo, Output
 from service.engine.validation.explain import MAX_OCCURRENCES
-from service.errors import InvalidArgument, Reason, RequestTooLarge
+from service.errors import InvalidArgument, Overloaded, Reason, RequestTooLarge
 
 SPLIT = "Split the request."
 REASONS: dict[str, Reason] = {
@@ -45,3 +45,31 @@ def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument 
     remedy = REMEDIES.get(name, "Remove some.")
     kind = RequestTooLarge if reason == "INPUT_TOO_LARGE" else InvalidArgument
     return kind(problem, remedy, field=field, actual=actual, limit=limit, reason=reason)
+
+
+def reject_spans(inputs: Sequence[Input]) -> None:
+    """Raise `InvalidArgument` for an input with spans, for an operation that has no use for them."""
+    for index, item in enumerate(inputs):
+        if item.spans:
+            raise InvalidArgument("not supported here", "Remove it.", field=f"inputs[{index}].spans")
+
+
+class BodyBudget:
+    """The memory of all request bodies and messages that are in transit, in REST and gRPC."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+
+    def acquire(self, size: int) -> None:
+        """Count bytes that were received; raises `Overloaded` over the limit."""
+        if self.used + size > self._limit:
+            raise Overloaded(
+                "Too much memory in use for request bodies", "Retry later.",
+                actual=self.used + size, limit=self._limit, unit="bytes", retry_after_s=1,
+            )  # fmt: skip
+        self.used += size
+
+    def release(self, size: int) -> None:
+        """Release the bytes of an accepted or rejected request."""
+        self.used -= size

@@ -2,16 +2,26 @@
 
 Base units (seconds, bytes). Known label sets are created at startup.
 
-An idle server has at most 600 series (tests/service/test_metrics.py): check a new label or bucket against that.
+A model has at most `SERIES_PER_MODEL` series however it is used, and the process `PROCESS_SERIES` besides
+(tests/service/test_metrics.py). The sample limit of the PodMonitor follows from them: check a new label or bucket
+against these numbers. So histograms have no label for the endpoint, and count successful requests only.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SERIES_PER_MODEL = 1200
+PROCESS_SERIES = 300
+
+OBJECTIVE_S = 1.0
+"""The latency objective. A client that sets a shorter deadline fails by its own choice, not by the server's fault."""
+LATENCY_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, OBJECTIVE_S, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
+LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 STAGE_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 POWERS_OF_TWO = tuple(2**n for n in range(11))  # 1 to 1024
 TOKENS = tuple(2**n for n in range(2, 14))  # 4 to 8192
@@ -24,7 +34,12 @@ NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
 NO_MODEL = "none"
 """The model of requests that are rejected before a model is selected."""
-LANE_REJECTIONS = ("queue_full", "deadline")
+LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
+HTTP_CODES = ("200", "500", "503", "504")
+GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/")
+FAST_APIS = ("openai", "tei")
+"""The APIs whose requests all run on the fast lane."""
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")
 
 
@@ -42,12 +57,13 @@ class Metrics:
         )
         self.request_seconds = Histogram(
             "attendant_request_duration_seconds",
-            "Time from request to response.",
-            ["api", "endpoint", "outcome", "model"],
+            "Time from request to response of successful requests that a lane ran, without streams.",
+            ["api", "lane", "model"],
             buckets=LATENCY_S,
             registry=registry,
         )
         self.in_flight = Gauge("attendant_requests_in_flight", "Requests in progress.", registry=registry)
+        self.connections = Gauge("attendant_http_connections", "Open REST connections.", registry=registry)
         self.request_inputs = Histogram(
             "attendant_request_inputs", "Inputs per request.", ["model"], buckets=POWERS_OF_TWO, registry=registry
         )
@@ -94,6 +110,15 @@ class Metrics:
             ["lane", "model"],
             registry=registry,
         )
+        self.lane_up = Gauge(
+            "attendant_lane_up", "1 while the backend of the lane works.", ["lane", "model"], registry=registry
+        )
+        self.stalled_batches = Gauge(
+            "attendant_stalled_batches",
+            "Running batches far beyond their expected time.",
+            ["lane", "model"],
+            registry=registry,
+        )
         self.batch_size = Histogram(
             "attendant_batch_size", "Inputs per batch.", ["lane", "model"], buckets=POWERS_OF_TWO, registry=registry
         )
@@ -129,12 +154,17 @@ class Metrics:
         self.loop_lag_seconds = Histogram(
             "attendant_event_loop_lag_seconds",
             "Delay of a periodic event-loop callback.",
-            buckets=LATENCY_S,
+            buckets=LAG_S,
             registry=registry,
         )
         self.ready = Gauge("attendant_ready", "1 while requests are accepted.", registry=registry)
         self.draining = Gauge("attendant_draining", "1 after SIGTERM.", registry=registry)
-        self.build_info = Gauge("attendant_build_info", "Version of the server.", ["version"], registry=registry)
+        self.build_info = Gauge(
+            "attendant_build_info",
+            "Version and git revision of the server.",
+            ["version", "revision"],
+            registry=registry,
+        )
         self.model_info = Gauge(
             "attendant_model_info",
             "A served model.",
@@ -142,15 +172,15 @@ class Metrics:
             registry=registry,
         )
         # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
-        self._counters = cache(self._find_counters)
+        self._counters = cache(lambda *labels: self.requests.labels(*labels).inc)
+        self._observers = cache(lambda *labels: self.request_seconds.labels(*labels).observe)
         self._endpoints: dict[str, list[str]] = {}
         self._models: list[str] = []
 
     def create_requests(self, api: str, endpoints: Sequence[str]) -> None:
         """Create the label sets of the endpoints of an API, for the models that exist and those that are created later.
 
-        Rates then start from 0. Only successful responses have them from the start: other outcomes may never occur, and
-        each has as many series as the histogram has buckets.
+        Rates then start from 0, so that the first error counts. Other codes than these may never occur.
         """
         self._endpoints.setdefault(api, []).extend(endpoints)
         for reason in OTHER_REJECTIONS:
@@ -166,11 +196,12 @@ class Metrics:
 
     def _create_endpoints(self, api: str, endpoints: Sequence[str], model: str) -> None:
         for endpoint in endpoints:
-            self.request_seconds.labels(api, endpoint, "ok", model)
-            self.requests.labels(api, endpoint, "OK" if api == "grpc" else "200", model)
+            for code in GRPC_CODES if any(name in endpoint for name in GRPC_SERVICES) else HTTP_CODES:
+                self.requests.labels(api, endpoint, code, model)
         self.response_bytes.labels(api, model)
-        for reason in LANE_REJECTIONS:
-            for lane in LANES if api != "openai" else (FAST_LANE,):
+        for lane in LANES if api not in FAST_APIS else (FAST_LANE,):
+            self.request_seconds.labels(api, lane, model)
+            for reason in LANE_REJECTIONS:
                 self.rejected_requests.labels(reason, api, lane, model)
 
     def create_lane(self, lane: str, model: str) -> None:
@@ -178,7 +209,8 @@ class Metrics:
         for stage in STAGES:
             self.stage_seconds.labels(stage, lane, model)
         for metric in (
-            self.queue_size, self.queue_tokens, self.queue_utilization, self.batch_size, self.batch_tokens,
+            self.queue_size, self.queue_tokens, self.queue_utilization, self.lane_up, self.stalled_batches,
+            self.batch_size, self.batch_tokens,
             self.batch_padding, self.inference_thread_seconds, self.inference_errors,
             self.batch_retries, self.nonfinite_outputs,
         ):  # fmt: skip
@@ -188,24 +220,10 @@ class Metrics:
         """Count a rejection by the label of its error."""
         self.rejected_requests.labels(reason, api, lane, model).inc()
 
-    def observe_request(  # the labels of a request
-        self, api: str, endpoint: str, model: str, code: str, http_status: int, started: float
-    ) -> None:
-        """Count a response; `started` is a time.perf_counter() reading."""
-        count, observe = self._counters(api, endpoint, model, code, http_status)
-        count()
-        observe(time.perf_counter() - started)
+    def count_request(self, api: str, endpoint: str, code: str, model: str) -> None:
+        """Count a response."""
+        self._counters(api, endpoint, code, model)()
 
-    def _find_counters(
-        self, api: str, endpoint: str, model: str, code: str, http_status: int
-    ) -> tuple[Callable[[], None], Callable[[float], None]]:
-        if http_status < 400:
-            outcome = "ok"
-        elif http_status in (429, 503):
-            outcome = "shed"
-        elif http_status < 500 or http_status == 501:
-            outcome = "client_error"
-        else:
-            outcome = "error"
-        count = self.requests.labels(api, endpoint, code, model).inc
-        return count, self.request_seconds.labels(api, endpoint, outcome, model).observe
+    def observe_duration(self, api: str, lane: str, model: str, started: float) -> None:
+        """Count the duration of a successful request; `started` is a time.perf_counter() reading."""
+        self._observers(api, lane, model)(time.perf_counter() - started)

@@ -6,11 +6,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.errors import Cancelled, ServiceError
-from service.metrics import NO_LANE, NO_MODEL, Metrics
+from service.errors import Cancelled, DeadlineExceeded, ServiceError
+from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
 
 OTHER = "_OTHER"
 """The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
+
+SHORT_DEADLINE = "short_deadline"
+"""The label of a deadline that is shorter than the latency objective: the choice of the client, not a failure."""
 
 AccessLog = Literal["errors", "all", "none"]
 
@@ -35,6 +38,7 @@ class RequestRecord:
     rejection: str = ""
     reason: str = ""
     cancelled: bool = False
+    timeout_s: float | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def fail(self, error: ServiceError) -> None:
@@ -67,6 +71,12 @@ def note_model(name: str) -> None:
         record.model = name
 
 
+def note_timeout(seconds: float) -> None:
+    """Note the timeout that the client of the current request has set, if any."""
+    if (record := current_record()) is not None:
+        record.timeout_s = seconds
+
+
 def note_tokens(tokens: int) -> None:
     """Add to the tokens of the current request, if any."""
     if (record := current_record()) is not None:
@@ -82,11 +92,16 @@ class RequestLog:
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
-        self.metrics.observe_request(record.api, record.endpoint, record.model, code, http_status, record.started)
+        self.metrics.count_request(record.api, record.endpoint, code, record.model)
+        # A stream is open for as long as its client likes.
+        if http_status < 400 and record.lane != NO_LANE and not record.endpoint.endswith("Stream"):
+            self.metrics.observe_duration(record.api, record.lane, record.model, record.started)
         self.reject(record, code, http_status)
 
     def reject(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""
+        if record.rejection == DeadlineExceeded.label and (record.timeout_s or OBJECTIVE_S) < OBJECTIVE_S:
+            record.rejection = SHORT_DEADLINE
         if record.rejection:
             self.metrics.count_rejection(record.rejection, record.api, record.lane, record.model)
         if http_status >= self._lowest_status:
@@ -96,6 +111,7 @@ class RequestLog:
         """Count and log the rejection of a connection, or of a request whose head is not valid."""
         record = RequestRecord("rest", request_id, endpoint=OTHER)
         record.fail(error)
+        self.metrics.count_request(record.api, OTHER, str(error.http_status), record.model)
         self.reject(record, str(error.http_status), error.http_status)
 
     def _write(self, record: RequestRecord, code: str, http_status: int) -> None:

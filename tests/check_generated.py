@@ -15,6 +15,8 @@ from tests.clients.registry import describe_clients
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
 INFERENCE_PROTO = "inference/inference.proto"
+STATUS_PROTO = "google/rpc/status.proto"
+"""A copy from googleapis, so that users need only the directory proto/."""
 ONNX_PROTO = "onnx_weights.proto"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
@@ -29,10 +31,11 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 def generated_files() -> dict[Path, str]:
     """Return the expected content of every generated file."""
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
+    files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")
-        _protoc("-Iproto", f"-I{GOOGLEAPIS}", *outputs, f"--grpc_python_out={out}", PROTO, INFERENCE_PROTO)
+        _protoc("-Iproto", *outputs, f"--grpc_python_out={out}", PROTO, INFERENCE_PROTO)
         _protoc("-Iproto/onnx", *outputs, ONNX_PROTO)
         for package, (folder, protos) in PACKAGES.items():
             directory = ROOT / folder / package.replace(".", "/")
@@ -50,9 +53,9 @@ def lint_proto() -> bool:
     """Return whether the proto passes; buf prints its findings."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "protos.binpb"
-        # buf takes the descriptors, because it cannot resolve googleapis without its registry.
+        # buf takes the descriptors: proto/ also contains files that it would lint and that are not of this project.
         _protoc(
-            "-Iproto", f"-I{GOOGLEAPIS}", "--include_imports", "--include_source_info",
+            "-Iproto", "--include_imports", "--include_source_info",
             f"--descriptor_set_out={image}", PROTO, INFERENCE_PROTO,
         )  # fmt: skip
         buf = Path(sys.executable).with_name("buf")

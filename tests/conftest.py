@@ -1,13 +1,18 @@
 """Fixtures for all tests: the default model, a running server, and clients."""
 
 import os
-import select
+
+# Threads of torch and NumPy that wait for each other are slow on a machine that runs other tests. Set before imports.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import hypothesis
@@ -15,9 +20,12 @@ import pytest
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
+from tests.shared_models import load_shared
 
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+"""Examples per property; `make test-slow` and `make fuzz` run more."""
 # Deadlines would make tests fail on a busy machine.
-hypothesis.settings.register_profile("attendant", deadline=None)
+hypothesis.settings.register_profile("attendant", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("attendant")
 # Shells start background jobs with SIGINT ignored, which processes of tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,10 +35,63 @@ READY_TIMEOUT_S = 60
 HANG_TIMEOUT_S = 60
 
 
+LONGEST = (
+    "tests/e2e/test_similarity.py",
+    "tests/model/train/test_objectives.py",
+    "tests/service/commands/test_compare.py",
+    "tests/service/commands/test_attribution.py",
+    "tests/service/engine/backends/",
+    "tests/browser/",
+    "tests/service/commands/",
+    "tests/e2e/",
+    "tests/model/",
+    "tests/deploy/",
+    "tests/client",
+)
+"""Paths whose tests run first, the longest first, so that all processes end at the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort tests by `LONGEST`, and mark properties, which `make test-slow` repeats with more examples."""
+    places = {path: place for place, path in enumerate(LONGEST)}
+
+    def place_of(item: pytest.Item) -> int:
+        return min((place for path, place in places.items() if item.nodeid.startswith(path)), default=len(places))
+
+    items.sort(key=place_of)
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.examples)
+
+
+def skip_without(tool: str, remedy: str) -> NoReturn:
+    """Skip a test whose tool is missing on this machine; fail it where CI is set, which must have every tool."""
+    message = f"{tool} is missing: {remedy}"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
 @pytest.fixture(scope="session")
 def default_artifact() -> Path:
     """The directory of the default model, which `make test` exports."""
     return ROOT / "models" / "all-MiniLM-L6-v2"
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of a tiny BERT with random weights, which servers load in a fraction of a second; read-only."""
+    from tests.model.conftest import export_tiny
+
+    return export_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_models() -> Iterator[None]:
+    """Load a model once per process, also in the commands under test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoadedModel, "load", load_shared)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -82,8 +143,9 @@ def start_server(**options: object) -> RunningServer:
         text=True,
     )
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
-    line = process.stdout.readline() if readable else ""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        line = process.stdout.readline() if selector.select(READY_TIMEOUT_S) else ""
     if not line.startswith("ready: "):
         process.terminate()
         _, log = process.communicate(timeout=READY_TIMEOUT_S)

@@ -92,13 +92,13 @@ def inputs(draw: st.DrawFn, facts: ModelFacts, *, spans: bool) -> Any:
         if form == "pairs":
             item["pair"] = draw(TEXTS)
         if spans or draw(st.sampled_from([False] * 40 + [True])):
-            item["spans"] = draw(spans_of(item["text"]))
+            item["spans"] = draw(draw_spans(item["text"]))
         items.append(item)
     return items
 
 
 @st.composite
-def spans_of(draw: st.DrawFn, text: str) -> list[list[int]]:
+def draw_spans(draw: st.DrawFn, text: str) -> list[list[int]]:
     """Draw character ranges of a text, some of them out of range."""
     spans = []
     for _ in range(draw(st.integers(1, 4))):
@@ -160,7 +160,7 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     for _ in range(draw(st.integers(2, 4))):
         text = draw(TEXTS)
         position = (
-            {"span": draw(spans_of(text))[0]}
+            {"span": draw(draw_spans(text))[0]}
             if draw(st.booleans())
             else {"word_index": draw(st.sampled_from([0, 0, 0, 1, 1, 2, 7]))}
         )

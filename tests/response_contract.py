@@ -41,7 +41,7 @@ def assert_close(left: Array, right: Array, tolerance: float) -> None:
     assert cosine >= 1 - tolerance or np.abs(a - b).max() <= tolerance * max(1.0, np.abs(a).max()), cosine
 
 
-def texts_of(item: Any) -> tuple[str, str]:
+def input_texts(item: Any) -> tuple[str, str]:
     if isinstance(item, str):
         return item, ""
     return item.get("text", ""), item.get("pair", "")
@@ -51,7 +51,7 @@ def check_tokens(tokens: list[Any], words: list[Any] | None, item: Any) -> None:
     """Check that offsets match the text of the segment, and that `word_index` refers to an overlapping word."""
     by_ids = isinstance(item, dict) and "token_ids" in item
     for token in tokens:
-        text = texts_of(item)[token["segment"]]
+        text = input_texts(item)[token["segment"]]
         assert 0 <= token["start"] <= token["end"] <= len(text)
         if not token["special"] and not by_ids:
             assert token["text"] == text[token["start"] : token["end"]]
@@ -65,7 +65,7 @@ def check_tokens(tokens: list[Any], words: list[Any] | None, item: Any) -> None:
 def check_words(words: list[Any], item: Any) -> None:
     previous = (0, 0)
     for word in words:
-        text = texts_of(item)[word["segment"]]
+        text = input_texts(item)[word["segment"]]
         assert word["text"] == text[word["start"] : word["end"]]
         assert not word["text"].isspace()
         assert previous <= (word["segment"], word["start"]) < (word["segment"], word["end"])
@@ -130,7 +130,7 @@ def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) 
         assert len(result["maps"]) == count
         units, rows, columns = result["units"], result["rows"], result["columns"]
         for unit in units:
-            text = texts_of(item)[unit["segment"]]
+            text = input_texts(item)[unit["segment"]]
             if not unit["special"] and not (isinstance(item, dict) and "token_ids" in item):
                 assert unit["text"] == text[unit["start"] : unit["end"]]
         assert set(rows) | set(columns) <= set(range(len(units)))

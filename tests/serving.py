@@ -24,7 +24,7 @@ START_TIMEOUT_S = 60
 class ServiceThread:
     """Serve loaded models inside a `with` block.
 
-    `options` are those of Settings; with several models, `models` names them. `largest_response` is the latest
+    `options` are fields of Settings; with several models, `models` names them. `largest_response` is the latest
     estimate of the size of a response of the first model.
     """
 

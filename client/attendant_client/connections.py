@@ -17,7 +17,7 @@ SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant
 """Calls go in turn to all addresses of the host name whose server is healthy.
 
 gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here: its attempts and
-those of `RetryPolicy` would multiply.
+the retries of `RetryPolicy` would multiply.
 """
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -58,7 +58,7 @@ class Address:
     def channel_options(self) -> tuple[tuple[str, Any], ...]:
         """The options of a gRPC channel.
 
-        The server has no TLS, so a secure address is that of a proxy. The health of one server behind it is not that
+        The server has no TLS, so a secure address belongs to a proxy. The health of one server behind it is not that
         of the others.
         """
         config = ROUND_ROBIN if self.is_secure else SERVICE_CONFIG

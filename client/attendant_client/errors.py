@@ -67,7 +67,7 @@ def invalid(
     limit: int | None = None,
     reason: str = "INVALID_ARGUMENT",
 ) -> AttendantError:
-    """Return the error of a value that the client rejects, with a message like those of the server."""
+    """Return the error of a value that the client rejects, with a message in the server's format."""
     detail = "" if actual is None else f" ({actual})" if limit is None else f" ({actual}, limit {limit})"
     message = f"{field}: {problem}{detail}. {remedy}"
     return AttendantError("INVALID_ARGUMENT", reason, message, field=field, limit=limit, actual=actual)

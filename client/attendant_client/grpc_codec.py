@@ -31,7 +31,6 @@ from attendant_client.types import (
     Token,
     TokenizeResponse,
     TokenizeResult,
-    Unit,
     Word,
 )
 
@@ -161,7 +160,7 @@ def _tokenize(messages: Sequence[pb.TokenizeResponse]) -> TokenizeResponse:
     results = [
         TokenizeResult(result.token_count, _tokens(result.tokens), _words(result.words)) for result in message.results
     ]
-    return TokenizeResponse(message.model, results)
+    return TokenizeResponse(message.model, results, message.usage.tokens)
 
 
 def _attend(messages: Sequence[pb.AttendResponse]) -> AttendResponse:
@@ -172,14 +171,15 @@ def _attend(messages: Sequence[pb.AttendResponse]) -> AttendResponse:
     results = [
         AttendResult(
             truncated=item.truncated,
-            units=[Unit(unit.text, unit.start, unit.end, unit.segment, unit.special) for unit in item.units],
+            units=[similarity_codec.to_unit(unit) for unit in item.units],
             rows=list(item.rows),
             columns=list(item.columns),
             maps=item_maps,
         )
         for item, item_maps in zip(header.inputs, maps, strict=True)
     ]
-    return AttendResponse(header.model, header.precision, results)
+    usage = header.usage
+    return AttendResponse(header.model, header.precision, results, usage.tokens, usage.truncated_inputs)
 
 
 def _map(message: pb.AttentionMap) -> AttentionMap:
@@ -214,7 +214,8 @@ def _compare(messages: Sequence[pb.CompareResponse]) -> CompareResponse:
         for item in message.occurrences
     ]
     layers = [LayerSimilarity(layer.layer, _tensor(layer.cosine), _tensor(layer.centered)) for layer in message.layers]
-    return CompareResponse(message.model, message.precision, occurrences, _tensor(message.static), layers)
+    static, tokens = _tensor(message.static), message.usage.tokens
+    return CompareResponse(message.model, message.precision, occurrences, static, layers, tokens)
 
 
 def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""Request messages of the gRPC API from bodies. Errors name the same fields as those of the REST API."""
+"""Request messages of the gRPC API from bodies. Errors name the same fields as REST errors."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -125,7 +125,7 @@ def _set_span(message: pb.Span, span: list[Any], path: str) -> None:
 
 
 def _set_field(message: Any, name: str, value: Any, path: str, range_path: str | None = None) -> None:
-    """Set a scalar or a list of scalars; `range_path` is the field of errors of range, by default that of the value."""
+    """Set a scalar or a list of scalars; `range_path` is the field of range errors, by default `path`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         raise invalid(path, "unknown field", "Remove it.", reason="UNKNOWN_FIELD")

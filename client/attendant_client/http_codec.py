@@ -124,7 +124,7 @@ def _tokenize(document: Json) -> TokenizeResponse:
         TokenizeResult(result["token_count"], _tokens(result["tokens"]), _words(result["words"]))
         for result in document["results"]
     ]
-    return TokenizeResponse(document["model"], results)
+    return TokenizeResponse(document["model"], results, document["usage"]["tokens"])
 
 
 def _attend(document: Json) -> AttendResponse:
@@ -138,7 +138,8 @@ def _attend(document: Json) -> AttendResponse:
         )
         for result in document["results"]
     ]
-    return AttendResponse(document["model"], document["precision"], results)
+    usage = document["usage"]
+    return AttendResponse(document["model"], document["precision"], results, usage["tokens"], usage["truncated_inputs"])
 
 
 def _map(item: Json) -> AttentionMap:
@@ -182,7 +183,9 @@ def _compare(document: Json) -> CompareResponse:
         for layer in document["layers"]
     ]
     static = np.asarray(document["static"], dtype=np.float32)
-    return CompareResponse(document["model"], document["precision"], occurrences, static, layers)
+    return CompareResponse(
+        document["model"], document["precision"], occurrences, static, layers, document["usage"]["tokens"]
+    )
 
 
 def _model(document: Json) -> ModelInfo:

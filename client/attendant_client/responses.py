@@ -14,12 +14,9 @@ def merge(responses: Sequence[Response]) -> Response:
     if len(responses) == 1:
         return responses[0]
     results = [result for response in responses for result in response.results]
-    merged = replace(responses[0], results=results)
-    if isinstance(merged, EncodeResponse):
-        parts = [response for response in responses if isinstance(response, EncodeResponse)]
-        return replace(
-            merged,
-            token_count=sum(part.token_count for part in parts),
-            truncated_inputs=sum(part.truncated_inputs for part in parts),
-        )
-    return merged
+    sums = {
+        name: sum(getattr(response, name) for response in responses)
+        for name in ("token_count", "truncated_inputs")
+        if hasattr(responses[0], name)
+    }
+    return replace(responses[0], results=results, **sums)

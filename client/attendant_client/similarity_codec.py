@@ -74,6 +74,11 @@ def _set(message: Any, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
+def to_unit(unit: pb.Unit) -> Unit:
+    """Return the unit of a message."""
+    return Unit(unit.text, unit.start, unit.end, unit.segment, unit.special, _set(unit, "word_index"))
+
+
 def _text(text: Any) -> SimilarityText:
     units = text.get("units")
     return SimilarityText(
@@ -82,7 +87,7 @@ def _text(text: Any) -> SimilarityText:
 
 
 def _text_message(text: pb.SimilarityText, explained: bool) -> SimilarityText:
-    units = [Unit(unit.text, unit.start, unit.end, unit.segment, unit.special) for unit in text.units]
+    units = [to_unit(unit) for unit in text.units]
     return SimilarityText(text.token_count, text.truncated, units if explained else None)
 
 

@@ -101,17 +101,22 @@ class TokenizeResponse:
 
     model: str
     results: list[TokenizeResult]
+    token_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A token, word or span that a row or column of a map stands for."""
+    """A token, word or span that a row or column of a map stands for.
+
+    `word_index` is the index of a word in the words of `encode` and `tokenize`; None for other units.
+    """
 
     text: str
     start: int
     end: int
     segment: int
     special: bool
+    word_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,8 @@ class AttendResponse:
     model: str
     precision: str
     results: list[AttendResult]
+    token_count: int
+    truncated_inputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,7 @@ class CompareResponse:
     occurrences: list[OccurrenceResult]
     static: Floats
     layers: list[LayerSimilarity]
+    token_count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from model.train.config import TrainError
+from model.train.config import TrainError, WriteError
 
 CHECKPOINT = "checkpoint.pt"
 
 
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
-    """Write the state of a run, replacing the previous checkpoint. Raises TrainError if the disk is full."""
+    """Write the state of a run, replacing the previous checkpoint. Raises WriteError if the disk is full."""
     body = io.BytesIO()
     torch.save(state, body)
     path = directory / CHECKPOINT
@@ -26,19 +26,22 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise TrainError(
+        raise WriteError(
             f"{path}: cannot be written ({error.strerror}). Free disk space, then run the command again: it continues "
             "from the last checkpoint."
         ) from None
 
 
-def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """Return the state of a run; None if the directory has no checkpoint. Raises TrainError if it is damaged."""
+def load_checkpoint(directory: Path, device: torch.device) -> dict[str, Any] | None:
+    """Return the state of a run, on `device`; None if the directory has no checkpoint.
+
+    Raises TrainError if the checkpoint is damaged.
+    """
     path = directory / CHECKPOINT
     if not path.is_file():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # noqa: BLE001  # torch.load raises many kinds
         raise TrainError(f"{path}: damaged ({type(error).__name__}). Remove it to start again.") from None
     return state

@@ -12,7 +12,7 @@ from model.manifest import Manifest, TrainingRecord
 from model.model_source import ModelSource, SourceError, locate
 from model.tokenizer import Tokenizer
 from model.train.config import TrainConfig, TrainError, check_same_options, load_config, options_of
-from model.train.loop import precision_of, train
+from model.train.loop import select_precision, train
 from model.train.metrics import CURVES, draw_curves
 from model.train.objectives import make_objective, make_reader
 from model.train.processes import Processes
@@ -37,7 +37,7 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
     Raises:
         TrainError: an option or file is invalid, or the run failed.
         SourceError, CheckpointError: the model `init` is unavailable or unsupported.
-        ArtifactError: the artifact of the teacher is invalid, or that of the result cannot be written.
+        ArtifactError: the teacher's artifact is invalid, or the result cannot be written.
     """
     config = load_config(config_file)
     for path in (*config.data.train, *config.data.validation):
@@ -65,7 +65,7 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
             return None
         progress(f"validation loss {result.validation_loss:.4f} {objective.unit}")
         initial = None if source is None else source.source
-        record = make_record(objective, config, result, precision_of(config, processes.device), initial)
+        record = make_record(objective, config, result, select_precision(config, processes.device), initial)
         if _is_exported(out / ARTIFACT, record):
             progress(f"{out / ARTIFACT} is up to date")
             return Artifact.open(out / ARTIFACT).manifest
@@ -73,22 +73,24 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
         publish(objective, config, definition, record, out / MODEL, init)
         draw_curves(out, objective.unit)
         progress(f"wrote {out / MODEL} and {out / CURVES}")
-        return export(str(out / MODEL), out / ARTIFACT, revision=None, name=config.model.name, progress=progress)
+        return export(
+            str(out / MODEL), out / ARTIFACT, revision=None, name=config.model.name, progress=progress, overwrite=True
+        )
     finally:
         processes.stop()
 
 
 def _start_run(config: TrainConfig, checkpoint: Checkpoint | None, out: Path, progress: Progress) -> None:
     """Write the options and the tokenizer of a new run. Raises TrainError if the directory has another run."""
-    path = out / OPTIONS
+    path, options = out / OPTIONS, options_of(config)
     if path.is_file():
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             raise TrainError(f"{path}: damaged. Remove {out} to start again.") from None
-        check_same_options(config, saved, out)
+        check_same_options(options, saved, out)
     else:
-        path.write_text(json.dumps(options_of(config), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(options, indent=1) + "\n", encoding="utf-8")
     if (out / TOKENIZER).is_file():
         return
     if checkpoint is None:

@@ -1,11 +1,18 @@
 """Options of a training run, read from a TOML file. Each option is declared once, here."""
 
+import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from model.artifact import MANIFEST
+from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
+from model.model_source import digest_weights
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]
@@ -16,11 +23,25 @@ MESSAGE_REWRITES = {
     "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
     "Input should": "must", "a valid tuple": "an array", "Tuple should": "must", "String should": "must",
 }  # fmt: skip
-"""Terms of pydantic and of Python, and those of TOML."""
+"""Terms of pydantic and Python, and their TOML equivalents."""
 
 
 class TrainError(Exception):
-    """An invalid configuration, unusable data, or a failed run. The message names the option or file."""
+    """An invalid configuration or a failed run. The message names the option or file."""
+
+    status = EX_CONFIG
+
+
+class DataError(TrainError):
+    """Unusable training data."""
+
+    status = EX_DATAERR
+
+
+class WriteError(TrainError):
+    """A file of the run that cannot be written."""
+
+    status = EX_CANTCREAT
 
 
 class Section(BaseModel):
@@ -212,10 +233,19 @@ def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
 
 
 def options_of(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that decide the result of a run, by their names, as JSON values."""
+    """Return the options that decide the result of a run, by their names, as JSON values.
+
+    Files are represented by their SHA-256: they may be moved or copied, but not changed.
+    """
     tables: dict[str, Any] = config.model_dump(mode="json")
     for name in ("checkpoint_steps", "validation_steps", "validation_batches"):
         del tables["run"][name]
+    del tables["data"]["validation"]
+    tables["data"]["train"] = [_digest(path) for path in config.data.train]
+    if config.model.init is not None and Path(config.model.init).is_dir():
+        tables["model"]["init"] = digest_weights(Path(config.model.init))
+    if config.distillation is not None:
+        tables["distillation"]["teacher"] = _digest(config.distillation.teacher / MANIFEST)
     options = {}
     for table, values in tables.items():
         for name, value in (values or {"": None}).items():
@@ -223,12 +253,31 @@ def options_of(config: TrainConfig) -> dict[str, Any]:
     return options
 
 
-def check_same_options(config: TrainConfig, saved: Mapping[str, Any], directory: Path) -> None:
+def _digest(path: Path) -> str:
+    try:
+        status = path.stat()
+        return _digest_version(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read ({error.strerror}). Correct the path.") from None
+
+
+@lru_cache
+def _digest_version(path: Path, size: int, modified_ns: int) -> str:
+    """Return the digest of a file. A run needs it twice, and corpora are large."""
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_same_options(options: Mapping[str, Any], saved: Mapping[str, Any], directory: Path) -> None:
     """Raise TrainError if a run in `directory` was started with other options."""
-    own = options_of(config)
-    for name in sorted({*own, *saved}):
-        if own.get(name) != saved.get(name):
+    for name in sorted({*options, *saved}):
+        if options.get(name) != saved.get(name):
             raise TrainError(
-                f"{directory}: has a run with another {name} ({saved.get(name)!r}, now {own.get(name)!r}). Choose "
-                "another directory, or remove this one to start again."
+                f"{directory}: has a run with another {name} ({_shorten(saved.get(name))}, now "
+                f"{_shorten(options.get(name))}). Choose another directory, or remove this one to start again."
             )
+
+
+def _shorten(value: Any) -> str:
+    """Return a value of an option for an error, with the first digits of a digest."""
+    return re.sub(r"(sha256:\w{12})\w+", r"\1", repr(value))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.train.config import TrainError
+from model.train.config import DataError
 
 State = dict[str, Any]
 Span = tuple[int, int]
@@ -25,7 +25,7 @@ Record = tuple[str, dict[str, Any]]
 
 
 def read_texts(path: Path, field: str) -> Iterator[str]:
-    """Yield the non-blank texts of a .txt, .jsonl or .parquet file. Raises TrainError with the line of a bad one."""
+    """Yield the non-blank texts of a .txt, .jsonl or .parquet file. Raises DataError with the line of a bad one."""
     if path.suffix == ".txt":
         texts = _read_lines(path)
     else:
@@ -37,19 +37,19 @@ def read_texts(path: Path, field: str) -> Iterator[str]:
 def read_pairs(path: Path) -> Iterator[Example]:
     """Yield query, positive and negatives of each record of a .jsonl or .parquet file, with its spans if it has some.
 
-    Raises TrainError with the line of a bad record.
+    Raises DataError with the line of a bad record.
     """
     records = _read_records(path, ("query", "positive"), ("negatives", "spans"), "Use .jsonl or .parquet.")
     for place, record in records:
         negatives = record.get("negatives")
         if negatives is not None and not isinstance(negatives, list):
-            raise TrainError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
+            raise DataError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
         fields = [("query", record.get("query")), ("positive", record.get("positive"))]
         fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
         texts = tuple(_text(path, place, field, value) for field, value in fields)
         for (field, _), text in zip(fields, texts, strict=True):
             if not text.strip():
-                raise TrainError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+                raise DataError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
         yield Example(texts, _spans(path, place, record.get("spans"), texts))
 
 
@@ -58,29 +58,29 @@ def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple
         return ()
     if not isinstance(spans, list) or len(spans) != len(texts):
         actual = len(spans) if isinstance(spans, list) else "not an array"
-        raise TrainError(
+        raise DataError(
             f"{path}: {place}: spans: not one per text ({actual}, expected {len(texts)}). Add [start, end]."
         )
     for index, (span, text) in enumerate(zip(spans, texts, strict=True)):
         is_pair = isinstance(span, list) and [type(value) for value in span] == [int, int]
         if not is_pair or not 0 <= span[0] < span[1] <= len(text):
-            raise TrainError(
+            raise DataError(
                 f"{path}: {place}: spans[{index}]: not characters of the text ({span}, length {len(text)}). "
                 "Use [start, end]."
             )
         if not text[span[0] : span[1]].strip():
-            raise TrainError(f"{path}: {place}: spans[{index}]: blank ({span}). Use the characters of a word.")
+            raise DataError(f"{path}: {place}: spans[{index}]: blank ({span}). Use the characters of a word.")
     return tuple((start, end) for start, end in spans)
 
 
 def _text(path: Path, place: str, field: str, value: object) -> str:
     if not isinstance(value, str):
         problem = "missing" if value is None else "not a string"
-        raise TrainError(f"{path}: {place}: {field}: {problem}. Use a string.")
+        raise DataError(f"{path}: {place}: {field}: {problem}. Use a string.")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise TrainError(f"{path}: {place}: {field}: has a lone surrogate, which is no character. Remove it.") from None
+        raise DataError(f"{path}: {place}: {field}: has a lone surrogate, which is no character. Remove it.") from None
     return value
 
 
@@ -89,7 +89,7 @@ def _read_records(path: Path, required: Sequence[str], optional: Sequence[str], 
         return _read_json_lines(path)
     if path.suffix == ".parquet":
         return _read_parquet(path, required, optional)
-    raise TrainError(f"{path}: unknown file type {path.suffix!r}. {remedy}")
+    raise DataError(f"{path}: unknown file type {path.suffix!r}. {remedy}")
 
 
 def _read_lines(path: Path) -> Iterator[str]:
@@ -100,9 +100,9 @@ def _read_lines(path: Path) -> Iterator[str]:
                 number += 1
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except OSError as error:
-        raise TrainError(f"{path}: cannot be read ({error.strerror}). Check data in the configuration.") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Check data in the configuration.") from None
     except UnicodeDecodeError:
-        raise TrainError(f"{path}: line {number}: not UTF-8. Convert the file.") from None
+        raise DataError(f"{path}: line {number}: not UTF-8. Convert the file.") from None
 
 
 def _read_json_lines(path: Path) -> Iterator[Record]:
@@ -114,7 +114,7 @@ def _read_json_lines(path: Path) -> Iterator[Record]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise TrainError(f"{path}: line {number}: not a JSON object. Write one per line.")
+            raise DataError(f"{path}: line {number}: not a JSON object. Write one per line.")
         yield f"line {number}", record
 
 
@@ -122,7 +122,7 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) 
     try:
         from pyarrow import ArrowInvalid, parquet
     except ModuleNotFoundError:
-        raise TrainError(f"{path}: pyarrow is not installed. Run: pip install '.[train]'") from None
+        raise DataError(f"{path}: pyarrow is not installed. Run: pip install '.[train]'") from None
     number = 0
     try:
         with path.open("rb") as source:
@@ -130,17 +130,17 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) 
             names = file.schema_arrow.names
             for name in required:
                 if name not in names:
-                    raise TrainError(f"{path}: no column {name!r}. Its columns are {', '.join(names)}.")
+                    raise DataError(f"{path}: no column {name!r}. Its columns are {', '.join(names)}.")
             columns = [*required, *(name for name in optional if name in names)]
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 for record in batch.to_pylist():
                     number += 1
                     yield f"row {number}", record
     except ArrowInvalid as error:
-        raise TrainError(f"{path}: not a Parquet file ({error}). Check it.") from None
+        raise DataError(f"{path}: not a Parquet file ({error}). Check it.") from None
     except OSError as error:
         problem = error.strerror or error
-        raise TrainError(f"{path}: cannot be read ({problem}). Check data in the configuration.") from None
+        raise DataError(f"{path}: cannot be read ({problem}). Check data in the configuration.") from None
 
 
 class ExampleStream:
@@ -166,7 +166,7 @@ class ExampleStream:
             self._source, self._read = None, 0
             self._fill_buffer()
         if not self._buffer:
-            raise TrainError(f"{self}: empty. Add at least one example.")
+            raise DataError(f"{self}: empty. Add at least one example.")
         last = len(self._buffer) - 1
         chosen = self._random.randrange(last + 1)
         self._buffer[chosen], self._buffer[last] = self._buffer[last], self._buffer[chosen]
@@ -211,4 +211,4 @@ class ExampleStream:
         self._source = self._examples() if state["open"] else None
         for _ in range(self._read if self._source is not None else 0):
             if next(self._open(), None) is None:
-                raise TrainError(f"{self}: fewer examples than before the interruption. Restore the data.")
+                raise DataError(f"{self}: fewer examples than before the interruption. Restore the data.")

@@ -48,25 +48,28 @@ def train(
     """
     steps = config.run.steps
     run = Run(config, objective, tokenizer, processes)
-    run.restore(load_checkpoint(directory), directory)
+    run.restore(load_checkpoint(directory, processes.device), directory)
     metrics = MetricsFile(directory, run.step) if processes.is_first else None
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
         if metrics is not None:
             stack.enter_context(contextlib.closing(metrics))
-        interruption = stack.enter_context(catch_signals(processes))
+        signaled = stack.enter_context(catch_signals())
         while run.step < steps:
             row = run.advance()
             progress.set_postfix(
                 loss=f"{row['loss']:.3f}", tokens_per_s=f"{row['tokens_per_second']:.0f}", refresh=False
             )
             progress.update()
+            # Signals reach the processes at different times; all of them have to stop after the same step.
+            interrupted = processes.any(signaled.is_set())
             if metrics is not None:
                 metrics.write(row)
-                if run.step % config.run.checkpoint_steps == 0 or run.step == steps or interruption.is_set():
+                if run.step % config.run.checkpoint_steps == 0 or run.step == steps or interrupted:
                     metrics.flush()
                     save_checkpoint(directory, run.state_dict())
-            if interruption.is_set() and run.step < steps:
+            if interrupted and run.step < steps:
+                processes.wait()  # torchrun kills all processes when one of them exits
                 raise KeyboardInterrupt
     return Result(run.tokens, run.validate())
 
@@ -81,6 +84,7 @@ class Run:
                 f"{processes.count}). Change one of them."
             )
         self._config = config
+        self._options = options_of(config)
         self._processes = processes
         self._has_perplexity = objective.is_language_model
         self.network = objective.network.to(processes.device)
@@ -103,7 +107,7 @@ class Run:
         if state is None:
             return
         try:
-            check_same_options(self._config, state["options"], directory)
+            check_same_options(self._options, state["options"], directory)
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._batches.load_state_dict(state["batches"])
@@ -117,7 +121,7 @@ class Run:
     def state_dict(self) -> State:
         """Return everything that `restore` needs."""
         return {
-            "options": options_of(self._config),
+            "options": self._options,
             "step": self.step,
             "tokens": self.tokens,
             "network": self.network.state_dict(),
@@ -217,13 +221,10 @@ def learning_rate(step: int, steps: int, options: OptimizerOptions) -> float:
 
 
 @contextlib.contextmanager
-def catch_signals(processes: Processes) -> Iterator[threading.Event]:
-    """Set an event at SIGINT or SIGTERM, so that the run can save a checkpoint after the current step.
-
-    Of several processes, each would stop after another step; they stop at once instead.
-    """
+def catch_signals() -> Iterator[threading.Event]:
+    """Set an event at SIGINT or SIGTERM, so that the run can save a checkpoint after the current step."""
     event = threading.Event()
-    if processes.count > 1 or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield event
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -238,11 +239,11 @@ def catch_signals(processes: Processes) -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums stay in float32."""
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision_of(config, device) == "bfloat16"):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=select_precision(config, device) == "bfloat16"):
         yield
 
 
-def precision_of(config: TrainConfig, device: torch.device) -> str:
+def select_precision(config: TrainConfig, device: torch.device) -> str:
     """Return the precision of the run, where the configuration leaves it open."""
     if config.run.precision != "auto":
         return config.run.precision

@@ -63,7 +63,7 @@ def _open_board(directory: Path) -> Any:
 
 
 def draw_curves(directory: Path, unit: str) -> None:
-    """Write curves.png from metrics.csv: training and validation loss by tokens; `unit` is that of the loss."""
+    """Write curves.png from metrics.csv: training and validation loss by tokens; `unit` is the loss's unit."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

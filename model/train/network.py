@@ -1,4 +1,4 @@
-"""Encoders to train: new ones with random weights, and those of published models."""
+"""Encoders to train: new ones with random weights, and published models."""
 
 import math
 from collections.abc import Sequence

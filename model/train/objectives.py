@@ -23,7 +23,7 @@ from model.train.network import initialize, keep_blocks, make_encoder, set_sinus
 
 @dataclass(frozen=True)
 class Objective:
-    """`network` returns the summed loss of a TrainingBatch that `collate` made. `unit` is that of the loss."""
+    """`network` returns the summed loss of a TrainingBatch that `collate` made. `unit` is the loss's unit."""
 
     name: str
     unit: str

@@ -38,6 +38,10 @@ class Processes:
         dist.all_reduce(total)
         return float(total)
 
+    def any(self, value: bool) -> bool:
+        """Return whether `value` is true in at least one process."""
+        return self.sum(float(value)) > 0
+
     def wait(self) -> None:
         """Wait until every process is here."""
         if self.count > 1:

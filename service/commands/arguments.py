@@ -5,18 +5,9 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
 
-EX_USAGE = 2
-"""Exit status for wrong usage, as argparse sets it."""
-EX_DATAERR = 65
-"""Exit status for unusable texts, as in sysexits.h."""
-EX_UNAVAILABLE = 69
-"""Exit status if a server or the engine fails, as in sysexits.h."""
-EX_CANTCREAT = 73
-"""Exit status if a file cannot be written, as in sysexits.h."""
-EX_CONFIG = 78
-"""Exit status for invalid options of the model, as in sysexits.h."""
+from model import console
+
 PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
 
@@ -36,17 +27,8 @@ class CommandError(Exception):
         return type(self), (str(self), self.status)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line that names the option, the limit and a remedy."""
-
-    def __init__(self, prog: str, description: str, epilog: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+class Parser(console.Parser):
+    """A parser with options that select a model."""
 
     def add_source_options(self) -> None:
         """Add the options that select a model, in this process or on a server."""
@@ -63,11 +45,6 @@ class Parser(argparse.ArgumentParser):
         """Exit with an error if options of a server are set without one."""
         if options.api_key_file is not None and options.server is None:
             self.error("--api-key-file: set without --server. Remove it")
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message and exit with status `EX_USAGE`."""
-        text = message.removeprefix("argument ").rstrip(".")
-        self.exit(EX_USAGE, f"{self.prog}: {text}. See: {self.prog} --help\n")
 
 
 def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
@@ -94,7 +71,7 @@ def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
 
 
 def integer(low: int, high: int, remedy: str = "") -> Callable[[str], int]:
-    """Return a type for integers from `low` to `high`; `remedy` is that of `number`."""
+    """Return a type for integers from `low` to `high`; `remedy` is as in `number`."""
     remedy = remedy or f"Use {low} to {high}"
 
     def parse(text: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-from service.commands.arguments import EX_CONFIG, EX_DATAERR, CommandError, Parser, integer
+from model.console import EX_CONFIG, EX_DATAERR
+from service.commands.arguments import CommandError, Parser, integer
 from service.commands.ask_sources import (
     Analyzer,
     MapKind,
@@ -34,17 +35,19 @@ over the token limit of the model are truncated at the end. At most {MAX_LINES:,
 
 Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
-Exit status: 0 success, 2 wrong usage, 65 unusable text, 69 server or engine failed, 78 invalid option of the model,
-invalid artifact, or missing package.
-
-example: attendant ask "river bank flows" "money bank grows" "a boat on the water"
+examples:
+  attendant ask "river bank flows" "money bank grows" "a boat on the water"
+  attendant ask "He cashed a check at the bank." --rollout
+  attendant ask "river bank flows" --among texts.txt --top-k 3 --server http://127.0.0.1:8080
 """
 
 
 def run(arguments: list[str]) -> int:
     """Print the analysis and return the exit status. Raises `ConfigError` or `ArtifactError`."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    if options.rollout and options.layer is not None:
+        parser.error("--layer: not supported with --rollout, which combines all layers. Remove one of them")
     parser.check_source_options(options)
     try:
         view = _import_view()
@@ -63,7 +66,8 @@ async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[
     else:
         opened = open_server_analyzer(options.server, read_key(options.api_key_file), options.model)
     async with opened as analyzer:
-        analysis = await analyzer.analyze(options.text, options.kind, options.layer)
+        layer = -1 if options.layer is None and not options.rollout else options.layer
+        analysis = await analyzer.analyze(options.text, options.kind, layer)
         texts = [("TEXT", options.text), *among]
         vectors = normalize(await embed_texts(analyzer.vectors, texts, BATCH_TEXTS), "cosine") if among else None
         limit = analyzer.vectors.info.max_input_tokens
@@ -109,6 +113,7 @@ def _parser() -> Parser:
     add("--top-k", type=integer(1, 1000), default=5, metavar="N", help="number of neighbors to show (default: 5)")
     add("--kind", choices=get_args(MapKind), default="projection", help="kind of the map (default: projection)")
     layer = integer(-1000, 1000, "Use 1 for the first layer, or -1 for the last one")
-    add("--layer", type=layer, default=-1, metavar="N", help="layer of the map (default: -1, the last)")
+    add("--layer", type=layer, metavar="N", help="layer of the map (default: -1, the last)")
+    add("--rollout", action="store_true", help="combine all layers by attention rollout instead of showing one")
     parser.add_source_options()
     return parser

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from model.console import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE
 from model.tokenizer import TokenizerInput
-from service.commands.arguments import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE, CommandError
+from service.commands.arguments import CommandError
 from service.commands.lines import open_engine
 from service.commands.model_selection import select_model
 from service.commands.vector_sources import (
@@ -47,7 +48,7 @@ class Analysis:
         truncated: Whether tokens at the end are missing.
         units: The words of the map.
         matrix: What each word takes from each other, (W, W).
-        layer: The layer of the map, from 1.
+        layer: The layer of the map, from 1; None for the rollout of all layers.
     """
 
     words: list[list[str]]
@@ -64,8 +65,11 @@ class Analyzer(ABC):
     def __init__(self, vectors: VectorSource) -> None:
         self.vectors = vectors
 
-    async def analyze(self, text: str, kind: MapKind, layer: int) -> Analysis:
-        """Return the analysis of a text, truncated at its end. Raises `CommandError`."""
+    async def analyze(self, text: str, kind: MapKind, layer: int | None) -> Analysis:
+        """Return the analysis of a text, truncated at its end; `layer` None selects the rollout of all layers.
+
+        Raises `CommandError`.
+        """
         try:
             encoded = await self.encode(text)
             attended, matrix = await self.attend(text, kind, layer)
@@ -83,7 +87,7 @@ class Analyzer(ABC):
         """Return the result of encode with tokens and words. Raises `SourceError`."""
 
     @abstractmethod
-    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+    async def attend(self, text: str, kind: MapKind, layer: int | None) -> tuple[Any, NDArray[Any]]:
         """Return the result of attend with one map of the words, and the matrix of the map. Raises `SourceError`."""
 
 
@@ -101,11 +105,12 @@ class EngineAnalyzer(Analyzer):
         except ServiceError as error:
             raise engine_error(error) from None
 
-    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+    async def attend(self, text: str, kind: MapKind, layer: int | None) -> tuple[Any, NDArray[Any]]:
         request = AttendRequest(
             (Input(TokenizerInput(text)),),
             kind=kind,
-            layers=(layer,),
+            layers=None if layer is None else (layer,),
+            layer_reduce="rollout" if layer is None else "none",
             head_reduce=HEAD_REDUCES[kind],
             unit="word",
             special_tokens="drop",
@@ -138,14 +143,15 @@ class ServerAnalyzer(Analyzer):
         except AttendantError as error:
             raise source_error(error, self._connection.url) from None
 
-    async def attend(self, text: str, kind: MapKind, layer: int) -> tuple[Any, NDArray[Any]]:
+    async def attend(self, text: str, kind: MapKind, layer: int | None) -> tuple[Any, NDArray[Any]]:
         from attendant_client import AttendantError
 
         try:
             response = await self._connection.client.attend(
                 text,
                 kind=kind,
-                layers=[layer],
+                layers="all" if layer is None else [layer],
+                layer_reduce="rollout" if layer is None else "none",
                 head_reduce=HEAD_REDUCES[kind],
                 unit="word",
                 special_tokens="drop",

@@ -23,9 +23,15 @@ POSITIVE, NEGATIVE = (230, 120, 20), (40, 110, 220)
 """Colors of the largest magnitudes: red, green and blue, 0 to 255."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the command: rich would exit with status 1."""
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """Return a console for stdout: without colors if NO_COLOR is set or it is no terminal."""
-    return Console(highlight=False, soft_wrap=False)
+    return _Console(highlight=False, soft_wrap=False)
 
 
 def show_words(console: Console, analysis: Analysis, max_tokens: int) -> None:
@@ -62,11 +68,13 @@ def show_map(console: Console, analysis: Analysis, kind: str) -> None:
     fitting = max(1, (console.width - digits - width - 2) // CELL_WIDTH)
     shown = min(len(names), fitting)
     cut = "" if shown == len(names) else f", first {shown} of {len(names)} words"
+    layer = "rollout of all layers" if analysis.layer is None else f"layer {analysis.layer}"
     console.print()
-    console.print(Text(f"Contributions ({kind}, layer {analysis.layer}{cut})", style="bold"))
+    console.print(Text(f"Contributions ({kind}, {layer}{cut})", style="bold"))
     console.print(Text("Row: a word. Column, by its number: a word that contributes to it. In percent."))
     console.print(Text(" " * (digits + width + 2) + "".join(f"{index:>{CELL_WIDTH}}" for index in range(1, shown + 1))))
-    shares = to_shares(analysis.matrix, kind)[:shown, :shown]
+    matrix = analysis.matrix if analysis.layer is None else to_shares(analysis.matrix, kind)
+    shares = matrix[:shown, :shown]  # a rollout consists of shares, whatever its kind
     others = np.abs(shares[~np.eye(shown, dtype=bool)])
     # A word contributes most to itself. On its scale, the other words would have one color.
     largest = max(float(others.max(initial=0.0)), 1e-9)

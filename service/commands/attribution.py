@@ -75,7 +75,7 @@ class LocatedText:
         return int(self.deciding.sum()) / (len(self.deciding) - 1)
 
     def without(self, word: int) -> "tuple[tuple[int, ...], Flags]":
-        """Return the token ids without those of a word, and which of the remaining tokens are those of the target."""
+        """Return the token ids without a word, and which of the remaining tokens belong to the target."""
         kept = [position for position, owner in enumerate(self.word_of_token) if owner != word]
         is_target = np.array([self.word_of_token[position] == self.target for position in kept])
         return tuple(self.token_ids[position] for position in kept), is_target
@@ -265,7 +265,7 @@ def _unit_scores(text: LocatedText, units: Sequence[Unit], effects: Floats) -> V
 
 
 def _line_error(path: Path, error: ServiceError, lines: Sequence[AttributionLine]) -> TextError:
-    """Return an error that names the field of the file instead of that of the request."""
+    """Return an error that names the file's field instead of the request's."""
     match = re.match(r"(inputs|queries|documents)\[(\d+)\]", error.message)
     if match is None:
         return TextError(f"{path}: {error.message}")

@@ -1,6 +1,6 @@
 """The number of replicas for a load, from measured figures, in exact fractions.
 
-CPU figures are those of tests/bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
+CPU figures come from tests/bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
 AVX512-VNNI, the default model, sentences with a mean of 23 tokens, with the sender of the load on the same cores.
 """
 
@@ -20,13 +20,14 @@ TOKENS_PER_SECOND_PER_CORE: dict[Precision, int] = {"bfloat16": 13_600, "float32
 
 float32 and int8 reached 0.31 and 0.47 of bfloat16 under the same load in the same minute.
 """
-EVENT_LOOP_S_PER_REQUEST = Fraction(30, 100_000)
+EVENT_LOOP_S_PER_REQUEST = Fraction(50, 100_000)
 EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
-"""CPU time of the event loop over REST: 0.38 ms for a request of one text, 2.86 ms for one of 32.
+"""CPU time of the event loop over REST at capacity: 0.58 ms for a request of one text, in the open loop of the bench.
 
-Measured on 64 and 4 connections that are kept open: 0.36 to 0.39 ms and 2.3 to 2.9 ms. At capacity in the open loop of
-the bench it is 0.58 ms, so that a utilization of 0.6 leaves 8 % there.
+At less load it is 0.38 ms, and 2.86 ms for a request of 32 texts.
 """
+SHAPES = (2, 4, 8, 16)
+"""Cores per replica to choose from. One core has not been measured with the load on other cores."""
 ROW_TOKENS = 128
 """Texts share rows of this length, and attention is computed over the whole row."""
 REST_MIB = 419
@@ -103,12 +104,14 @@ class Capacity:
     """The replicas for a load, and each step of the calculation. Cores are of inference and event loop.
 
     `tokens_per_second`: throughput of inference per core, or per GPU. `cores_per_replica` is 1 GPU on a GPU.
+    `spare_replicas` are added, so that the load is still served while as many replicas are lost or replaced.
     """
 
     load: Load
     hardware: Hardware
     tokens_per_second: Fraction
     cores_per_replica: int
+    spare_replicas: int = 0
 
     @property
     def inference_units(self) -> Fraction:
@@ -142,9 +145,28 @@ class Capacity:
         return max(self.compute_replicas, self.event_loop_replicas)
 
     @property
+    def total_replicas(self) -> int:
+        """The replicas for the load and the spare ones."""
+        return self.replicas + self.spare_replicas
+
+    @property
+    def total_units(self) -> int:
+        """Cores or GPUs of all replicas."""
+        return self.total_replicas * self.cores_per_replica
+
+    @property
     def limit(self) -> Literal["compute", "event loop"]:
         """The resource that determines the number of replicas."""
         return "event loop" if self.event_loop_replicas > self.compute_replicas else "compute"
+
+
+def cheapest(load: Load, tokens_per_second: Fraction, spare_replicas: int) -> Capacity:
+    """Return the capacity on CPUs with the fewest cores, and of equal ones with the fewest replicas.
+
+    Small replicas waste less of the last and the spare replica, and have an event loop per fewer cores.
+    """
+    shapes = [Capacity(load, "cpu", tokens_per_second, cores, spare_replicas) for cores in SHAPES]
+    return min(shapes, key=lambda shape: (shape.total_units, shape.total_replicas))
 
 
 def memory_mib(model: ModelShape) -> Fraction:

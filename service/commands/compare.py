@@ -8,13 +8,13 @@ from pathlib import Path
 import orjson
 
 from model.artifact import Artifact
+from model.console import EX_DATAERR, EX_NEGATIVE
 from model.manifest import Manifest
-from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer, number
+from service.commands.arguments import PRECISIONS, Parser, integer, number
 from service.commands.encoding import Encoded, TextError, TextFile, encode_files
 from service.commands.report import Comparison, Gate
 from service.config import load_settings
 
-EX_MISSED = 1
 DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
 
@@ -23,8 +23,6 @@ Compare the embeddings of two artifacts, or of one artifact in two precisions, o
 the new vector of each text, and the changes of nearest neighbors by the similarity that each model was trained for.
 Cosines of two different models say nothing, because their vector spaces differ; compare their neighbors."""
 EPILOG = f"""\
-Exit status: 0 all thresholds reached, 1 a threshold missed, 2 wrong usage, 65 unusable texts, 78 invalid artifact.
-
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. Duplicates count once.
 The models are loaded one after the other. N vectors of D dimensions take 16 * N * D bytes, and without --queries the
 search takes 2 * N^2 * D multiplications. On two cores with 384 dimensions, 10,000 lines take less than a minute, and
@@ -67,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
             f"attendant compare: {gate.option}: threshold missed ({gate.measured:.6f}, limit {gate.threshold:g}).",
             file=sys.stderr,
         )
-    return EX_MISSED if missed else 0
+    return EX_NEGATIVE if missed else 0
 
 
 def _parser() -> Parser:

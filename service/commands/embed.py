@@ -11,7 +11,17 @@ from types import ModuleType
 
 import orjson
 
-from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_USAGE, CommandError, Parser, integer
+from model.console import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_NEGATIVE,
+    EX_OK,
+    EX_UNAVAILABLE,
+    EX_USAGE,
+    output_path,
+)
+from service.commands.arguments import CommandError, Parser, integer
 from service.commands.embed_file import Report, embed_file
 from service.commands.embed_job import EmbedFile
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
@@ -42,9 +52,11 @@ continues after an interruption.
 
 Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
-Exit status: 0 all rows embedded, 1 some rejected, 2 wrong usage, 65 unreadable input or all rows rejected, 69 server or
-engine failed, 73 cannot write, 78 invalid option of the model, invalid artifact, or OUT.partial of another run, 130
-interrupted with Ctrl-C."""
+examples:
+  attendant embed texts.parquet -o vectors.parquet --field body --id-field id
+  attendant embed texts.txt -o vectors.npy --server grpc://127.0.0.1:8081
+  attendant embed "river bank flows" "money bank grows"
+"""
 
 
 def run(arguments: list[str]) -> int:
@@ -102,7 +114,7 @@ def _run_file(arguments: list[str]) -> int:
         if partial_path(options.output).exists():
             print(f"{COMMAND}: interrupted. Repeat the command to continue.", file=sys.stderr)
         raise
-    return 1 if report.counts.rejected else 0
+    return EX_NEGATIVE if report.counts.rejected else EX_OK
 
 
 async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
@@ -204,7 +216,7 @@ def _parser() -> Parser:
     parser.usage = f"{COMMAND} IN -o OUT [OPTION...]\n       {COMMAND} [TEXT...]"
     add = parser.add_argument
     add("input", type=Path, metavar="IN", help="file of texts")
-    add("-o", "--output", type=Path, metavar="OUT", required=True, help="file of embeddings")
+    add("-o", "--output", type=output_path, metavar="OUT", required=True, help="file of embeddings")
     add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
     add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
@@ -227,7 +239,7 @@ def _parser() -> Parser:
 
 
 async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:
-    """Print the embedding of each line; return 0, or 1 after an invalid text."""
+    """Print each line's embedding and return the exit status."""
     truncated = 0
     async with open_engine(settings) as engine:
         try:
@@ -240,13 +252,9 @@ async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int
                 sys.stdout.flush()
         except ServiceError as error:
             sys.stdout.flush()
-            print(f"attendant: {error.message}", file=sys.stderr)
-            return 1
-        except BrokenPipeError:
-            # The interpreter flushes standard output at exit and would report the error again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            print(f"{COMMAND}: {error.message}", file=sys.stderr)
+            return EX_DATAERR if error.http_status < 500 else EX_UNAVAILABLE
         limit = engine.info.max_input_tokens
     if truncated:
-        print(f"attendant: truncated {truncated} lines to {limit} tokens, the limit of the model", file=sys.stderr)
+        print(f"{COMMAND}: truncated {truncated} lines to {limit} tokens, the limit of the model", file=sys.stderr)
     return 0

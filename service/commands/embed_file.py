@@ -5,13 +5,13 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
 
-from service.commands.arguments import EX_DATAERR, CommandError
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError
 from service.commands.embed_job import EmbedFile
 from service.commands.file_progress import FileProgress
 from service.commands.row_encoders import RowEncoder
@@ -22,7 +22,6 @@ from service.commands.work_directory import Counts, RunKey, WorkDirectory, rejec
 
 CHUNK_ROWS = 2048
 """Rows per checkpoint. After a kill, rows since the last checkpoint are encoded again."""
-DIGEST_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,10 @@ def _vector_format(job: EmbedFile, encoder: RowEncoder, id_type: Any) -> VectorF
 
 def _run_key(job: EmbedFile, encoder: RowEncoder) -> RunKey:
     with job.source.open("rb") as file:
-        status = job.source.stat()
-        digest = _digest_ends(file, status.st_size)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "input size": status.st_size,
-        "input modification time": datetime.fromtimestamp(status.st_mtime, UTC).isoformat(),
-        "input digest": digest,
+        "input size": job.source.stat().st_size,
+        "input digest": digest[:16],
         "input format": job.input_format,
         "output format": job.output_format,
         "field": job.field,
@@ -166,11 +163,3 @@ def _run_key(job: EmbedFile, encoder: RowEncoder) -> RunKey:
         "precision": encoder.info.precision,
         **dict(job.options),
     }
-
-
-def _digest_ends(file: BinaryIO, size: int) -> str:
-    """Return a digest of the first and last bytes of a file: a complete one would take minutes."""
-    digest = hashlib.sha256(file.read(DIGEST_BYTES))
-    file.seek(max(0, size - DIGEST_BYTES))
-    digest.update(file.read(DIGEST_BYTES))
-    return digest.hexdigest()[:16]

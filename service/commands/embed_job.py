@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.commands.arguments import EX_DATAERR, CommandError
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError
 from service.commands.row_files import InputFormat
 from service.commands.vector_files import DType, OutputFormat
 

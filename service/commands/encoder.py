@@ -121,7 +121,7 @@ def _find_span(index: int, place: WordPlace, result: TokenizeResult) -> Offsets:
 
 
 def _word_error(path: Path, error: ServiceError, places: Sequence[WordPlace]) -> TextError:
-    """Return an error that names the field of the file instead of that of the request."""
+    """Return an error that names the file's field instead of the request's."""
     name_text(error, [place.label for place in places])
 
     def field(match: re.Match[str]) -> str:

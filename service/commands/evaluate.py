@@ -8,8 +8,9 @@ from pathlib import Path
 import orjson
 
 from model.artifact import Artifact, ArtifactError
+from model.console import EX_DATAERR
 from model.manifest_update import check_writable
-from service.commands.arguments import EX_DATAERR, PRECISIONS, Parser, integer
+from service.commands.arguments import PRECISIONS, Parser, integer
 from service.commands.datasets import (
     MAX_DOCUMENTS,
     RetrievalData,
@@ -37,8 +38,6 @@ lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {
 lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
 lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index": [1, 2], "reference": "..."}}
 
-Exit status: 0 measured, 2 wrong usage, 65 unusable texts, 78 invalid or unwritable artifact.
-
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. A retrieval of Q
 queries in N distinct documents, {MAX_DOCUMENTS:,} at most, takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
 multiplications and a sort of Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
@@ -49,7 +48,7 @@ reference: about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for
 With --baseline, a second artifact is measured after the first on the same files, in the same precision. Differences are
 DIR minus baseline; their intervals are paired: each resample has the same lines or queries for both.
 
-With --save, measures replace those of the same task, file name and measure in manifest.json. Set ATTENDANT_MODEL_DIGEST
+With --save, measures replace equal ones (task, file name, measure) in manifest.json. Set ATTENDANT_MODEL_DIGEST
 to the new digest if it is pinned. A crash leaves the old or the new manifest; both are valid. A server that runs keeps
 the manifest that it has read.
 

@@ -60,7 +60,7 @@ class WordFigures:
 
 @dataclass(frozen=True)
 class AttributionFigures:
-    """The precision@1 by method. `chance` is that of a random order; `omitted` has the reason by kind or method.
+    """The precision@1 by method. `chance` is a random order's; `omitted` has the reason by kind or method.
 
     Methods of a similarity have the lines with a reference only. Without any, `reference_chance` is None.
     """

@@ -1,7 +1,8 @@
-"""The model of a command, among those of the options."""
+"""Selection of a command's model from the options."""
 
 from model.artifact import Artifact
-from service.commands.arguments import EX_CONFIG, CommandError
+from model.console import EX_CONFIG
+from service.commands.arguments import CommandError
 from service.config import Settings
 from service.model_options import ModelOption
 

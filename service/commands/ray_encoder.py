@@ -16,7 +16,8 @@ from typing import Any
 import ray
 import ray.data
 
-from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, CommandError
+from model.console import EX_CONFIG, EX_UNAVAILABLE
+from service.commands.arguments import CommandError
 from service.commands.embed_job import EmbedFile
 from service.commands.model_selection import select_model
 from service.commands.ray_worker import (

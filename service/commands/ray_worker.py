@@ -17,7 +17,8 @@ import orjson
 import pyarrow as pa
 
 from model.artifact import ArtifactError
-from service.commands.arguments import EX_CONFIG, CommandError
+from model.console import EX_CONFIG
+from service.commands.arguments import CommandError
 from service.commands.embed_job import EmbedFile
 from service.commands.row_encoders import IN_FLIGHT, EncodedRows, check_text, encode_batch, split_batches
 from service.commands.row_files import Row, open_rows

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, Literal, Protocol, get_args
 
 import orjson
 
-from service.commands.arguments import EX_CONFIG, EX_DATAERR, CommandError
+from model.console import EX_CONFIG, EX_DATAERR
+from service.commands.arguments import CommandError
 
 InputFormat = Literal["text", "jsonl", "csv", "parquet"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)

@@ -19,6 +19,7 @@ from service.commands.capacity import (
     Capacity,
     Load,
     ModelShape,
+    cheapest,
     memory_mib,
 )
 
@@ -30,6 +31,10 @@ pass --tokens-per-second-per-core. No GPU has been measured: run `make bench-gpu
 
 example: attendant size --texts-per-second 100000 --mean-tokens 16
 """
+
+
+MEASURED_CORES = 2
+"""Cores of the replica whose throughput is --tokens-per-second, if not set."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,12 +52,20 @@ def run(arguments: Sequence[str]) -> int:
             "Longer texts are truncated or rejected; reduce it or set --max-tokens"
         )
     load = Load(options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization)
-    cores = options.cores_per_replica if options.hardware == "cpu" else 1
-    capacity = Capacity(load, options.hardware, _rate(options, model), cores)
+    rate, spare = _rate(options, model), options.spare_replicas
+    best = cheapest(load, rate, spare)
+    capacity = best
+    if options.hardware == "gpu":
+        capacity = Capacity(load, "gpu", rate, 1, spare)
+    elif options.cores_per_replica is not None or options.tokens_per_second is not None:
+        capacity = Capacity(load, "cpu", rate, options.cores_per_replica or MEASURED_CORES, spare)
     if options.json:
         print(json.dumps(_record(capacity, model), indent=2))  # orjson has no integers over 64 bits
-    else:
-        print("\n".join(_lines(capacity, model, options)))
+        return 0
+    print("\n".join(_lines(capacity, model, options)))
+    if capacity.hardware == "cpu" and best.total_units < capacity.total_units:
+        shape = f"{_count(best.total_replicas)} of {best.cores_per_replica} cores"
+        print(f"Cheaper: {shape}, {best.total_units:,} cores in total. Leave --cores-per-replica out.")
     return 0
 
 
@@ -66,7 +79,10 @@ def _parser() -> Parser:
     add("--precision", choices=tuple(TOKENS_PER_SECOND_PER_CORE), default="bfloat16",
         help="precision on a CPU (default: bfloat16, which needs AVX512-BF16 or AMX)")  # fmt: skip
     add("--hardware", choices=("cpu", "gpu"), default="cpu", help="hardware of a replica (default: cpu)")
-    add("--cores-per-replica", type=integer(1, 1024), default=2, metavar="C", help="cores per replica (default: 2)")
+    shape = f"cores per replica (default: the cheapest shape, or {MEASURED_CORES} with --tokens-per-second)"
+    add("--cores-per-replica", type=integer(1, 1024), metavar="C", help=shape)
+    add("--spare-replicas", type=integer(0, 1000), default=1, metavar="S",
+        help="replicas that may be lost or replaced while the load is served (default: 1)")  # fmt: skip
     add("--utilization", type=number("0.01", "1"), default=Fraction(6, 10), metavar="U",
         help="share of the capacity to use; the rest is headroom for peaks and autoscaling (default: 0.6)")  # fmt: skip
     add("--model-dir", type=Path, metavar="DIR", help="artifact to size for, an estimate (default: the default model)")
@@ -92,7 +108,7 @@ def _rate(options: argparse.Namespace, model: ModelShape) -> Fraction:
     """Return the tokens/s per core, or per GPU."""
     if options.tokens_per_second is not None:
         rate: Fraction = options.tokens_per_second
-        return rate if options.hardware == "gpu" else rate / options.cores_per_replica
+        return rate if options.hardware == "gpu" else rate / (options.cores_per_replica or MEASURED_CORES)
     if options.tokens_per_second_per_core is not None:
         own: Fraction = options.tokens_per_second_per_core
         return own
@@ -121,21 +137,22 @@ def _lines(capacity: Capacity, model: ModelShape, options: argparse.Namespace) -
          f"{_show(load.requests_per_second)} requests/s x {_show(1000 * capacity.event_loop_s_per_request)} ms"),
         ("for compute", _count(capacity.compute_replicas), f"{busy} / ({used} x {replica})"),
         ("for event loop", _count(capacity.event_loop_replicas), f"{event_loop} / ({used} x 1 core per process)"),
-        ("replicas", _count(capacity.replicas), f"the larger of the two; the limit is {capacity.limit}"),
+        ("for the load", _count(capacity.replicas), f"the larger of the two; the limit is {capacity.limit}"),
+        ("replicas", _count(capacity.total_replicas), f"{capacity.replicas:,} + {capacity.spare_replicas} spare"),
     ]  # fmt: skip
     return [*(f"{name:<15} {result:<26} = {formula}" for name, result, formula in steps), *_totals(capacity, model)]
 
 
 def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
     if capacity.hardware == "gpu":
-        return [f"{'total':<15} {capacity.replicas:,} GPUs; memory has not been measured on a GPU"]
+        return [f"{'total':<15} {capacity.total_units:,} GPUs; memory has not been measured on a GPU"]
     memory = math.ceil(memory_mib(model))
-    cores, reserved = capacity.replicas * capacity.cores_per_replica, max(memory, MANIFEST_LIMIT_MIB)
+    gibibytes = Fraction(capacity.total_replicas * max(memory, MANIFEST_LIMIT_MIB), 1024)
     growth = _show(memory_mib(model) - LOAD_MIB)
     lines = [
         f"{'memory':<15} {f'{memory:,} MiB per replica':<26} = {growth} at rest + {LOAD_MIB} under load; "
         f"the manifests reserve {MANIFEST_LIMIT_MIB:,}",
-        f"{'total':<15} {cores:,} cores, {_show(Fraction(capacity.replicas * reserved, 1024))} GiB reserved",
+        f"{'total':<15} {capacity.total_units:,} cores, {_show(gibibytes)} GiB reserved",
     ]
     if memory > MANIFEST_LIMIT_MIB:
         lines.append(f"Warning: raise the memory of the manifests to at least {memory:,} MiB.")
@@ -145,7 +162,7 @@ def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
 def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
     """Return where the throughput comes from."""
     if options.tokens_per_second is not None:
-        replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica} cores"
+        replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica or MEASURED_CORES} cores"
         return f"--tokens-per-second {_show(options.tokens_per_second)}{replica}"
     if options.tokens_per_second_per_core is not None:
         return "--tokens-per-second-per-core"
@@ -164,7 +181,8 @@ def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:
     """Return the calculation for programs."""
     load, memory = capacity.load, math.ceil(memory_mib(model))
     return {
-        "replicas": capacity.replicas,
+        "replicas": capacity.total_replicas,
+        "spare_replicas": capacity.spare_replicas,
         "limit": capacity.limit,
         "hardware": capacity.hardware,
         "cores_per_replica": capacity.cores_per_replica if capacity.hardware == "cpu" else None,

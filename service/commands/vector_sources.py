@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
 from model.tokenizer import TokenizerInput
-from service.commands.arguments import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE, CommandError
+from service.commands.arguments import CommandError
 from service.commands.lines import open_engine
 from service.commands.model_selection import select_model
 from service.commands.vector_files import DType
@@ -54,7 +55,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """The model: `precision` is that of its weights and activations, `digest` that of its artifact."""
+    """The model: `precision` of weights and activations, and the artifact's `digest`."""
 
     name: str
     digest: str

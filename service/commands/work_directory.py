@@ -11,14 +11,15 @@ from typing import Any, Self
 
 import orjson
 
-from service.commands.arguments import EX_CANTCREAT, EX_CONFIG, CommandError
+from model.console import EX_CANTCREAT, EX_CONFIG
+from service.commands.arguments import CommandError
 
 VERSION = 1
 DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
 OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
 
 RunKey = Mapping[str, str | int | bool | None]
-"""Values that must be equal to continue a run: those of the input file, the model and the options."""
+"""Values of the input file, the model and the options that must be equal to continue a run."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def rejected_path(target: Path) -> Path:
 
 
 def check_absent(target: Path) -> None:
-    """Raise `CommandError` if the output file exists. Rejected rows without it are those of a run that wrote none."""
+    """Raise `CommandError` if the output file exists. Rejected rows without it come from a run that wrote none."""
     if target.exists():
         raise CommandError(f"{target}: exists. Remove it or set --overwrite.", EX_CANTCREAT)
 

@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
+from service.engine.costs import INLINE_COST, compare_cost, describe_cost, encode_cost
 from service.engine.encode.response import build_results, encode_tasks
 from service.engine.explain.compare import compare
 from service.engine.lane_metrics import ModelMetrics
-from service.engine.model_info import limits_of, model_info_of
+from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
 from service.engine.preparation import Preparation, similarity_cost
 from service.engine.scheduler import Lane
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import (
+    AppliedPrompt,
     EncodeRequest,
     EncodeResponse,
     EncodeTask,
@@ -32,6 +34,7 @@ from service.engine.schema.encode import (
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.engine.timing import Timer, deadline_scope
+from service.engine.tokenizing import Tokenizing
 from service.engine.validation.encode import check_encode, needs_last_layer_only, select_prompt
 from service.engine.validation.explain import check_attend, check_compare
 from service.engine.validation.inputs import check_inputs
@@ -39,10 +42,8 @@ from service.engine.validation.similarity import check_similarity
 from service.errors import DeadlineExceeded
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
-from service.request_log import note_tokens
+from service.request_log import note_timeout, note_tokens
 
-INLINE_CHARACTERS = 4096
-"""Requests up to this size are prepared on the event loop, in about a millisecond; larger ones in a thread."""
 PREPARATION_THREADS = 2
 """Threads contend for the GIL, so more of them only delay the event loop."""
 
@@ -54,6 +55,7 @@ class Engine:
     """The inference engine of one model. Construct it on the event loop that uses it.
 
     `fast_lanes` collects the fast lanes of all engines, to which the explain lane yields; None if there is one engine.
+    `engines` is the number of engines that share the machine.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Engine:
         metrics: Metrics,
         option: ModelOption | None = None,
         fast_lanes: list[FastLane] | None = None,
+        engines: int = 1,
     ) -> None:
         option = option or settings.served_models[0]
         self._model = model
@@ -70,22 +73,38 @@ class Engine:
         self.name = option.name or self._manifest.name
         self._metrics = ModelMetrics(metrics, self.name)
         self._limits = limits_of(settings, self._manifest.max_input_tokens)
-        self.info = model_info_of(model, self._limits, self.name, option.aliases)
+        self.info = describe_model(model, self._limits, self.name, option.aliases)
         self._preparation = Preparation(model, self._limits)
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
-        fast = Admission(model.tokens_per_second, settings.max_queue_ms, settings.max_queue_tokens)
+        self._tokenizing = Tokenizing(settings.max_queue_tokens)
+        fast = Admission(
+            model.tokens_per_second / engines, settings.max_queue_ms, settings.max_queue_tokens, self.max_batch_tokens
+        )
         self._fast: FastLane = Lane(FAST_LANE, model.backend, fast, self._metrics)
         fast_lanes = [] if fast_lanes is None else fast_lanes
         fast_lanes.append(self._fast)
-        explain = Admission(model.explain.warm_up(), settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
+        explain = Admission(
+            model.explain.warm_up() / engines,
+            settings.max_explain_queue_ms,
+            settings.max_explain_queue_tokens,
+            model.explain.max_batch_tokens,
+        )
         self._explain: Lane[ExplainTask, Any] = Lane(
             EXPLAIN_LANE, model.explain, explain, self._metrics, lambda: any(lane.busy for lane in fast_lanes)
         )
 
     @property
     def healthy(self) -> bool:
-        """True while both lanes can run work."""
-        return self._fast.healthy and self._explain.healthy
+        """True while embeddings can be computed and no batch has stalled.
+
+        A failed explain lane rejects its own requests only.
+        """
+        return self._fast.healthy and not (self._fast.stalled or self._explain.stalled)
+
+    def watch(self, seconds: float) -> None:
+        """Count `seconds` of run time for the running batches."""
+        self._fast.watch(seconds)
+        self._explain.watch(seconds)
 
     @property
     def max_batch_tokens(self) -> int:
@@ -110,7 +129,7 @@ class Engine:
 
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""
-        await asyncio.gather(self._fast.drain(), self._explain.drain())
+        await asyncio.gather(self._fast.drain(), self._explain.drain(), self._tokenizing.drain())
 
     async def close(self) -> None:
         """Fail queued requests and stop the workers."""
@@ -126,10 +145,12 @@ class Engine:
         last = needs_last_layer_only(request, self._manifest)
         lane: Lane[Any, TextVectors] = self._fast if last else self._explain
         deadline, timer = self._deadline(request.deadline), Timer()
-        prompts = 0 if prompt is None else len(prompt.text) * len(request.inputs)
-        size = count_characters(request.inputs) + prompts
+        if lane.admission.near_capacity:  # an error for good comes before an error that asks to retry
+            self._preparation.check_least_response(request)
         async with deadline_scope(deadline):
-            with lane.reserve(estimate_tokens(request.inputs) + prompts // CHARACTERS_PER_TOKEN, deadline):
+            prompt_tokens = await self._count_prompt(prompt, len(request.inputs))
+            size = encode_cost(request, self._manifest, 0 if prompt is None else len(prompt.text))
+            with lane.reserve(self._estimate(request.inputs, prompt_tokens), deadline):
                 prepared = await self._run(size, partial(self._preparation.encode, request, prompt))
                 timer.tokenized()
                 token_count, truncated = self._count([item.tokens for item in prepared])
@@ -150,42 +171,46 @@ class Engine:
         spec = check_attend(request, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
         async with deadline_scope(deadline):
-            with lane.reserve(estimate_tokens(request.inputs), deadline):
+            with lane.reserve(self._estimate(request.inputs), deadline):
                 prepare = partial(self._preparation.attend, request, spec)
-                tasks = await self._run(count_characters(request.inputs), prepare)
+                tasks = await self._run(describe_cost(request), prepare)
                 timer.tokenized()
-                self._count([task.tokens for task in tasks])
+                token_count, truncated = self._count([task.tokens for task in tasks])
                 submitted = lane.submit(tasks, deadline)
             results = await lane.wait(submitted)
             timer.ran()
-        return AttendResponse(self.name, lane.precision, results, timer.finish(lane.metrics))
+        return AttendResponse(self.name, lane.precision, results, token_count, truncated, timer.finish(lane.metrics))
 
     async def compare(self, request: CompareRequest) -> CompareResponse:
         """Return similarities of a word's occurrences. Cancellation and errors are as in `encode`."""
         layers = check_compare(request, self._limits, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
         inputs = [Input(TokenizerInput(text)) for text in {occurrence.text for occurrence in request.occurrences}]
+        cost = compare_cost(request, inputs, len(layers))
         async with deadline_scope(deadline):
-            with lane.reserve(estimate_tokens(inputs), deadline):
-                prepare = partial(self._preparation.compare, request, len(layers))
-                tasks = await self._run(count_characters(inputs), prepare)
+            with lane.reserve(self._estimate(inputs), deadline):
+                tasks = await self._run(cost, partial(self._preparation.compare, request, len(layers)))
                 timer.tokenized()
-                self._count([task.tokens for task in tasks])
+                token_count, _ = self._count([task.tokens for task in tasks])
                 submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran()
             respond = partial(compare, tasks, vectors, layers, self._model.static)
-            occurrences, static, similarities = await self._run(count_characters(inputs), respond)
+            occurrences, static, similarities = await self._run(cost, respond)
         timing = timer.finish(lane.metrics)
-        return CompareResponse(self.name, lane.precision, occurrences, static, similarities, timing)
+        return CompareResponse(self.name, lane.precision, occurrences, static, similarities, token_count, timing)
 
     async def similarity(self, request: SimilarityRequest) -> SimilarityResponse:
         """Return similarities of queries and documents. Cancellation and errors are as in `encode`."""
         linear = self._model.dense_layers.linear
         spec = check_similarity(request, self._limits, self._manifest, linear=linear)
         lane, deadline, timer = self._fast, self._deadline(request.deadline), Timer()
-        size, tokens = similarity_cost(request, spec, self._limits, self._manifest.max_input_tokens)
         async with deadline_scope(deadline):
+            prompt_tokens = (
+                await self._count_prompt(spec.query_prompt, len(request.queries), "query_prompt"),
+                await self._count_prompt(spec.document_prompt, len(request.documents), "document_prompt"),
+            )
+            size, tokens = similarity_cost(request, spec, prompt_tokens, self._limits, self._manifest.max_input_tokens)
             with lane.reserve(tokens, deadline):
                 prepared, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
                 timer.tokenized()
@@ -207,10 +232,8 @@ class Engine:
         check_inputs(request.inputs, request.spelling.inputs, self._limits, self._manifest)
         deadline = self._deadline(request.deadline)
         async with deadline_scope(deadline):
-            with self._fast.reserve(estimate_tokens(request.inputs), deadline):
-                results = await self._run(
-                    count_characters(request.inputs), partial(self._preparation.tokenize, request)
-                )
+            with self._tokenizing.reserve(request.inputs):
+                results = await self._run(describe_cost(request), partial(self._preparation.tokenize, request))
         return TokenizeResponse(self.name, results)
 
     async def decode(self, request: DecodeRequest) -> list[str]:
@@ -219,22 +242,35 @@ class Engine:
         check_inputs(inputs, request.spelling.inputs, self._limits, self._manifest)
         deadline = self._deadline(request.deadline)
         async with deadline_scope(deadline):
-            with self._fast.reserve(estimate_tokens(inputs), deadline):
-                return await self._run(count_characters(inputs), partial(self._preparation.decode, request))
+            with self._tokenizing.reserve(inputs):
+                cost = sum(map(count_characters, inputs))
+                return await self._run(cost, partial(self._preparation.decode, request))
 
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
         return self._model.tokenizer.content_ids(token_ids)
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Run `work` in a thread if the request is large, so that it does not block the event loop."""
-        if size <= INLINE_CHARACTERS:
+    def _estimate(self, inputs: Sequence[Input], prompt_tokens: int = 0) -> int:
+        return estimate_tokens(map(count_characters, inputs), self._manifest.max_input_tokens, prompt_tokens)
+
+    async def _count_prompt(self, prompt: AppliedPrompt | None, inputs: int, field: str = "prompt") -> int:
+        """Return the number of tokens of a prompt, 0 for None. Raises a `ServiceError` if it is too long."""
+        if prompt is None:
+            return 0
+        count = partial(self._preparation.count_prompt, prompt, inputs, field)
+        return await self._run(len(prompt.text), count)
+
+    async def _run(self, cost: int, work: Callable[[], T]) -> T:
+        """Run `work` in a thread if its cost would block the event loop."""
+        if cost <= INLINE_COST:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _deadline(self, requested: float | None) -> float:
         now = time.monotonic()
         latest = now + self._limits.max_timeout_ms / 1000
+        if requested is not None:
+            note_timeout(requested - now)
         if requested is not None and requested <= now:
             raise DeadlineExceeded("Deadline exceeded before the request arrived", "Increase the timeout.")
         return latest if requested is None else min(requested, latest)

@@ -1,8 +1,8 @@
 """Scheduling order: deficit round robin over requests, in tokens.
 
 Each queued request gets a quantum of tokens per round, so a request of 256 passages delays a short request by a few
-batches, not by its full duration, and a stream of short requests cannot starve it. Tasks that do not fit in a batch
-are passed over, and are first in the next one.
+batches, not by its full duration, and a stream of short requests cannot starve it. A task larger than the quantum waits
+for several rounds. Tasks that do not fit in a batch are passed over, and are first in the next one.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
 Not thread-safe: the scheduler holds its lock around every call.
@@ -25,7 +25,7 @@ LOOKAHEAD = 16
 class WaitingRequest(Generic[Item]):
     """A queued request: its pending tasks with their sizes, and its deficit in tokens.
 
-    `in_turn`: the request was skipped because its next task did not fit; its turn continues in the next batch.
+    `in_turn`: its next task did not fit in the batch; its turn continues in the next batch, without a new quantum.
     """
 
     entries: deque[tuple[int, Item]]
@@ -36,12 +36,16 @@ class WaitingRequest(Generic[Item]):
 
 
 class Backlog:
-    """Histogram of request sizes in power-of-two bins, so that an estimate takes constant time."""
+    """Histogram of request sizes in power-of-two bins, so that an estimate takes constant time.
+
+    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request.
+    """
 
     BINS = 40
 
-    def __init__(self) -> None:
-        self.tokens = 0
+    def __init__(self, slice_tokens: int | None = None) -> None:
+        self.slice_tokens = slice_tokens
+        self.tokens = self.held = 0
         self._counts = [0] * self.BINS
         self._sums = [0] * self.BINS
 
@@ -51,6 +55,11 @@ class Backlog:
         self._counts[number] += count
         self._sums[number] += count * tokens
         self.tokens += count * tokens
+        self.held += count * self.held_tokens(tokens)
+
+    def held_tokens(self, tokens: int) -> int:
+        """Return how many tokens of a request count against the limit of the queue."""
+        return tokens if self.slice_tokens is None else min(tokens, self.slice_tokens)
 
     def tokens_ahead_of(self, tokens: int) -> int:
         """Return an upper bound on the tokens that run before a new request of `tokens` has finished.
@@ -64,10 +73,10 @@ class Backlog:
 
 
 class FairQueue(Generic[Item]):
-    """Queued requests, served round robin; `quantum` tokens per turn."""
+    """Queued requests, served round robin; `quantum` tokens per turn. `backlog` counts them, and other requests."""
 
-    def __init__(self, quantum: int) -> None:
-        self.backlog = Backlog()
+    def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
+        self.backlog = backlog or Backlog()
         self.tokens = 0
         self._quantum = quantum
         self._size = 0
@@ -117,8 +126,8 @@ class FairQueue(Generic[Item]):
             skipped: list[tuple[int, Item]] = []
             while entries and fill.free and len(batch) < max_size and passed_over < LOOKAHEAD:
                 size, item = entries[0]
-                if batch and size > request.deficit:
-                    break
+                if size > request.deficit:
+                    break  # the deficit is carried to the next round
                 entries.popleft()
                 if not fill.add(size):
                     skipped.append((size, item))
@@ -128,7 +137,8 @@ class FairQueue(Generic[Item]):
                 taken += size
                 request.deficit -= size
             entries.extendleft(reversed(skipped))
-            request.in_turn = bool(skipped)
+            # The batch is full before the turn is: it continues in the next batch.
+            request.in_turn = bool(entries) and entries[0][0] <= request.deficit
             self._count(request, before - len(batch), -taken)
             if not entries:
                 del self._ring[id(request)]

@@ -31,6 +31,7 @@ class LaneMetrics:
 
     def __init__(self, model_metrics: ModelMetrics, lane: str) -> None:
         metrics, labels = model_metrics.metrics, (lane, model_metrics.model)
+        self.model = model_metrics.model
         metrics.create_lane(*labels)
         self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
         self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
@@ -48,6 +49,8 @@ class LaneMetrics:
         self._tokens = model_metrics.tokens
         self._queue_size = metrics.queue_size.labels(*labels)
         self._queue_tokens = metrics.queue_tokens.labels(*labels)
+        self._lane_up = metrics.lane_up.labels(*labels)
+        self._stalled_batches = metrics.stalled_batches.labels(*labels)
         self._queue_utilization = metrics.queue_utilization.labels(*labels)
 
     def watch_queue(
@@ -57,6 +60,11 @@ class LaneMetrics:
         self._queue_size.set_function(size)
         self._queue_tokens.set_function(tokens)
         self._queue_utilization.set_function(utilization)
+
+    def watch_health(self, healthy: Callable[[], bool], stalled: Callable[[], float]) -> None:
+        """Read the gauges of the lane's health from these functions when they are scraped."""
+        self._lane_up.set_function(healthy)
+        self._stalled_batches.set_function(stalled)
 
     def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
         """Count one batch: sequences of these sizes, run on `threads` threads."""

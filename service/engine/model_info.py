@@ -16,7 +16,7 @@ def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
     return Limits(max_input_characters=characters, **{name: getattr(settings, name) for name in names})
 
 
-def model_info_of(model: LoadedModel, limits: Limits, name: str, aliases: Sequence[str]) -> ModelInfo:
+def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Sequence[str]) -> ModelInfo:
     """Return the public description of a model that is served under these names."""
     manifest, choice = model.artifact.manifest, model.backend.choice
     return ModelInfo(

@@ -1,17 +1,19 @@
 """The loaded model: sessions, tokenizer and weights of an artifact."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.artifact import TOKENIZER, Artifact
-from service.config import Settings
+from model.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError
+from model.tokenizer import Tokenizer
+from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
 from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.explain.maps import BlockWeights
+from service.engine.golden_check import MIN_COSINE, min_golden_cosine
 from service.engine.schema.encode import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
 from service.model_options import ModelOption
@@ -49,20 +51,59 @@ class LoadedModel:
             settings.max_batch_tokens,
             Gpu(settings.gpu_device, settings.gpu_memory_limit_bytes),
         )
-        choice = select_backend(options, artifact.manifest.graphs, Machine.detect())
+        tokenizer = ServingTokenizer(artifact.read(TOKENIZER))
+        opened = open_accurate_backend(artifact, tokenizer, options, Machine.detect())
+        choice = opened.backend.choice
         log.info(
-            "backend selected model=%s provider=%s precision=%s streams=%d threads_per_stream=%d reason=%s",
+            "backend selected model=%s provider=%s precision=%s streams=%d threads_per_stream=%d min_cosine=%s "
+            "reason=%s",
             option.name or artifact.manifest.name, choice.provider, choice.precision, choice.streams,
-            choice.threads_per_stream, choice.reason,
+            choice.threads_per_stream, opened.min_cosine, choice.reason,
         )  # fmt: skip
-        backend = open_backend(artifact, choice)
         return cls(
             artifact,
-            ServingTokenizer(artifact.read(TOKENIZER)),
-            backend,
-            backend.warm_up(),
+            tokenizer,
+            opened.backend,
+            opened.tokens_per_second,
             ExplainBackend(artifact, explain_choice(settings.threads)),
             DenseLayers(artifact),
             BlockWeights.of(artifact),
             np.asarray(artifact.map(artifact.manifest.static)),
         )
+
+
+@dataclass(frozen=True)
+class OpenedBackend:
+    """A warm backend, its rate, and its smallest cosine to the golden vectors: a number, or why there is none."""
+
+    backend: Backend[EncodeTask, TextVectors]
+    tokens_per_second: float
+    min_cosine: str
+
+
+def open_accurate_backend(
+    artifact: Artifact, tokenizer: Tokenizer, options: BackendOptions, machine: Machine, reason: str = ""
+) -> OpenedBackend:
+    """Open the selected backend and compare it with the golden vectors; if "auto" is too inaccurate, use float32.
+
+    `reason` replaces the reason of the selection.
+
+    Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
+    """
+    choice = select_backend(options, artifact.manifest.graphs, machine)
+    backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
+    rate = backend.warm_up()
+    cosine, limit = min_golden_cosine(artifact, tokenizer, backend), MIN_COSINE[choice.precision]
+    if cosine is None:
+        return OpenedBackend(backend, rate, "unknown")
+    if cosine >= limit:
+        return OpenedBackend(backend, rate, f"{cosine:.6f}")
+    measured = f"(min cosine {cosine:.6f}, limit {limit})"
+    if choice.precision == "float32":
+        raise ArtifactError(f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again.")
+    if options.precision != "auto" or options.provider == "cuda":
+        raise ConfigError(
+            f'ATTENDANT_PRECISION: "{choice.precision}" is too inaccurate for this model {measured}. Use "float32".'
+        )
+    reason = f"{choice.precision} is too inaccurate for this model {measured}"
+    return open_accurate_backend(artifact, tokenizer, replace(options, precision="float32"), machine, reason)

@@ -25,7 +25,7 @@ class Models:
         fast_lanes: list[FastLane] = []  # the explain lanes yield to all of them
         return cls(
             [
-                Engine(model, settings, metrics, option, fast_lanes)
+                Engine(model, settings, metrics, option, fast_lanes, len(loaded))
                 for model, option in zip(loaded, settings.served_models, strict=True)
             ]
         )
@@ -60,8 +60,13 @@ class Models:
 
     @property
     def healthy(self) -> bool:
-        """True while every engine can run work."""
+        """True while every engine can compute embeddings."""
         return all(engine.healthy for engine in self._engines)
+
+    def watch(self, seconds: float) -> None:
+        """Count `seconds` of run time for the running batches of every model."""
+        for engine in self._engines:
+            engine.watch(seconds)
 
     @property
     def near_capacity(self) -> bool:

@@ -25,7 +25,7 @@ def pad_matrices(matrices: Sequence[Array]) -> Array:
 
 
 def pad_maps(maps: Sequence[Sequence[AttentionMap]], layers: int) -> Array:
-    """Return the dense maps (T, T) of N inputs, those of the first layer first, as float32 (N, L, H, T_max, T_max)."""
+    """Return the dense maps (T, T) of N inputs, first layer first, as float32 (N, L, H, T_max, T_max)."""
     matrices = [[item.matrix.values for item in of_input if item.matrix is not None] for of_input in maps]
     longest = max(len(of_input[0]) for of_input in matrices)
     heads = len(matrices[0]) // layers

@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from model.tokenizer import TokenizedInput, TokenizerInput
-from service.engine.admission import CHARACTERS_PER_TOKEN
+from service.engine.admission import estimate_tokens
+from service.engine.costs import INPUT
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.response import (
     JSON_CHARACTER_BYTES,
     PreparedInput,
+    least_response_bytes,
     listed_bytes,
     prepare_input,
     response_bytes,
@@ -32,9 +34,9 @@ from service.engine.schema.encode import (
 )
 from service.engine.schema.explain import AttendRequest, AttentionMapSpec, CompareRequest
 from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec
-from service.engine.validation.inputs import check_length
+from service.engine.validation.inputs import check_length, check_prompt_length
 from service.engine.validation.similarity import check_explanation_size, check_occlusion
-from service.errors import ResponseTooLarge
+from service.errors import RequestTooLarge, ResponseTooLarge
 
 
 class Preparation:
@@ -46,6 +48,7 @@ class Preparation:
         self._blocks = model.blocks
         self._dense_layers = model.dense_layers
         self._limits = limits
+        self._prompt_tokens: dict[str, int] = {}  # of the prompts of the model
 
     def encode(self, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
         """Return the results of the inputs without their vectors."""
@@ -63,6 +66,31 @@ class Preparation:
         remedy = partial(suggest_smaller_vectors, prepared, request, self._manifest, self._limits.max_response_bytes)
         self._check_response_size(size, len(prepared), remedy)
         return prepared
+
+    def check_least_response(self, request: EncodeRequest) -> None:
+        """Raise `ResponseTooLarge` for a response that is too large whatever the texts are: a retry cannot succeed."""
+        size = least_response_bytes(request, self._manifest)
+        self._check_response_size(size, len(request.inputs), lambda: "Request fewer inputs, spans or layers.")
+
+    def count_prompt(self, prompt: AppliedPrompt, inputs: int, field: str) -> int:
+        """Return the number of tokens of a prompt, without special tokens.
+
+        Raises `InputTooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have
+        more characters than the largest request.
+        """
+        characters, limit = len(prompt.text) * inputs, self._limits.max_request_bytes
+        if characters > limit:
+            raise RequestTooLarge(
+                f"too many characters for {inputs} inputs", "Shorten it or send fewer inputs.",
+                field=field, actual=characters, limit=limit, reason="INPUT_TOO_LARGE",
+            )  # fmt: skip
+        if prompt.name is not None and prompt.name in self._prompt_tokens:
+            return self._prompt_tokens[prompt.name]
+        (empty, tokens) = self._tokenizer.encode([TokenizerInput(""), TokenizerInput(prompt.text)], offsets=False)
+        check_prompt_length(len(tokens) - len(empty), len(tokens), self._manifest, field)
+        if prompt.name is not None:
+            self._prompt_tokens[prompt.name] = len(tokens) - len(empty)
+        return len(tokens) - len(empty)
 
     def attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
         """Return one task per input."""
@@ -181,27 +209,25 @@ PRODUCTS_PER_TOKEN = 3_000
 
 
 def similarity_cost(
-    request: SimilarityRequest, spec: SimilaritySpec, limits: Limits, max_tokens: int
+    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: tuple[int, int], limits: Limits, max_tokens: int
 ) -> tuple[int, int]:
     """Return the cost of preparation as a number of characters, and the estimated cost of inference in tokens.
 
-    The latter is at most `max_queue_tokens`.
+    The latter is at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the document prompt.
     """
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
-    lengths = [len(text) + prompts[0] for text in request.queries]
-    lengths += [len(text) + prompts[1] for text in request.documents]
-    size = sum(lengths)
-    tokens = [2 + length // CHARACTERS_PER_TOKEN for length in lengths]
+    texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]
+    size = sum(INPUT + len(text) + prompts[side] for text, side in texts)
+    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side]) for text, side in texts]
     cost = sum(tokens)
     if request.explain:
         size += PAIR_CHARACTERS * request.pair_count
-        truncated = [min(count, max_tokens) for count in tokens]
         queries = len(request.queries)
-        products = sum(truncated[query] * truncated[queries + document] for query, document in request.index_pairs())
+        products = sum(tokens[query] * tokens[queries + document] for query, document in request.index_pairs())
         cost += products // PRODUCTS_PER_TOKEN
         size += products // PRODUCTS_PER_CHARACTER
         if request.effect == "occlusion":
-            occluded = sum(count * count for count in truncated)
+            occluded = sum(count * count for count in tokens)
             cost += occluded
             size += occluded
     return size, min(cost, limits.max_queue_tokens)

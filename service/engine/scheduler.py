@@ -21,6 +21,7 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry, Job, Submitted
 from service.engine.lane_metrics import LaneMetrics, ModelMetrics
+from service.engine.watchdog import Watchdog
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
 from service.request_log import note_lane
 
@@ -57,16 +58,17 @@ class Lane(Generic[TaskT, Result]):
         lock = threading.Lock()
         self._tasks_available = threading.Condition(lock)
         self._idle = threading.Condition(lock)
-        self._queue: FairQueue[Entry[TaskT, Result]] = FairQueue(backend.max_batch_tokens)
+        self._queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
         self._reserved = 0
         self._running = 0
         self._closing = False
         self._waking = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._watchdog = Watchdog()
         self._recovery_lock = threading.Lock()
         self.metrics = self._metrics = LaneMetrics(metrics, name)
-        admission.backlog, admission.quantum = self._queue.backlog, backend.max_batch_tokens
         self._metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.tokens, lambda: admission.utilization)
+        self._metrics.watch_health(lambda: self.healthy, lambda: self._watchdog.stalled)
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
             for number in range(backend.workers)
@@ -83,8 +85,17 @@ class Lane(Generic[TaskT, Result]):
 
     @property
     def healthy(self) -> bool:
-        """True while the backend works and every worker thread is alive."""
-        return self._failure is None and (self._closing or all(thread.is_alive() for thread in self._threads))
+        """False once the backend or a worker thread has failed. Every later request is then rejected."""
+        return self._failure is None
+
+    @property
+    def stalled(self) -> bool:
+        """True while a batch runs far beyond its expected time."""
+        return self._watchdog.stalled > 0
+
+    def watch(self, seconds: float) -> None:
+        """Count `seconds` of run time for the running batches."""
+        self._watchdog.observe(seconds)
 
     def check_capacity(self, tokens: int, deadline: float) -> None:
         """Raise `QueueFull` or `Unavailable` unless a request of `tokens` would be admitted now."""
@@ -197,26 +208,35 @@ class Lane(Generic[TaskT, Result]):
 
     def _work(self) -> None:
         lower_thread_priority()
+        try:
+            self._run_batches()
+        except BaseException as error:
+            self._stop_serving([], error)
+            raise
+
+    def _run_batches(self) -> None:
         while (batch := self._take()) is not None:
             started = time.perf_counter()
-            if batch:
-                self._run(batch)
-            seconds = time.perf_counter() - started
-            with self._tasks_available:
-                self._running -= 1
-                saturated = len(self._queue) > 0
-                self.admission.rate.observe(sum(len(entry.task.tokens) for entry in batch), saturated=saturated)
-                self._tasks_available.notify()
-                self._notify_if_idle()
+            try:
+                if batch:
+                    self._run(batch)
+            finally:
+                seconds = time.perf_counter() - started
+                with self._tasks_available:
+                    self._running -= 1
+                    saturated = len(self._queue) > 0
+                    self.admission.rate.observe(sum(len(entry.task.tokens) for entry in batch), saturated=saturated)
+                    self._tasks_available.notify()
+                    self._notify_if_idle()
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
 
     def _take(self) -> list[Entry[TaskT, Result]] | None:
-        """Wait for tasks and a free stream; return the next batch, or None once the lane closes."""
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
         with self._tasks_available:
-            while not self._closing and not self._may_take():
+            while not (self._closing or self._failure or self._may_take()):
                 self._tasks_available.wait()
-            if self._closing:
+            if self._closing or self._failure:
                 return None
             free_streams = max(1, self._streams - self._running)
             share = -(-self._queue.tokens // free_streams)
@@ -262,7 +282,9 @@ class Lane(Generic[TaskT, Result]):
         self._call_loop(self._deliver, batch, results)
 
     def _execute(self, tasks: Sequence[TaskT]) -> list[Result]:
-        results = self._backend.run(tasks)
+        tokens = sum(len(task.tokens) for task in tasks)
+        with self._watchdog.running(tokens * self._streams / self.admission.rate.tokens_per_second):
+            results = self._backend.run(tasks)
         if len(results) != len(tasks):
             raise RuntimeError(f"backend returned {len(results)} results for {len(tasks)} tasks")
         return results
@@ -303,11 +325,13 @@ class Lane(Generic[TaskT, Result]):
             else:
                 self._reject(half)
 
-    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
-        log.critical("inference backend failed lane=%s", self.name, exc_info=error)
+    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+        log.critical("lane failed model=%s lane=%s", self._metrics.model, self.name, exc_info=error)
         with self._tasks_available:
             self._failure = error
             left = self._queue.clear()
+            self._tasks_available.notify_all()
+            self._notify_if_idle()
         self._reject([*batch, *left])
 
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:

@@ -141,7 +141,7 @@ async def _encode(engine: Engine, plan: _Plan) -> EncodeResponse | None:
     outputs: list[Output] = []
     if POOLED in plan.outputs or TOKENS not in plan.outputs:
         outputs.append("pooled")
-    # The number of tokens of a result includes those of the prompt, which have no vectors.
+    # A result's token count includes the prompt, whose tokens have no vectors.
     prompted = options.prompt_name is not None or engine.info.default_prompt_name is not None
     if TOKENS in plan.outputs or (TOKEN_COUNTS in plan.outputs and prompted):
         outputs.append("tokens")

@@ -19,6 +19,8 @@ VERSION = "1"
 PLATFORM = "attendant"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "parameters", "statistics"]
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
+FAILED = ("500", "504", "INTERNAL", "DEADLINE_EXCEEDED")
+"""The codes of requests that failed on the server side."""
 NANOSECONDS = 1_000_000_000
 
 Description = dict[str, Any]
@@ -102,16 +104,21 @@ def _statistics(model: str, metrics: Metrics) -> Description:
         seconds, count = _total(metrics.stage_seconds, model=model, stage=name)
         return {"count": int(count), "ns": int(seconds * NANOSECONDS)}
 
-    seconds, failed = _total(metrics.request_seconds, model=model, outcome="error")
+    failed = sum(
+        sample.value
+        for family in metrics.requests.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["model"] == model and sample.labels["code"] in FAILED
+    )
     return {
         "name": model,
         "version": VERSION,
         "inference_count": int(inputs),
         "execution_count": int(batches),
         "inference_stats": {
-            # The last stage of a request with a result. No metric has the total duration of these requests alone.
+            # Counts of the last stage. No metric has the total duration of successful or of failed requests.
             "success": {"count": stage("postprocess")["count"]},
-            "fail": {"count": int(failed), "ns": int(seconds * NANOSECONDS)},
+            "fail": {"count": int(failed)},
             "queue": stage("queue"),
             "compute_input": stage("tokenize"),
             "compute_infer": stage("inference"),

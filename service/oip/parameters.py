@@ -1,4 +1,4 @@
-"""Parameters of a request: options of the native API, and those of the protocol."""
+"""Request parameters: options of the native API and of the protocol."""
 
 import difflib
 import re
@@ -55,7 +55,7 @@ class Options:
     timeout: int | None = None
 
     def deadline(self, other: float | None) -> float | None:
-        """Return the earlier one of two deadlines: that of the timeout in microseconds (0 is none), and another."""
+        """Return the earlier of two deadlines: the timeout in microseconds (0 is none) from now, and `deadline`."""
         if not self.timeout:
             return other
         own = time.monotonic() + self.timeout / MICROSECONDS

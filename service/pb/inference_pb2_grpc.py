@@ -28,7 +28,7 @@ if _version_not_supported:
 class GRPCInferenceServiceStub:
     """GRPCInferenceService runs models on tensors.
 
-    Errors carry the same details as those of attendant.v1.EncoderService.
+    Errors carry the same details as in attendant.v1.EncoderService.
     """
 
     def __init__(self, channel):
@@ -102,7 +102,7 @@ class GRPCInferenceServiceStub:
 class GRPCInferenceServiceServicer:
     """GRPCInferenceService runs models on tensors.
 
-    Errors carry the same details as those of attendant.v1.EncoderService.
+    Errors carry the same details as in attendant.v1.EncoderService.
     """
 
     def ServerLive(self, request, context):
@@ -264,7 +264,7 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 class GRPCInferenceService:
     """GRPCInferenceService runs models on tensors.
 
-    Errors carry the same details as those of attendant.v1.EncoderService.
+    Errors carry the same details as in attendant.v1.EncoderService.
     """
 
     @staticmethod

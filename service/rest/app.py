@@ -8,7 +8,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -18,11 +17,10 @@ from service.auth import ApiKeys
 from service.config import Settings
 from service.errors import Internal, NotFound, ServiceError
 from service.lifecycle import Lifecycle
+from service.limits import BodyBudget
 from service.metrics import Metrics
-from service.request_ids import HEADER as REQUEST_ID_HEADER
-from service.request_ids import TRACE_HEADER
 from service.request_log import RequestLog
-from service.rest.codec import TIMEOUT_HEADER
+from service.rest.cors import Cors
 from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
@@ -40,11 +38,16 @@ from service.rest.routes import (
     tei,
     tei_bodies,
 )
-from service.rest.routes.oip_conversion import LENGTH_HEADER
 
 
-def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> ASGIApp:
-    """Return the application of the REST port."""
+def make_app(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    metrics: Metrics,
+    keys: ApiKeys | None,
+    budget: BodyBudget | None = None,
+) -> ASGIApp:
+    """Return the application of the REST port. `budget` is shared with gRPC; None creates one."""
     app = FastAPI(
         title="Attendant",
         version=__version__,
@@ -56,7 +59,7 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
         redirect_slashes=False,
     )
     files = page.read_page()
-    reader = RequestReader(lifecycle, settings)
+    reader = RequestReader(lifecycle, settings, budget)
     routers = (
         *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai, tei)),
         oip.make_router(lifecycle, reader, metrics),
@@ -70,11 +73,8 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
             api = api_of(min(route.methods or ()), route.path)
-            # The label sets of these two APIs exist from their first request on: most servers never get one. The list
-            # of models belongs to no model.
-            is_frequent = "{" not in route.path and route.path != openai.MODELS_PATH
-            if api not in (health.API, tei.API, oip.API) and is_frequent:
-                metrics.create_requests(api, [route.path])
+            if api != health.API and route.path != openai.MODELS_PATH:  # the list of models belongs to no model
+                metrics.create_requests(api, [route.path.replace(":path}", "}")])
     install_error_handlers(app)
     describe_bodies(
         app,
@@ -82,39 +82,10 @@ def make_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: A
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
-        app, routers, RequestLog(metrics, settings.access_log), keys, (*health.PATHS, *docs.PATHS, *files), hosts
-    )
-    return with_cors(middleware, settings.cors_origins)
-
-
-def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    """Return the application, with cross-origin requests of browsers allowed for a comma-separated list of origins."""
-    allowed = [origin.strip().lower() for origin in origins.split(",") if origin.strip()]
-    if not allowed:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=allowed,
-        allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
-        allow_headers=[
-            "authorization",
-            "content-encoding",
-            "content-type",
-            LENGTH_HEADER,
-            TIMEOUT_HEADER,
-            REQUEST_ID_HEADER,
-            TRACE_HEADER,
-        ],
-        expose_headers=[
-            LENGTH_HEADER,
-            "retry-after",
-            "server-timing",
-            "x-attendant-model",
-            "x-attendant-precision",
-            REQUEST_ID_HEADER,
-            TRACE_HEADER,
-        ],
-    )
+        app, routers, lifecycle, RequestLog(metrics, settings.access_log), keys,
+        public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
+    )  # fmt: skip
+    return Cors(settings.cors_origins).wrap(middleware)
 
 
 def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -> ASGIApp:
@@ -125,7 +96,9 @@ def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -
         app.include_router(router)
     install_error_handlers(app)
     # Probes and Prometheus address a pod by its IP address, so ATTENDANT_ALLOWED_HOSTS does not apply.
-    return RequestMiddleware(app, routers, None, None, (), HostCheck(settings.admin_host, ""))
+    return RequestMiddleware(
+        app, routers, lifecycle, None, None, public_paths=(), hosts=HostCheck(settings.admin_host, "")
+    )
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:

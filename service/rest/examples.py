@@ -22,6 +22,7 @@ TOKENIZE_REQUEST: Example = {"inputs": TEXT}
 TOKENIZE_RESPONSE: Example = {
     "model": MODEL,
     "results": [{"token_count": 5, "tokens": [TOKEN], "words": [WORD]}],
+    "usage": {"tokens": 5, "truncated_inputs": 0},
 }
 ATTEND_REQUEST: Example = {"inputs": TEXT, "unit": "word", "layers": [-1], "head_reduce": "mean", "decimals": 3}
 ATTEND_RESPONSE: Example = HEAD | {
@@ -42,7 +43,8 @@ ATTEND_RESPONSE: Example = HEAD | {
                 }
             ],
         }
-    ]
+    ],
+    "usage": {"tokens": 5, "truncated_inputs": 0},
 }
 COMPARE_REQUEST: Example = {
     "occurrences": [
@@ -63,6 +65,7 @@ COMPARE_RESPONSE: Example = HEAD | {
     ],
     "static": [[1.0, 1.0], [1.0, 1.0]],
     "layers": [{"layer": 6, "cosine": [[1.0, 0.42], [0.42, 1.0]], "centered": [[1.0, 0.21], [0.21, 1.0]]}],
+    "usage": {"tokens": 20, "truncated_inputs": 0},
 }
 SIMILARITY_REQUEST: Example = {
     "queries": "how to open a bank account",

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.auth import ApiKeys
 from service.errors import Cancelled, Draining, Internal, MethodNotAllowed, Overloaded, ServiceError
+from service.lifecycle import Lifecycle
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
@@ -34,17 +35,20 @@ class RequestMiddleware:
     Health checks are neither counted nor logged. If `requests` is None, nothing is.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of the application
         self,
         app: FastAPI,
         routers: Sequence[APIRouter],
+        lifecycle: Lifecycle,
         requests: RequestLog | None,
         keys: ApiKeys | None,
+        *,
         public_paths: Iterable[str],
         hosts: HostCheck,
     ) -> None:
         self._app = app
         self._endpoints = direct_endpoints(routers)
+        self._lifecycle = lifecycle
         self._requests = requests
         self._keys = keys
         self._public_paths = frozenset(public_paths)
@@ -67,6 +71,8 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *added_headers]
+                if self._lifecycle.draining:  # a kept connection would end here, in the middle of a request
+                    message["headers"].append((b"connection", b"close"))
             elif is_head:
                 message["body"] = b""
             else:
@@ -83,7 +89,7 @@ class RequestMiddleware:
             await self._respond(scope, receive, send_response, record, headers)
         finally:
             metrics.in_flight.dec()
-            record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER)
+            record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER).replace(":path}", "}")
             finish_request(self._requests, record, status or Cancelled.http_status, size)
 
     async def _respond(

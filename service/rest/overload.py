@@ -17,6 +17,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
 from service.request_ids import HEADER, TRACE_HEADER
 from service.request_log import RequestLog
+from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import native, oip, openai, tei
 
@@ -32,8 +33,11 @@ class Target:
 class LoadShedder:
     """Rejects requests that exceed the capacity of the fast lane's queue."""
 
-    def __init__(self, lifecycle: Lifecycle, requests: RequestLog, keys: ApiKeys | None) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, requests: RequestLog, keys: ApiKeys | None, cors: Cors | None = None
+    ) -> None:
         self._lifecycle = lifecycle
+        self._cors = cors or Cors("")
         self._requests = requests
         self._keys = keys
 
@@ -44,6 +48,8 @@ class LoadShedder:
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""
+        if self._lifecycle.rejecting:  # since the request head was read
+            return None
         route = path.decode("latin-1")
         target = self._find_target(route, headers, body) if method == b"POST" else None
         if target is None:
@@ -63,6 +69,9 @@ class LoadShedder:
             response.headers[HEADER] = record.request_id
             if record.traceparent:
                 response.headers[TRACE_HEADER] = record.traceparent
+            if self._lifecycle.draining:
+                response.headers["connection"] = "close"
+            self._cors.add_headers(headers, response)
             finish_request(self._requests, record, response.status_code, len(response.body))
             return response
         # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.

@@ -94,15 +94,26 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._partial_bytes += len(data) if self._in_head else 0
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
+            self._parse(data)
         except httptools.HttpParserError:
             log.debug("invalid request", exc_info=True)
-            self._fail(MalformedRequest("Request is not valid HTTP", "Correct it."))
+            malformed = MalformedRequest("Request is not valid HTTP", "Correct it.")
+            self._fail(self._transfer_encoding_error() or malformed)
         else:
             if self._in_head and max(self._partial_bytes, self._head_bytes) > MAX_HEADER_BYTES:
                 self._fail(_headers_too_large())
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser; after each request head with an Upgrade header, once more with that head without it."""
+        parts: list[bytes | memoryview] = [data]
+        while parts and not self._discards:
+            part = parts.pop()
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserUpgrade as upgrade:
+                parts.append(memoryview(part)[upgrade.args[0] :])
+                if (head := self._head_without_upgrade()) is not None:
+                    parts.append(head)
 
     def on_message_begin(self) -> None:
         self._start_header_timer()
@@ -158,16 +169,13 @@ class HttpProtocol(HttpToolsProtocol):
     def _special_app(self) -> ASGIApp | None:
         """Return the app that answers this request head in place of the main app; None for a valid head."""
         error: ServiceError | None = None
-        encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
         if self._head_bytes > MAX_HEADER_BYTES:
             error = _headers_too_large()
         elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             error = MalformedRequest("missing or repeated", "Send it once.", field="Host")
-        elif encodings not in ([], [b"chunked"]):
-            error = Unsupported(
-                "not supported", "Use chunked alone.", field="Transfer-Encoding", reason="UNSUPPORTED_TRANSFER_ENCODING"
-            )
+        elif (unsupported := self._transfer_encoding_error()) is not None:
+            error = unsupported
         elif self.url == b"*":
             self.url = b"/"
             if self.parser.get_method() == b"OPTIONS":
@@ -179,14 +187,24 @@ class HttpProtocol(HttpToolsProtocol):
             self.url = b"/"  # uvicorn could not parse it
         return self._rejection(error)
 
+    def _transfer_encoding_error(self) -> ServiceError | None:
+        encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings in ([], [b"chunked"]):
+            return None
+        return Unsupported(
+            "not supported", "Use chunked alone.", field="Transfer-Encoding", reason="UNSUPPORTED_TRANSFER_ENCODING"
+        )
+
     def _can_buffer(self) -> bool:
         """Return whether this is a small request of known length, and no earlier request is unanswered."""
         size = next((value for name, value in self.headers if name == b"content-length"), b"")
         waiting = self.cycle is not None and not self.cycle.response_complete
         return size.isdigit() and int(size) <= MAX_BUFFERED_BYTES and not (waiting or self.expect_100_continue)
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its Upgrade headers, which HTTP allows a server to ignore.
+    def _head_without_upgrade(self) -> bytes | None:
+        """Return the head of the current request without its Upgrade headers, which HTTP allows a server to ignore.
+
+        A new parser is to read it. None: the request was rejected.
 
         Works around https://github.com/Kludex/uvicorn/issues/2722: uvicorn drops the body. curl --http2 and the HTTP
         client of the JDK send `Upgrade: h2c` with the first request of a connection.
@@ -194,7 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._fail(Unsupported("Method CONNECT is not supported", "Use another.", reason="UNSUPPORTED_METHOD"))
-            return
+            return None
         lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
             if name == b"connection":
@@ -204,11 +222,11 @@ class HttpProtocol(HttpToolsProtocol):
                 lines.append(b"%s: %s\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join((*lines, b"\r\n", rest)))
+        return b"".join((*lines, b"\r\n"))
 
-    def _respond(self, response: Response, *, close: bool = False) -> None:
+    def _respond(self, response: Response) -> None:
         """Write a response to a request without a request cycle of uvicorn."""
-        keep_alive = not close and self.parser.should_keep_alive()
+        keep_alive = response.headers.get("connection") != "close" and self.parser.should_keep_alive()
         self.transport.write(self._serialize(response, keep_alive))
         if not keep_alive:
             self.transport.close()

@@ -17,13 +17,12 @@ from service.errors import (
     Cancelled,
     InvalidArgument,
     MalformedRequest,
-    Overloaded,
     RequestTimeout,
     RequestTooLarge,
     UnsupportedMedia,
 )
 from service.lifecycle import Lifecycle
-from service.limits import item_limits
+from service.limits import BodyBudget, item_limits
 from service.rest.codec import JSON, TIMEOUT_HEADER
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 from service.rest.problems import invalid_body
@@ -35,46 +34,27 @@ EXTRA_CONTAINERS = 1024
 """Allowance for arrays and objects other than inputs, spans and occurrences."""
 STRINGS_PER_CONTAINER = 8
 MAX_TIMEOUT_DIGITS = 18
+MAX_NAME = 40
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
 
-class BodyBudget:
-    """The memory of all bodies that are being received."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.used = 0
-
-    def acquire(self, size: int) -> None:
-        """Count bytes that were received; raises `Overloaded` over the limit."""
-        if self.used + size > self._limit:
-            raise Overloaded(
-                "Too much memory in use for request bodies", "Retry later.",
-                actual=self.used + size, limit=self._limit, unit="bytes", retry_after_s=1,
-            )  # fmt: skip
-        self.used += size
-
-    def release(self, size: int) -> None:
-        """Release the bytes of an accepted or rejected request."""
-        self.used -= size
-
-
 class RequestReader:
     """Reads the bodies of all REST routes."""
 
-    def __init__(self, lifecycle: Lifecycle, settings: Settings) -> None:
+    def __init__(self, lifecycle: Lifecycle, settings: Settings, budget: BodyBudget | None = None) -> None:
         self._lifecycle = lifecycle
         self.settings = settings
-        self.budget = BodyBudget(settings.max_pending_request_bytes)
+        self.budget = budget or BodyBudget(settings.max_pending_request_bytes)
 
     async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
         """Read and parse the body as `model`. Raises `ServiceError` if it is invalid.
 
-        `limits` override those of `item_limits`.
+        `limits` override `item_limits`.
         """
         infos = self._lifecycle.models.infos
+        reject_query(request)
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
@@ -87,6 +67,7 @@ class RequestReader:
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""
+        reject_query(request)
         media_type = request.headers.get("content-type", media_types[0]).partition(";")[0].strip().lower()
         if media_type not in media_types:
             raise UnsupportedMedia("not supported", f"Send {' or '.join(media_types)}.", field="Content-Type")
@@ -135,6 +116,15 @@ class RequestReader:
             # No await between here and admission: the body is parsed and submitted in the same event-loop iteration.
             self.budget.release(counted)
         return body
+
+
+def reject_query(request: Request) -> None:
+    """Raise `InvalidArgument` for a query parameter, which would be ignored: options are fields of the body."""
+    for name in request.query_params:
+        known = name if name.isidentifier() and len(name) <= MAX_NAME else "query"
+        raise InvalidArgument(
+            "unknown query parameter", "Send options in the body.", field=known, reason="UNKNOWN_FIELD"
+        )
 
 
 def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:

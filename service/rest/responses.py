@@ -48,6 +48,11 @@ def metadata_headers(response: ResponseMetadata, digest: str) -> dict[str, str]:
     }
 
 
+def usage_body(tokens: int, truncated_inputs: int = 0) -> dict[str, int]:
+    """Return the token counts of a request."""
+    return {"tokens": tokens, "truncated_inputs": truncated_inputs}
+
+
 def native_error(error: ServiceError, request_id: str) -> bytes:
     """Return the error body of the native API."""
     return orjson.dumps(

@@ -70,6 +70,7 @@ class TokenizeResponseBody(BaseModel):
 
     model: str = Field(description="Name of the served model.")
     results: list[TokenizeResultBody] = Field(description="One result per input, in the order of the inputs.")
+    usage: UsageBody
 
 
 class SparseBody(BaseModel):
@@ -113,6 +114,7 @@ class AttendResponseBody(BaseModel):
     model: str = Field(description="Name of the served model.")
     precision: str = Field(description="Precision of inference.")
     results: list[AttendResultBody] = Field(description="One result per input, in the order of the inputs.")
+    usage: UsageBody
 
 
 class LayerSimilarityBody(BaseModel):
@@ -131,6 +133,7 @@ class CompareResponseBody(BaseModel):
     occurrences: list[OccurrenceResult] = Field(description="One result per occurrence, in the order of the request.")
     static: list[list[float]] = Field(description="Cosines of the static embeddings, (N, N).")
     layers: list[LayerSimilarityBody] = Field(description="One element per requested layer.")
+    usage: UsageBody
 
 
 class SimilarityTextBody(BaseModel):
@@ -156,7 +159,7 @@ class SimilarityPairBody(BaseModel):
     document: int = Field(description="Index of the document.")
     score: float = Field(description="The score. If contributions are available, they and `rest` sum to it.")
     contributions: list[list[float]] | TopContributionsBody | None = Field(
-        description="Contributions of pairs of units, (U, V), or those of the largest magnitude; null if unavailable."
+        description="Contributions of pairs of units, (U, V), or the largest ones by magnitude; null if unavailable."
     )
     rest: ContributionRest | None = Field(
         description="Terms of the score that are not listed as contributions; null if unavailable."

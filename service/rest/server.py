@@ -39,6 +39,11 @@ class Server(uvicorn.Server):
         self._task = asyncio.create_task(self.serve([bound]))
         await self._started.wait()
 
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self.server_state.connections)
+
     async def stop(self, grace_s: float) -> None:
         """Close idle connections at once, and the others after their response or `grace_s`, whichever is first."""
         if self._task is not None:

@@ -82,7 +82,14 @@ def _to_input(item: pb.Input, field: str, limits: Mapping[str, int]) -> Input:
 
 def unit_message(unit: Unit) -> pb.Unit:
     """Return a token, word or span as a message."""
-    return pb.Unit(text=unit.text, start=unit.start, end=unit.end, segment=unit.segment, special=unit.special)
+    return pb.Unit(
+        text=unit.text,
+        start=unit.start,
+        end=unit.end,
+        segment=unit.segment,
+        special=unit.special,
+        word_index=unit.word_index,
+    )
 
 
 def tensor(array: Array | None) -> pb.Tensor | None:

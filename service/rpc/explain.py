@@ -71,7 +71,9 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
 def attend_responses(response: AttendResponse) -> Iterator[pb.AttendResponse]:
     """Yield the header, then one message per map; each map is freed once its message exists."""
     inputs = [_attend_input_info(result) for result in response.results]
-    yield pb.AttendResponse(header=pb.AttendHeader(model=response.model, precision=response.precision, inputs=inputs))
+    usage = pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs)
+    header = pb.AttendHeader(model=response.model, precision=response.precision, inputs=inputs, usage=usage)
+    yield pb.AttendResponse(header=header)
     for index, result in enumerate(response.results):
         result.maps.reverse()
         while result.maps:
@@ -121,6 +123,7 @@ def compare_response(response: CompareResponse) -> pb.CompareResponse:
             pb.LayerSimilarity(layer=layer.layer, cosine=tensor(layer.cosine), centered=tensor(layer.centered))
             for layer in response.layers
         ],
+        usage=pb.Usage(tokens=response.token_count),
     )
 
 

@@ -15,6 +15,7 @@ from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, Serv
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, tolerant
+from service.rpc.receiving import Parser, Receiver
 from service.rpc.status import retry_after_ms, status_of
 
 API = "grpc"
@@ -22,6 +23,7 @@ OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 Context = Any
 Handler = Any
+Requests = AsyncIterator[bytes]
 """grpc.aio.ServicerContext and grpc.RpcMethodHandler; the package declares no types."""
 
 log = logging.getLogger("attendant.rpc")
@@ -41,12 +43,18 @@ OTHER_METHOD = Method(OTHER)
 
 
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
-    """Wraps unary-unary, unary-stream and stream-stream handlers."""
+    """Wraps unary-unary, unary-stream and stream-stream handlers.
 
-    def __init__(self, requests: RequestLog, keys: ApiKeys | None, methods: Sequence[Method]) -> None:
+    All become handlers of a request stream: grpc would receive the message of a unary request before it calls them.
+    """
+
+    def __init__(
+        self, requests: RequestLog, keys: ApiKeys | None, receiver: Receiver, methods: Sequence[Method]
+    ) -> None:
         self._requests = requests
         self._metrics = requests.metrics
         self._keys = keys
+        self._receiver = receiver
         self._methods = {method.name: method for method in methods}
 
     async def intercept_service(
@@ -59,52 +67,78 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         method = self._methods.get(name, OTHER_METHOD)
         if (name.startswith(OPEN_SERVICES) or method.is_probe) and handler is not None:
             return handler
-        if handler is None:
-            # grpc itself would reveal to clients without a key which methods exist.
-            return grpc.unary_unary_rpc_method_handler(self._wrap_unary(_no_such_method, OTHER_METHOD))
+        try:
+            if self._keys is not None:
+                self._keys.check(dict(handler_call_details.invocation_metadata or ()).get("authorization"))
+            if handler is None:
+                raise Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
+        except ServiceError as error:  # a missing key first: nobody without one learns which methods exist
+            method = OTHER_METHOD if handler is None else method
+            return grpc.stream_unary_rpc_method_handler(self._reject(error.with_traceback(None), method))
+        parse = tolerant(handler.request_deserializer, method.layout)
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._wrap_stream(handler.stream_stream, method),
-                tolerant(handler.request_deserializer, method.layout),
-                handler.response_serializer,
-            )
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._wrap_stream(handler.unary_stream, method),
-                tolerant(handler.request_deserializer, method.layout),
-                handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._wrap_unary(handler.unary_unary, method),
-            tolerant(handler.request_deserializer, method.layout),
-            handler.response_serializer,
-        )
+            behavior = self._wrap_stream(handler.stream_stream, method, parse)
+        elif handler.response_streaming:
+            behavior = self._wrap_response_stream(handler.unary_stream, method, parse)
+        else:
+            unary = self._wrap_unary(handler.unary_unary, method, parse)
+            return grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
+
+    def _reject(self, error: ServiceError, method: Method) -> Callable[[Requests, Context], Awaitable[Message]]:
+        """Return a behavior that rejects a call without receiving a message."""
+
+        async def call(requests: Requests, context: Context) -> Message:
+            async with self._observe(context, method):
+                raise error
+            raise AssertionError("the call was aborted")
+
+        return call
 
     def _wrap_unary(
-        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method
-    ) -> Callable[[Any, Context], Awaitable[Message]]:
-        async def call(request: Any, context: Context) -> Message:
-            async with self._observe(context, method) as record:
+        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
+    ) -> Callable[[Requests, Context], Awaitable[Message]]:
+        async def call(requests: Requests, context: Context) -> Message:
+            async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
                 reject_malformed(request)
                 response = await behavior(request, context)
                 self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
                 return response
+            raise AssertionError("the call was aborted")
+
+        return call
+
+    def _wrap_response_stream(
+        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
+    ) -> Callable[[Requests, Context], AsyncIterator[Message]]:
+        async def call(requests: Requests, context: Context) -> AsyncIterator[Message]:
+            async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
+                reject_malformed(request)
+                async for response in self._responses(behavior(request, context), record):
+                    yield response
 
         return call
 
     def _wrap_stream(
-        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method
-    ) -> Callable[[Any, Context], AsyncIterator[Message]]:
-        async def call(request: Any, context: Context) -> AsyncIterator[Message]:
-            """`request` is one request, or the iterator of a stream."""
-            async with self._observe(context, method) as record:
-                reject_malformed(request)
-                async with contextlib.aclosing(behavior(request, context)) as responses:
-                    async for response in responses:
-                        self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
-                        yield response
+        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
+    ) -> Callable[[Requests, Context], AsyncIterator[Message]]:
+        async def call(requests: Requests, context: Context) -> AsyncIterator[Message]:
+            async with (
+                self._observe(context, method) as record,
+                contextlib.aclosing(self._receiver.stream(requests, parse)) as messages,
+            ):
+                async for response in self._responses(behavior(messages, context), record):
+                    yield response
 
         return call
+
+    async def _responses(
+        self, responses: AsyncGenerator[Message, None], record: RequestRecord
+    ) -> AsyncGenerator[Message, None]:
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
+                yield response
 
     @contextlib.asynccontextmanager
     async def _observe(self, context: Context, method: Method) -> AsyncIterator[RequestRecord]:
@@ -116,8 +150,6 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled()
         try:
-            if self._keys is not None:
-                self._keys.check(metadata.get("authorization"))
             context.set_trailing_metadata(identity(record))
             yield record
             error = None
@@ -159,10 +191,6 @@ def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
 def _text(metadata: dict[str, str | bytes], key: str) -> str:
     value = metadata.get(key, "")
     return value if isinstance(value, str) else ""
-
-
-async def _no_such_method(request: object, context: Context) -> Message:
-    raise Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
 
 
 async def abort(context: Context, error: ServiceError, record: RequestRecord) -> NoReturn:

@@ -10,13 +10,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from service.auth import ApiKeys
 from service.config import Settings
 from service.lifecycle import Lifecycle
+from service.limits import BodyBudget
 from service.metrics import Metrics
 from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
 from service.rpc import inference
-from service.rpc.interceptor import API, Interceptor, Method
+from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import INFER_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
+from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -28,7 +30,6 @@ ENCODER_METHODS = [
     Method(f"/{SERVICE}/{method.name}", layout=STREAM_LAYOUT if method.client_streaming else REQUEST_LAYOUT)
     for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
 ]
-# The label sets of this API exist from its first request on: most servers never get one.
 INFERENCE_METHODS = [
     Method(f"/{inference.SERVICE}/{method.name}", oip.API, INFER_LAYOUT, is_probe=method.name in inference.PROBES)
     for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
@@ -38,17 +39,28 @@ INFERENCE_METHODS = [
 class RpcServer:
     """Construct it on the event loop. Health is NOT_SERVING until `set_serving`."""
 
-    def __init__(self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, keys: ApiKeys | None) -> None:
-        metrics.create_requests(API, [method.name for method in ENCODER_METHODS])
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        settings: Settings,
+        metrics: Metrics,
+        keys: ApiKeys | None,
+        budget: BodyBudget | None = None,
+    ) -> None:
+        for method in (*ENCODER_METHODS, *INFERENCE_METHODS):
+            if not method.is_probe:
+                metrics.create_requests(method.api, [method.name])
         requests = RequestLog(metrics, settings.access_log)
+        receiver = Receiver(settings, budget or BodyBudget(settings.max_pending_request_bytes))
         # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(requests, keys, (*ENCODER_METHODS, *INFERENCE_METHODS))],
+            interceptors=[Interceptor(requests, keys, receiver, (*ENCODER_METHODS, *INFERENCE_METHODS))],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
+                ("grpc.max_allowed_incoming_connections", settings.max_connections),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", 0),

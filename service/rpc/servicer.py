@@ -22,7 +22,7 @@ from service.engine.schema.encode import (
 )
 from service.errors import InvalidArgument
 from service.lifecycle import Lifecycle
-from service.limits import item_limits
+from service.limits import item_limits, reject_spans
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from service.request_log import RequestLog, RequestRecord, current_record
@@ -99,6 +99,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)
         inputs = to_inputs(request.inputs, self._limits(engine))
+        reject_spans(inputs)
         response = await engine.tokenize(
             TokenizeRequest(inputs, wire="binary", deadline=deadline_of(context), spelling=PROTO)
         )
@@ -110,6 +111,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 )
                 for result in response.results
             ],
+            usage=pb.Usage(tokens=response.token_count),
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:

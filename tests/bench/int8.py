@@ -19,7 +19,7 @@ W32 = BY_NAME["W32"]
 
 @dataclass(frozen=True)
 class Int8Figures:
-    """`digest` is that of the exported artifact, which must be equal on all machines."""
+    """`digest` identifies the exported artifact and must be equal on all machines."""
 
     export_s: float
     digest: str

@@ -19,7 +19,7 @@ class Reading:
 
     @classmethod
     def of(cls, text: str) -> "Reading":
-        """Parse metrics of the fast lane, and of successful requests of all APIs and endpoints."""
+        """Parse metrics of the fast lane, and of successful requests of all APIs."""
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -29,7 +29,7 @@ class Reading:
                     continue
                 if name == STAGE_METRIC and sample.labels["lane"] == "fast":
                     key = sample.labels["stage"]
-                elif name == REQUEST_METRIC and sample.labels["outcome"] == "ok":
+                elif name == REQUEST_METRIC and sample.labels["lane"] == "fast":
                     key = "request"
                 else:
                     continue

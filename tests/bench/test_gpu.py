@@ -54,6 +54,7 @@ def test_kernel_targets_fail_when_the_log_is_incomplete(log: str, passed: list[b
     assert [verdict.passed for verdict in Kernels.of(log).verdicts(layers=2)] == passed
 
 
+@pytest.mark.slow
 def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
     """Its exported graph for CUDA has the required accuracy."""
     manifest = artifact.manifest
@@ -70,6 +71,7 @@ def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
     assert (accuracy.texts, accuracy.min_cosine > 0.9999) == (200, True)
 
 
+@pytest.mark.slow
 def test_engine_measurements_run_on_the_cpu(artifact: Artifact) -> None:
     backend = open_varlen(artifact, max_batch_tokens=512)
     tokenizer = Tokenizer(artifact.read(TOKENIZER))

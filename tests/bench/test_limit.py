@@ -21,6 +21,7 @@ def limit(default_artifact: Path) -> Limit:
     return limit
 
 
+@pytest.mark.slow
 def test_limit_is_that_of_a_correct_backend(limit: Limit) -> None:
     figure = limit.measure(0.05)
     assert figure.tokens_per_second >= figure.float32_tokens_per_second > 0

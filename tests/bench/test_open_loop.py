@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import threading
+import time
 from typing import cast
 
 import numpy as np
@@ -38,7 +40,10 @@ class FixedResponseServer(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("response", [b"", b"HTTP/1.1 429 Too Many\r\ncontent-length: 2\r\n\r\nno"])
-async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejections(response: bytes) -> None:
+async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejections(
+    response: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_loop, "RESPONSE_WAIT_S", 0.2)
     received: list[bytes] = []
     opened: set[FixedResponseServer] = set()
     all_closed = asyncio.Event()
@@ -79,10 +84,20 @@ async def test_connection_is_not_reused_when_the_response_closes_it(monkeypatch:
     assert (len(received), len(sender.responses), sender.failed, sender.unanswered()) == (5, 5, 0, [])
 
 
-def test_main_thread_time_grows_with_work() -> None:
+def test_main_thread_time_grows_with_work_of_the_main_thread_only() -> None:
+    def work() -> None:
+        started = time.thread_time()
+        while time.thread_time() < started + 0.2:
+            sum(range(100_000))
+
     before = main_thread_s(os.getpid())
-    while main_thread_s(os.getpid()) == before:
-        sum(range(100_000))
+    other = threading.Thread(target=work)
+    other.start()
+    other.join()
+    after_other = main_thread_s(os.getpid())
+    work()
+    assert after_other - before < 0.1
+    assert 0.15 < main_thread_s(os.getpid()) - after_other < 0.4
 
 
 def test_request_has_the_headers_of_the_load() -> None:

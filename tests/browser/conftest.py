@@ -1,4 +1,4 @@
-"""Chromium from Debian, started once per file, and drivers of the page."""
+"""Chromium from Debian, started once per process, and drivers of the page."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,20 +9,20 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT
-from tests.conftest import RunningServer
+from tests.conftest import RunningServer, skip_without
 
 CHROMIUM = Path("/usr/bin/chromium")
-SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking"]
+SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 TWO_SENTENCES = ("He cashed a check at the bank.", "They sat on the bank of the river.")
 
 NewDriver = Callable[..., PageDriver]
 
 
-# Not for the session: the event loop of Playwright in this thread would block asyncio tests of other files.
-@pytest.fixture(scope="module")
+# Not for the session: the event loop of Playwright in this thread would block asyncio tests of other packages.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.is_file():
-        pytest.skip(f"{CHROMIUM} is missing: install the Debian package chromium")
+        skip_without(str(CHROMIUM), "install the Debian package chromium")
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         yield launched
@@ -44,12 +44,18 @@ def new_driver(browser: Browser, server: RunningServer) -> Iterator[NewDriver]:
         context.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
-    """A window that the tests of a file share, because it takes long to open one per test."""
+    """A window that the tests share, because it takes long to open one per test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield PageDriver(context.new_page(), server.rest)
     context.close()
+
+
+@pytest.fixture
+def shared(window: PageDriver) -> PageDriver:
+    """A driver of the page in any state, for tests that only call functions of its modules."""
+    return window.reset() if window.page.url.startswith(window.base) else window.reset().open()
 
 
 @pytest.fixture

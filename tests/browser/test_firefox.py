@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.firefox import FIREFOX, Firefox
 from tests.browser.page_driver import format_number
-from tests.conftest import RunningServer
+from tests.conftest import RunningServer, skip_without
 
 IDLE = "document.querySelector('.strip:not([hidden])') && !document.querySelector('[aria-busy=true]')"
 LEFT = "\ue012"
@@ -31,7 +31,7 @@ STATE = """[document.querySelector("#finding").textContent, document.querySelect
 @pytest.fixture(scope="module")
 def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
     if not FIREFOX.is_file():
-        pytest.skip(f"{FIREFOX} is missing: install the Debian package firefox-esr")
+        skip_without(str(FIREFOX), "install the Debian package firefox-esr")
     started = Firefox(tmp_path_factory.mktemp("firefox"))
     yield started
     started.close()

@@ -46,18 +46,18 @@ def test_thumbnail_sets_the_controls(driver: PageDriver) -> None:
     assert (pressed.get_attribute("aria-label") or "").startswith("layer 3, head 5")
 
 
-@pytest.mark.parametrize("scale", ["shared", "head"])
-def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Client, scale: str) -> None:
+def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Client) -> None:
     """The image has one pixel per cell. Opacity is the square root of the value relative to the largest value."""
-    driver.page.select_option("#scale-of-heads", scale)
     body = driver.sent_bodies()[0] | {"kind": "probs", "layers": "all", "layer_reduce": "none", "decimals": None}
     maps = first_result(rest, body | {"heads": "all", "head_reduce": "none"})["maps"]
     largest = max(value for attention_map in maps for row in attention_map["matrix"] for value in row)
-    for attention_map, actual in zip(maps, driver.page.evaluate(ALPHAS), strict=True):
-        own = max(value for row in attention_map["matrix"] for value in row)
-        full = largest if scale == "shared" else own
-        expected = [255 * (value / full) ** 0.5 for row in attention_map["matrix"] for value in row]
-        assert actual == pytest.approx(expected, abs=1.01)
+    for scale in ("shared", "head"):
+        driver.page.select_option("#scale-of-heads", scale)
+        for attention_map, actual in zip(maps, driver.page.evaluate(ALPHAS), strict=True):
+            own = max(value for row in attention_map["matrix"] for value in row)
+            full = largest if scale == "shared" else own
+            expected = [255 * (value / full) ** 0.5 for row in attention_map["matrix"] for value in row]
+            assert actual == pytest.approx(expected, abs=1.01), scale
 
 
 def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
@@ -177,18 +177,18 @@ SHIFTS = {
 
 @pytest.mark.parametrize("role", SHIFTS)
 @pytest.mark.parametrize(("weight", "is_named"), [(0.9, True), (0.52, True), (0.48, False)])
-def test_head_with_one_target_has_its_role(driver: PageDriver, role: str, weight: float, is_named: bool) -> None:
+def test_head_with_one_target_has_its_role(shared: PageDriver, role: str, weight: float, is_named: bool) -> None:
     """The rest of the weight is on the token itself."""
     weights = (weight * SHIFTS[role] + (1 - weight) * np.eye(8)).tolist()
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"
-    named = driver.page.evaluate(script, synthetic(TOKENS, weights))
+    named = shared.page.evaluate(script, synthetic(TOKENS, weights))
     assert [(key, head["role"]) for key, head in named] == ([("1.0", role)] if is_named else [])
 
 
-def test_head_that_attends_to_equal_words_is_named(driver: PageDriver) -> None:
+def test_head_that_attends_to_equal_words_is_named(shared: PageDriver) -> None:
     """Only rows with an equal word count: `a` occurs twice."""
     weights = np.eye(8)
     weights[[1, 3]] = weights[[3, 1]]
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"
-    ((key, head),) = driver.page.evaluate(script, synthetic(TOKENS, weights.tolist()))
+    ((key, head),) = shared.page.evaluate(script, synthetic(TOKENS, weights.tolist()))
     assert (key, head["role"], head["value"]) == ("1.0", "same", 1)

@@ -7,6 +7,9 @@ from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_opening import compared
 
+IN_VIEW = """(box) => [...box.querySelectorAll("tr > :last-child")]
+    .filter((cell) => cell.getBoundingClientRect().right <= box.getBoundingClientRect().right)
+    .map((cell) => cell.localName === "th" ? cell.textContent : cell.className)"""
 OWN = ("She plays the bass in a band.", "He caught a bass in the lake.")
 
 
@@ -48,13 +51,31 @@ def test_repeated_word_has_a_curve_per_pair(opened: PageDriver) -> None:
     assert "the 3 occurrences of bank in sentence 1 are identical: 1.000" in opened.finding()
 
 
-def test_text_that_is_too_long_is_named_and_the_rest_stays(opened: PageDriver) -> None:
-    opened.type(1, "bank " * 300)
-    assert opened.page.get_by_role("alert").inner_text().startswith("Sentence 1: too long (302 tokens, limit 256)")
-    assert opened.values(2)
-    opened.type(1, "The bank is closed.")
-    assert opened.page.get_by_role("alert").count() == 0
-    assert opened.values(1)
+def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDriver) -> None:
+    """The message stands at the field, with a button that truncates the text. Both tabs behave so."""
+    long = "bank " * 300
+    opened.open_texts("A bank.", long, "The bank opened.")
+    alert = opened.page.get_by_role("alert")
+    assert alert.inner_text() == "Sentence 2: too long (302 tokens, limit 256). Shorten it."
+    assert opened.field(2).evaluate("(field) => [field.ariaInvalid, field.getAttribute('aria-describedby')]") == [
+        "true",
+        alert.get_attribute("id"),
+    ]
+    assert opened.selected_words() == ["bank", "bank"]
+    assert "2 occurrences" in opened.finding()
+    assert opened.page.locator(".left-out").inner_text() == "Not compared (too long): sentence 2."
+    opened.page.get_by_role("button", name="Truncate sentence 2").click()
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('3 occurrences')")
+    assert opened.field(2).input_value() == ("bank " * 254).strip()
+    assert alert.count() == 0
+    opened.page.get_by_role("tab", name="Similarity").click()
+    opened.page.get_by_label("Text 2", exact=True).fill(long)
+    assert alert.inner_text() == "Text 2: too long (302 tokens, limit 256). Shorten it."
+    opened.settle()
+    assert [bool(score) for score in opened.page.locator("#similarity .score").all_inner_texts()] == [True, False]
+    opened.page.get_by_role("button", name="Truncate text 2").click()
+    opened.page.wait_for_function("() => document.querySelectorAll('#similarity .score')[1].textContent")
+    assert alert.count() == 0
 
 
 def test_page_works_with_touch(new_driver: NewDriver) -> None:
@@ -68,13 +89,14 @@ def test_page_works_with_touch(new_driver: NewDriver) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_hidden_columns_fade_until_they_are_scrolled_into_view(new_driver: NewDriver, width: int) -> None:
-    driver = new_driver(viewport={"width": width, "height": 900}).open().explore()
+def test_hidden_columns_fade_and_the_excluded_column_stays_in_view(new_driver: NewDriver, width: int) -> None:
+    driver = new_driver(viewport={"width": width, "height": 900}).open("v=1&x=crane&explore=1")
     box = driver.page.locator("#map .scroller")
+    assert box.evaluate("(node) => node.scrollWidth > node.clientWidth + 1")
+    assert box.evaluate(IN_VIEW) == ["excluded"] + ["extra"] * 10
+    driver.choose(special="keep")
     mask = "(node) => getComputedStyle(node).maskImage !== 'none'"
-    hidden = box.evaluate("(node) => node.scrollWidth > node.clientWidth + 1")
-    assert hidden is (width == 400)
-    assert box.evaluate(mask) is hidden
+    assert box.evaluate(mask) is True
     box.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
     driver.page.wait_for_function("() => document.querySelector('#map .scroller')?.dataset.after === 'false'")
     assert box.evaluate(mask) is False

@@ -14,8 +14,12 @@ from tests.conftest import ROOT
 from tests.model_records import TRAINING
 
 RESULTS = ROOT / "test-results"
-WIDTHS = (400, 1280)
-SCHEMES = ("light", "dark")
+LOOKS = [
+    (400, "dark"),
+    (1280, "light"),
+    pytest.param(400, "light", marks=pytest.mark.slow),
+    pytest.param(1280, "dark", marks=pytest.mark.slow),
+]
 STILL = "() => document.getAnimations().every((animation) => animation.playState !== 'running')"
 
 
@@ -39,8 +43,7 @@ def assert_accessible(driver: PageDriver) -> None:
     assert result.violations_count == 0, result.generate_report()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     driver.page.screenshot(path=results / f"opening-{width}-{scheme}.png", full_page=True)
@@ -97,8 +100,7 @@ def test_reduced_motion_disables_transitions(new_driver: NewDriver) -> None:
     assert max(durations) < 0.001
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_facts_about_the_model_are_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme)
     fulfill_model(driver, training=TRAINING.model_dump(mode="json"), evaluations=EVALUATIONS)

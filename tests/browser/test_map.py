@@ -1,5 +1,6 @@
 """The attention map: its values equal those of the server, and the controls change the request."""
 
+import itertools
 from typing import Any
 
 import httpx
@@ -10,19 +11,15 @@ from tests.browser.page_driver import PageDriver, format_number
 Fields = dict[str, Any]
 
 # Layer, values of the controls, and the expected fields of the request.
-VIEWS: dict[str, tuple[int, dict[str, str], Fields]] = {
-    "projection": (4, {"combine": "none"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
-    "rollout": (6, {"special": "renormalize"}, {"layer_reduce": "rollout", "special_tokens": "renormalize"}),
-    "probs of a head": (3, {"kind": "probs", "combine": "none", "head": "5"}, {"heads": [5], "head_reduce": "none"}),
-    "scores": (2, {"kind": "scores", "combine": "none", "head": "max"}, {"kind": "scores", "head_reduce": "max"}),
-    "norm": (6, {"kind": "norm", "combine": "mean", "head": "sum"}, {"layers": "all", "layer_reduce": "mean"}),
-    "norm of a head": (
-        1,
-        {"kind": "norm", "combine": "none", "head": "0", "special": "keep"},
-        {"special_tokens": "keep"},
-    ),
-    "block norm": (6, {"kind": "block_norm", "combine": "none"}, {"kind": "block_norm", "layers": [-1]}),
-}
+VIEWS: list[tuple[int, dict[str, str], Fields]] = [
+    (6, {"special": "renormalize"}, {"layer_reduce": "rollout", "special_tokens": "renormalize"}),
+    (4, {"combine": "none", "special": "drop"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
+    (3, {"kind": "probs", "combine": "none", "head": "5"}, {"heads": [5], "head_reduce": "none"}),
+    (2, {"kind": "scores", "combine": "none", "head": "max"}, {"kind": "scores", "head_reduce": "max"}),
+    (6, {"kind": "norm", "combine": "mean", "head": "sum"}, {"layers": "all", "layer_reduce": "mean"}),
+    (1, {"kind": "norm", "combine": "none", "head": "0", "special": "keep"}, {"special_tokens": "keep"}),
+    (6, {"kind": "block_norm", "combine": "none", "special": "drop"}, {"kind": "block_norm", "layers": [-1]}),
+]
 
 
 def first_result(rest: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -31,10 +28,13 @@ def first_result(rest: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_cells_equal_the_response(driver: PageDriver, rest: httpx.Client, name: str) -> None:
+def test_cells_equal_the_response(driver: PageDriver, rest: httpx.Client) -> None:
     """Check the request, all cells with excluded mass and bias, the headers, and the accessible name of a cell."""
-    layer, choices, expected = VIEWS[name]
+    for view in VIEWS:
+        check_view(driver, rest, *view)
+
+
+def check_view(driver: PageDriver, rest: httpx.Client, layer: int, choices: dict[str, str], expected: Fields) -> None:
     driver.slide(layer).choose(**choices)
     body = driver.sent_bodies()[-1]
     assert {field: body[field] for field in expected} == expected
@@ -101,10 +101,14 @@ def test_choice_returns_when_the_kind_supports_it_again(driver: PageDriver) -> N
     assert driver.page.locator("#combine").input_value() == "none"
 
 
-@pytest.mark.parametrize(("combine", "layer"), [("none", 1), ("none", 4), ("mean", 6), ("rollout", 5)])
-@pytest.mark.parametrize("kind", ["projection", "norm", "block_norm", "probs"])
-def test_descriptions_match_the_view(driver: PageDriver, kind: str, combine: str, layer: int) -> None:
+def test_descriptions_match_the_view(driver: PageDriver) -> None:
     """Check the descriptions of signs, layers and scaling."""
+    for kind in ("projection", "norm", "block_norm", "probs"):
+        for combine, layer in (("none", 1), ("none", 4), ("mean", 6), ("rollout", 5)):
+            check_descriptions(driver, kind, combine, layer)
+
+
+def check_descriptions(driver: PageDriver, kind: str, combine: str, layer: int) -> None:
     driver.choose(kind=kind, combine=combine, special="renormalize").slide(layer)
     kind_text, layer_text, special_text = (
         driver.page.locator(f"#{name}-meaning").inner_text() for name in ("kind", "layer", "special")
@@ -158,11 +162,9 @@ def test_contribution_of_a_word_to_itself_can_be_included(driver: PageDriver, re
     assert len(driver.sent_bodies()) == count
 
 
-@pytest.mark.parametrize("kind", ["projection", "norm", "scores"])
-def test_card_and_matrix_show_the_same_digits(driver: PageDriver, kind: str) -> None:
-    driver.choose(kind=kind, combine="none")
-    for layer in (1, 3, 6):
-        driver.slide(layer)
+def test_card_and_matrix_show_the_same_digits(driver: PageDriver) -> None:
+    for kind, layer in itertools.product(("projection", "norm", "scores"), (1, 3, 6)):
+        driver.choose(kind=kind, combine="none").slide(layer)
         units = driver.page.locator("#map tbody th").all_inner_texts()
         row = driver.cells("#map tr.chosen")[0][: len(units)]
         row[units.index("bank")] = ""

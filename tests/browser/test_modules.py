@@ -18,12 +18,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def shared(window: PageDriver) -> PageDriver:
-    """The opened page, shared by tests that do not change it."""
-    return window.open()
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_equal_those_of_the_server(shared: PageDriver, rest: httpx.Client, text: str) -> None:
     words = shared.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
@@ -56,12 +50,17 @@ def test_number_format_matches_the_driver(shared: PageDriver, value: float) -> N
         (["BANK robbers", "the bank", ""], ["BANK", "bank", None]),
         (["the river bank", "a bank, a river, another river"], ["river", "river"]),
         (["One alone"], ["alone"]),
+        (["The bat flew out of the cave at dusk.", "He swung the bat at the ball."], ["bat", "bat"]),
+        (["Turn the key.", "The key was C major."], ["key", "key"]),
+        (["The cup is on the table.", "She won the cup."], ["cup", "cup"]),
+        (["There was a pupil.", "There is a pupil there."], ["pupil", "pupil"]),
         (["...", ""], [None, None]),
     ],
 )
 def test_page_selects_a_shared_word_or_the_longest(
     shared: PageDriver, sentences: list[str], expected: list[str | None]
 ) -> None:
+    """Content words have priority over function words. Words of equal length are ranked by frequency and position."""
     words = shared.page.evaluate(
         """async (texts) => {
             const { createSentence, selectWords } = await import('/page/choice.js');

@@ -52,8 +52,10 @@ def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> 
 def test_link_follows_the_state_and_stays_short_for_examples(opened: PageDriver) -> None:
     assert opened.page.url == f"{opened.base}/"
     opened.page.get_by_role("button", name="crane").click()
+    shown = link(opened)
     opened.slide(2)
     opened.page.wait_for_url("**/#v=1&x=crane&layer=2")
+    assert opened.page.get_by_label("Link to this view").input_value() == f"{shown}&layer=2"
     opened.page.reload()
     opened.settle()
     assert opened.selected_words() == ["crane"] * 4
@@ -107,10 +109,19 @@ def test_followed_link_wins_over_a_write_of_the_state(opened: PageDriver) -> Non
         ("v=1&" + "&".join(f"t{number}=a" for number in range(65)), "too many sentences"),
     ],
 )
-def test_invalid_link_has_a_notice_and_opens_the_example(opened: PageDriver, fragment: str, problem: str) -> None:
+def test_invalid_link_has_a_problem(shared: PageDriver, fragment: str, problem: str) -> None:
+    script = """async (fragment) => {
+        const { decode, LinkError } = await import("/page/fragment.js");
+        try { return decode(fragment); } catch (error) { return error instanceof LinkError && error.message; }
+    }"""
+    assert shared.page.evaluate(script, fragment) == problem
+
+
+def test_invalid_link_has_a_notice_and_opens_the_example(opened: PageDriver) -> None:
     """The notice disappears after the next change."""
-    opened.open(fragment)
-    assert opened.page.get_by_role("alert").inner_text() == f"The link is not valid: {problem}. The page ignores it."
+    opened.open("v=1&x=bat&x=bank")
+    notice = "The link is not valid: unexpected part x. The page ignores it."
+    assert opened.page.get_by_role("alert").inner_text() == notice
     assert opened.selected_words() == ["bank"] * 4
     assert opened.errors == []
     opened.type(1, "The bank is closed.")

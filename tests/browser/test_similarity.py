@@ -24,9 +24,13 @@ def test_tab_sends_no_request_before_it_is_selected(opened: PageDriver) -> None:
     assert opened.sent_bodies(ROUTE) == []
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver, place: int) -> None:
+def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver) -> None:
     """The second text has negative contributions."""
+    for place in (0, 1):
+        check_heat_map(tab, place)
+
+
+def check_heat_map(tab: PageDriver, place: int) -> None:
     tab.page.get_by_label(f"Show the word pairs of text {place + 1}").check()
     _, pair = last_pair(tab, place)
     values = pair["contributions"]
@@ -59,9 +63,13 @@ def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDr
     assert len(tab.sent_bodies(ROUTE)) == count
 
 
-@pytest.mark.parametrize("tint", ["sum", "effect"])
-def test_words_are_tinted_in_place(tab: PageDriver, tint: str) -> None:
+def test_words_are_tinted_in_place(tab: PageDriver) -> None:
     """By the sum of their contributions, or by the effect of leaving them out."""
+    for tint in ("effect", "sum"):
+        check_tint(tab, tint)
+
+
+def check_tint(tab: PageDriver, tint: str) -> None:
     tab.page.select_option("#tint", tint)
     meaning = {
         "sum": "The sum of the row or column",
@@ -113,19 +121,6 @@ def test_long_texts_are_an_image_with_the_largest_pairs(opened: PageDriver) -> N
     opened.page.wait_for_function("() => document.querySelector('#similarity .heatmap')")
     assert opened.page.evaluate("document.querySelector('#similarity .heatmap').width") == 63
     assert opened.page.locator("#word-pairs tbody tr").count() == 20
-
-
-def test_error_names_the_text(opened: PageDriver) -> None:
-    error = {
-        "message": "documents[1]: too long (400 tokens, limit 256).",
-        "field": "documents[1]",
-        "limit": 256,
-        "actual": "400",
-    }
-    opened.page.route(f"**{ROUTE}", lambda route: route.fulfill(status=422, json={"error": error}))
-    opened.page.get_by_role("tab", name="Similarity").click()
-    message = opened.page.get_by_role("alert").inner_text()
-    assert message == "Text 2: too long (400 tokens, limit 256). Shorten it."
 
 
 def test_keyboard_reaches_the_cells(tab: PageDriver) -> None:

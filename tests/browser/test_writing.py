@@ -53,10 +53,10 @@ def test_right_to_left_words_are_isolated_in_messages(driver: PageDriver) -> Non
 
 
 @pytest.mark.parametrize("fixed", [1.0, 0.7, 0.52, 0.1])
-def test_line_labels_do_not_overlap(driver: PageDriver, fixed: float) -> None:
+def test_line_labels_do_not_overlap(shared: PageDriver, fixed: float) -> None:
     for difference in (0.3, 0.08, 0.02, 0.0, -0.02, -0.08, -0.3):
         value = min(1.0, fixed + difference)
-        assert not driver.page.evaluate(OVERLAPS, [value, fixed]), value
+        assert not shared.page.evaluate(OVERLAPS, [value, fixed]), value
 
 
 def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:

@@ -119,12 +119,13 @@ def test_inputs_over_the_limit_are_split_into_several_requests(client: Client) -
     np.testing.assert_allclose(alone, together, atol=5e-3)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_large_requests_are_split_by_bytes(service: ServiceThread, name: str) -> None:
-    """3 MB exceed the limit of a REST body. The parts fill the queue, so some are retried."""
-    kind, protocol = KINDS[name]
-    with kind(url_of(service, protocol), timeout_s=300, retries=RetryPolicy(max_attempts=30)) as client:
-        assert len(client.encode(["word " * 3000] * 200, truncation="right").results) == 200
+def test_large_requests_are_split_by_bytes(model: LoadedModel) -> None:
+    """Over both APIs, 300 kB exceed the limit of a message. The parts fill the queue, so some are retried."""
+    limits = {"max_request_bytes": 40_000, "max_grpc_message_bytes": 40_000, "max_queue_tokens": 256}
+    with ServiceThread(model, **limits) as service:
+        for kind, protocol in KINDS.values():
+            with kind(url_of(service, protocol), timeout_s=300, retries=RetryPolicy(max_attempts=30)) as client:
+                assert len(client.encode(["word " * 1000] * 60, truncation="right").results) == 60
 
 
 def test_request_is_split_when_the_response_would_be_too_large(model: LoadedModel) -> None:

@@ -21,7 +21,7 @@ class Client:
         package: The name of the package on PyPI.
         environment: The name of its file in `requirements`, which pins the package.
         api: The API of the server that it uses.
-        checks: What its test compares, besides that the numbers equal those of the native API.
+        checks: What its test compares besides the native API's numbers.
         snippet: Code that the test runs first, with the variables of `PREAMBLE`.
         test: The file of the test.
     """

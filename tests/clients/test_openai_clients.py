@@ -98,19 +98,19 @@ send(results)
 INFINITY = """
 import asyncio
 
-def body_of(value, **options):
+def make_body(value, **options):
     options = {"dimensions": UNSET, "modality": UNSET} | options
     return OpenAIEmbeddingInputText(input_=value, model="all-MiniLM-L6-v2", **options)
 
 def vectors_of(result):
     return [item.embedding for item in result.data]
 
-invalid = embeddings.sync_detailed(client=client, body=body_of(["a", ""]))
+invalid = embeddings.sync_detailed(client=client, body=make_body(["a", ""]))
 send({
     "snippet": vectors,
-    "one": vectors_of(embeddings.sync(client=client, body=body_of(texts[0]))),
-    "async": vectors_of(asyncio.run(embeddings.asyncio(client=client, body=body_of(texts)))),
-    "dimensions": vectors_of(embeddings.sync(client=client, body=body_of(texts, dimensions=64))),
+    "one": vectors_of(embeddings.sync(client=client, body=make_body(texts[0]))),
+    "async": vectors_of(asyncio.run(embeddings.asyncio(client=client, body=make_body(texts)))),
+    "dimensions": vectors_of(embeddings.sync(client=client, body=make_body(texts, dimensions=64))),
     "usage": embeddings.sync(client=client, body=body).usage.to_dict(),
     "invalid": [invalid.status_code, json.loads(invalid.content)["error"]["param"]],
 })
@@ -143,11 +143,11 @@ def test_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -
     assert (results["models"], results["model"]) == ([record], record)
     invalid = ("BadRequestError", 400)
     kind = "invalid_request_error"
-    assert results["empty"] == [*invalid, "input[1]", "EMPTY_INPUT", kind]
-    assert results["long"] == [*invalid, "input[0]", "INPUT_TOO_LONG", kind]
+    assert results["empty"] == [*invalid, "input[1]", "empty_input", kind]
+    assert results["long"] == [*invalid, "input[0]", "input_too_long", kind]
     assert results["dimensions_error"][:3] == [*invalid, "dimensions"]
-    assert results["unknown_field"] == [*invalid, "no", "UNKNOWN_FIELD", kind]
-    not_found = ["NotFoundError", 404, "model", "MODEL_NOT_FOUND", kind]
+    assert results["unknown_field"] == [*invalid, "no", "unknown_field", kind]
+    not_found = ["NotFoundError", 404, "model", "model_not_found", kind]
     assert (results["other_model"], results["other_model_retrieved"]) == (not_found, not_found)
 
 
@@ -176,7 +176,7 @@ def test_langchain_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_pat
     check_arrays(results["async"], expected)
     check_arrays(results["dimensions"], native(rest, TEXTS, dimensions=64))
     *fields, message = results["token_ids"]
-    assert fields == ["BadRequestError", 400, "input", "TOKEN_IDS_DISABLED"]
+    assert fields == ["BadRequestError", 400, "input", "token_ids_disabled"]
     assert "with LangChain set check_embedding_ctx_length=False" in message
 
 

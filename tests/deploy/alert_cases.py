@@ -13,20 +13,22 @@ OK = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code=
 FAILED = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="500"}}'
 FAILED_RPC = f'attendant_requests_total{{{POD}, api="grpc", endpoint="/Encode", code="UNAVAILABLE"}}'
 FULL = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="429"}}'
+EXPIRED = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/encode", code="504"}}'
+SHORT = f'attendant_rejected_requests_total{{{POD}, reason="short_deadline", api="rest", lane="fast"}}'
 DRAINING = f'attendant_rejected_requests_total{{{POD}, reason="draining", api="grpc", lane="none"}}'
 UNSUPPORTED = f'attendant_requests_total{{{POD}, api="rest", endpoint="/v1/attend", code="501"}}'
 DURATION = "attendant_request_duration_seconds"
-ENCODE_OK = f'{POD}, api="rest", endpoint="/v1/encode", outcome="ok"'
-STREAM_OK = f'{POD}, api="grpc", endpoint="/attendant.v1.EncoderService/EncodeStream", outcome="ok"'
-SHED = f'{DURATION}_count{{{POD}, api="rest", endpoint="/v1/encode", outcome="shed"}}'
+ENCODE_OK = f'{POD}, api="rest", lane="fast"'
+SHED = f'attendant_rejected_requests_total{{{POD}, reason="queue_full", api="rest", lane="fast"}}'
 QUEUE = f'attendant_stage_duration_seconds_bucket{{{POD}, stage="queue", lane="fast"'
 LAG = f"attendant_event_loop_lag_seconds_bucket{{{POD}"
+AVAILABLE = f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}'
 HPA = f'{NAMESPACE}, horizontalpodautoscaler="attendant"'
 
 
 @dataclass(frozen=True)
 class Case:
-    """Input of one alert: `fires` at `minutes`, `silent` does not; `labels` are those of the alert."""
+    """Input of one alert: `fires` at `minutes`, `silent` does not; `labels` are the alert's."""
 
     alert: str
     labels: Mapping[str, str]
@@ -65,6 +67,14 @@ REQUESTS = (
         {OK: total(100), FAILED: total(1), FAILED_RPC: total(1), DRAINING: total(0)},
         {OK: total(100), FAILED: total(1), FAILED_RPC: total(20), DRAINING: total(20), UNSUPPORTED: total(20)},
     ),
+    # The first errors of a server, on which nothing was rejected yet; and clients with deadlines of a millisecond.
+    Case(
+        "AttendantErrorBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {OK: total(100), FAILED: "0x60 100+100x60"},
+        {OK: total(100), EXPIRED: total(50), SHORT: total(50)},
+    ),
     Case(
         "AttendantErrorBudgetBurnSteady",
         one_namespace("page"),
@@ -80,15 +90,21 @@ REQUESTS = (
         {OK: total(100), FAILED: total(0.2), DRAINING: total(0)},
         {OK: total(100), FAILED: total(0.08), DRAINING: total(0)},
     ),
-    Case("AttendantLatencyBudgetBurnFast", one_namespace("page"), 70, slow(0.2), slow(0.9, STREAM_OK) | slow(0.1)),
+    Case("AttendantLatencyBudgetBurnFast", one_namespace("page"), 70, slow(0.2), slow(0.1)),
     Case("AttendantLatencyBudgetBurnSlow", one_namespace("ticket"), 400, slow(0.08), slow(0.9, per_minute=0.2)),
     Case(
         "AttendantShedRateHigh",
         one_namespace("page"),
         30,
         {OK: total(90), FULL: total(10), SHED: total(10)},
-        # The server drains: the outcome is the same, the code is not.
-        {OK: total(90), FAILED_RPC: total(10), SHED: total(10)},
+        {OK: total(90), FAILED_RPC: total(10), DRAINING: total(10)},
+    ),
+    Case(
+        "AttendantShedBudgetBurn",
+        one_namespace("ticket"),
+        470,
+        {OK: total(95.1), FULL: total(4.9), SHED: total(4.9)},
+        {OK: total(99.1), FULL: total(0.9), SHED: total(0.9)},
     ),
 )
 
@@ -107,8 +123,32 @@ SERVICE = (
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "0x60"},
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "1x60"},
     ),
-    # Prometheus finds no replica at all.
-    Case("AttendantNoReadyReplicas", {"severity": "page"}, 10, {OK: total(1)}, {f"attendant_ready{{{POD}}}": "1x60"}),
+    # Prometheus finds no replica at all, with and without kube-state-metrics; or one of two.
+    Case("AttendantMonitoringLost", {"severity": "page"}, 10, {OK: total(1)}, {f"attendant_ready{{{POD}}}": "1x60"}),
+    Case(
+        "AttendantMonitoringLost",
+        one_namespace("page"),
+        10,
+        {f"attendant_ready{{{POD}}}": "1x60", AVAILABLE: "2x60"},
+        {f"attendant_ready{{{POD}}}": "1x60", f"attendant_ready{{{OTHER_POD}}}": "1x60", AVAILABLE: "2x60"},
+    ),
+    Case(
+        "AttendantLaneFailed",
+        one_namespace("ticket", pod="attendant-0", lane="explain", model="m"),
+        10,
+        {f'attendant_lane_up{{{POD}, lane="explain", model="m"}}': "0x60"},
+        {
+            f'attendant_lane_up{{{POD}, lane="explain", model="m"}}': "1x60",
+            f'attendant_lane_up{{{POD}, lane="fast", model="m"}}': "0x60",
+        },
+    ),
+    Case(
+        "AttendantBatchStalled",
+        one_namespace("page", pod="attendant-0", lane="fast", model="m"),
+        10,
+        {f'attendant_stalled_batches{{{POD}, lane="fast", model="m"}}': "1x60"},
+        {f'attendant_stalled_batches{{{POD}, lane="fast", model="m"}}': "0x60"},
+    ),
     Case(
         "AttendantBackendFailed",
         one_namespace("page", pod="attendant-0"),

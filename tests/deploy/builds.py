@@ -37,6 +37,14 @@ def names(folder: str) -> list[str]:
     return sorted(path.parent.name for path in (DEPLOY / folder).glob("*/kustomization.yaml"))
 
 
+def chosen_combinations() -> Iterator[Combination]:
+    """Yield every overlay alone, with each component, and with all of them: builds that a mistake in a file changes."""
+    for combination in combinations():
+        full = [full_combination(combination.overlay, autoscaler) for autoscaler in EXCLUSIVE]
+        if len(combination.components) < 2 or combination in full:
+            yield combination
+
+
 def combinations() -> Iterator[Combination]:
     """Yield every overlay with every set of components, except sets of several exclusive ones."""
     components = names("components")
@@ -90,9 +98,9 @@ def parse(manifest: str) -> list[Object]:
 
 
 @cache
-def all_builds() -> dict[str, list[Object]]:
-    """Return the objects of every combination and job, by name. Do not change them."""
-    overlays = list(combinations())
+def all_builds(*, every: bool = False) -> dict[str, list[Object]]:
+    """Return the objects of the chosen combinations, or of every one, and of every job, by name. Do not change them."""
+    overlays = list(combinations() if every else chosen_combinations())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         builds = dict(zip(map(str, overlays), pool.map(build, overlays), strict=True))
     objects = {name: parse(manifest) for name, manifest in builds.items()}
@@ -101,7 +109,7 @@ def all_builds() -> dict[str, list[Object]]:
     return objects
 
 
-def distinct_objects() -> list[Object]:
-    """Return the objects of all builds, equal ones once."""
-    by_content = {repr(item): item for objects in all_builds().values() for item in objects}
+def distinct_objects(*, every: bool = False) -> list[Object]:
+    """Return the objects of the builds, equal ones once."""
+    by_content = {repr(item): item for objects in all_builds(every=every).values() for item in objects}
     return list(by_content.values())

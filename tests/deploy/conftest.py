@@ -4,20 +4,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import ROOT
+from tests.conftest import ROOT, skip_without
 
 DEPLOY = ROOT / "deploy"
 CHECKERS = ROOT / ".venv-deploy" / "bin"
 
 
 def find_tool(name: str) -> str:
-    """Return the path of a command; skip the test if it is not installed."""
+    """Return the path of a command; see `skip_without`."""
     own = CHECKERS / name
     path = str(own) if own.exists() else shutil.which(name)
     if path is None:
-        pytest.skip(f"{name} is not installed; make deploy-tools installs what this machine offers")
+        skip_without(name, "make deploy-tools installs what this machine offers")
     return path
 
 

@@ -52,12 +52,30 @@ http {{
 }}
 """
 
+# Like the proxy of a Service: it balances connections, and established ones stay when an endpoint is removed.
+TCP_CONFIG = """
+user root;
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log notice;
+load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+events {{ worker_connections 512; }}
+stream {{
+  upstream rest {{ {rest_servers} }}
+  upstream grpc {{ {grpc_servers} }}
+  server {{ listen {address}:{rest_port}; proxy_pass rest; }}
+  server {{ listen {address}:{grpc_port}; proxy_pass grpc; }}
+}}
+"""
+
 
 class Nginx:
     """A running nginx. `endpoints` are the replicas that it sends requests to."""
 
-    def __init__(self, folder: Path, replicas: Replicas) -> None:
+    def __init__(self, folder: Path, replicas: Replicas, config: str = CONFIG) -> None:
         self._folder = folder
+        self._template = config
         self._replicas = replicas
         self.address = ADDRESS
         self.rest_port, self.grpc_port = free_ports(2)
@@ -109,7 +127,7 @@ class Nginx:
 
     def _write_config(self) -> None:
         rest, grpc = self._replicas.rest_port, self._replicas.grpc_port
-        config = CONFIG.format(
+        config = self._template.format(
             folder=self._folder,
             address=ADDRESS,
             rest_port=self.rest_port,
@@ -121,9 +139,9 @@ class Nginx:
 
 
 @contextmanager
-def nginx_before(replicas: Replicas, folder: Path) -> Iterator[Nginx]:
+def nginx_before(replicas: Replicas, folder: Path, config: str = CONFIG) -> Iterator[Nginx]:
     """Yield a running nginx with the running replicas as endpoints."""
-    nginx = Nginx(folder, replicas)
+    nginx = Nginx(folder, replicas, config)
     nginx.endpoints = list(replicas.running)
     nginx.start()
     try:

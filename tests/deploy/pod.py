@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, skip_without
 
 USER_ID = 1_000_660_000
 """An id as OpenShift assigns it to a namespace: without an entry in /etc/passwd, in group 0."""
@@ -147,7 +147,7 @@ def require_namespaces() -> None:
     """Skip the test unless mount and PID namespaces can be created."""
     for tool in ("unshare", "setpriv"):
         if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed; the Debian package is util-linux")
+            skip_without(tool, "install the Debian package util-linux")
     if os.geteuid() != 0:
         pytest.skip("mount namespaces and another user require root")
     command = ["unshare", "--mount", "--pid", "--fork", "mount", "--bind", "/mnt", "/mnt"]

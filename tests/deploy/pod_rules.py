@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 from tests.deploy.manifests import Manifests, Workload, parse_quantity, rule
 
+MIN_DRAIN_MS = 20_000
+MAX_AGE_RATIO = 0.8
+"""gRPC prolongs the age of a connection by up to 10 %."""
 SHUTDOWN_MARGIN_S = 5
 VOLUME_TYPES = {
     "configMap",
@@ -231,11 +234,14 @@ def probe_budget_s(probe: dict[str, int]) -> int:
 def grace_period_covers_the_shutdown(manifests: Manifests) -> Iterator[str]:
     for workload in manifests.deployments:
         for item in workload.containers:
-            delay_s = item.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-            drain_s = int(manifests.options(item).get("ATTENDANT_DRAIN_TIMEOUT_MS", 0)) / 1000
-            if not delay_s or not drain_s:
-                yield f"{workload.name}: no delay before SIGTERM, or no drain timeout"
-            if workload.pod.get("terminationGracePeriodSeconds", 30) < delay_s + drain_s + SHUTDOWN_MARGIN_S:
+            options = manifests.options(item)
+            delay_ms = int(options.get("ATTENDANT_DRAIN_DELAY_MS", 0))
+            drain_ms = int(options.get("ATTENDANT_DRAIN_TIMEOUT_MS", 0))
+            if not delay_ms or drain_ms < delay_ms + MIN_DRAIN_MS:
+                yield f"{workload.name}: no drain delay, or no time to finish requests after it"
+            if not 0 < int(options.get("ATTENDANT_MAX_GRPC_CONNECTION_AGE_MS", 0)) <= MAX_AGE_RATIO * delay_ms:
+                yield f"{workload.name}: gRPC connections outlive the drain delay"
+            if workload.pod.get("terminationGracePeriodSeconds", 30) < drain_ms / 1000 + SHUTDOWN_MARGIN_S:
                 yield f"{workload.name}: the grace period ends before the drain"
 
 
@@ -254,8 +260,10 @@ def gpu_pods_are_placed_on_gpu_nodes(manifests: Manifests) -> Iterator[str]:
             provider = manifests.options(item).get("ATTENDANT_PROVIDER", "auto")
             if bool(gpus) != (provider == "cuda"):
                 yield f"{workload.name}: {gpus} GPUs for provider {provider}"
-            if gpus and not (tolerates_gpu_taint(workload) and workload.pod.get("nodeSelector")):
-                yield f"{workload.name}: no toleration or node selector for GPU nodes"
+            if gpus and not tolerates_gpu_taint(workload):
+                yield f"{workload.name}: no toleration for GPU nodes"
+            if gpus and workload.pod.get("nodeSelector"):
+                yield f"{workload.name}: pods stay pending on nodes without the labels of the node selector"
 
 
 def tolerates_gpu_taint(workload: Workload) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 
 SPEEDUP = 50
-"""Probes run this many times as often as the manifest says. The timeouts are those of the manifest."""
+"""Probes run this many times as often as the manifest says. The timeouts are the manifest's."""
 
 
 class Probe:

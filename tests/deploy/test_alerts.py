@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.alert_cases import CASES, Case, Series
+from tests.deploy.alert_cases import AVAILABLE, CASES, Case, Series
 from tests.deploy.conftest import run_tool
 from tests.deploy.monitoring import RULES, Rule, alerts
 
@@ -27,6 +27,29 @@ def test_alerts_fire_and_stay_silent(tmp_path: Path, interval: str) -> None:
     tests = [promtool_test(case, fires=fires) for case in cases for fires in (True, False)]
     path = tmp_path / "tests.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": interval, "tests": tests}))
+    checked = run_tool("promtool", "test", "rules", path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_only_lost_monitoring_fires_without_any_series(tmp_path: Path) -> None:
+    """With kube-state-metrics alone too, which sees two available replicas."""
+    lost = 'ALERTS{alertname="AttendantMonitoringLost", alertstate="firing", severity="page"'
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": "ALERTS",
+                    "eval_time": "30m",
+                    "exp_samples": [{"labels": f"{lost}{namespace}}}", "value": 1} for namespace in namespaces],
+                }
+            ],
+        }
+        for series, namespaces in (({}, [""]), ({AVAILABLE: "2x60"}, ["", ', namespace="attendant"']))
+    ]
+    path = tmp_path / "tests.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
     checked = run_tool("promtool", "test", "rules", path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

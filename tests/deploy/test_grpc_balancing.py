@@ -39,6 +39,7 @@ def shares(replicas: Replicas, calls: int) -> list[float]:
     return [replica.requests("grpc") / calls for replica in replicas.running]
 
 
+@pytest.mark.slow
 def test_channel_without_the_service_config_uses_one_replica(replicas: Replicas) -> None:
     replicas.start_all(2)
     with NameServer(replicas.addresses) as names, grpc.insecure_channel(names.target(replicas.grpc_port)) as channel:
@@ -47,6 +48,7 @@ def test_channel_without_the_service_config_uses_one_replica(replicas: Replicas)
     assert sorted(shares(replicas, CALLS)) == [0, 1]
 
 
+@pytest.mark.slow
 def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
     replicas.start_all(2)
     with NameServer(replicas.addresses) as names, client_of(names.target(replicas.grpc_port)) as client:
@@ -56,6 +58,7 @@ def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
     assert min(result) > 0.4
 
 
+@pytest.mark.slow
 def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> None:
     first = replicas.start()
     with NameServer([first.address]) as names, client_of(names.target(replicas.grpc_port)) as client:
@@ -89,7 +92,9 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     assert longest < DETECTION_S
 
 
-@pytest.mark.parametrize(("drain_delay_ms", "retries"), [(0, RetryPolicy()), (1_000, NO_RETRIES)])
+@pytest.mark.parametrize(
+    ("drain_delay_ms", "retries"), [pytest.param(0, RetryPolicy(), marks=pytest.mark.slow), (1_000, NO_RETRIES)]
+)
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
     """SIGTERM without preStop, while DNS has both addresses.
 
@@ -107,10 +112,11 @@ def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, 
     assert load.failed == []
 
 
+@pytest.mark.slow
 def test_stopped_replica_behind_a_proxy_loses_no_call(
     replicas: Replicas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The health of one replica, which the proxy forwards, is not that of all.
+    """The proxy forwards the health of one replica, which says nothing about the others.
 
     nginx keeps sending requests to the replica that stops. Of this many clients, some watch its health, unless they
     share a connection.
@@ -129,7 +135,7 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
 
 
 def test_tls_address_has_no_health_check() -> None:
-    """It is that of a proxy, because the server has no TLS."""
+    """It belongs to a proxy, because the server has no TLS."""
     configs = [dict(Address.parse(url).channel_options)["grpc.service_config"] for url in ("grpc://a", "grpcs://a")]
     assert ["healthCheckConfig" in config for config in configs] == [True, False]
     assert all("round_robin" in config for config in configs)

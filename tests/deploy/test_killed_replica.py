@@ -32,6 +32,7 @@ def nginx(replicas: Replicas, tmp_path: Path) -> Iterator[Nginx]:
         yield nginx
 
 
+@pytest.mark.slow
 def test_kill_behind_nginx_fails_only_requests_in_flight(replicas: Replicas, nginx: Nginx) -> None:
     """nginx sends a request to the other replica only if the first has not received it."""
     with grpc.insecure_channel(nginx.grpc) as channel:
@@ -51,6 +52,7 @@ def test_kill_behind_nginx_fails_only_requests_in_flight(replicas: Replicas, ngi
     assert all(outcome.code == "502" or outcome.code.startswith("UNAVAILABLE") for outcome in load.failed)
 
 
+@pytest.mark.slow
 def test_kill_loses_no_request_of_the_shipped_clients(replicas: Replicas, nginx: Nginx) -> None:
     """The client over gRPC and HTTP, and generated stubs with deploy/grpc-service-config.json."""
     options = [("grpc.service_config", SERVICE_CONFIG)]

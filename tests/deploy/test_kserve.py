@@ -1,40 +1,47 @@
-"""The InferenceService of KServe: its structure, and the pod of the overlay cpu.
+"""The InferenceService of KServe: its structure, the pod of the overlay cpu, and its monitor and autoscaler.
 
-No schema of the resource is available offline: that of its pod is checked as the schema of a Deployment.
+No schema of the resource is available offline. Its pod is checked with the schema of a Deployment.
 """
 
 import copy
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from service import __version__
 from tests.deploy.builds import Combination, Object, build, parse
 from tests.deploy.conftest import DEPLOY, run_tool
-from tests.deploy.test_manifests import KUBERNETES, validate
+from tests.deploy.test_manifests import KUBERNETES, SCHEMAS, validate
 
-SCALING = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget"}
+SCALING = {"minReplicas", "maxReplicas"}
 """Fields of KServe's predictor that are not fields of a pod."""
 CONTAINER = "kserve-container"
 
 
-def inference_service() -> Object:
-    built = run_tool("kubectl", "kustomize", DEPLOY / "kserve")
+def build_kserve(directory: Path = DEPLOY / "kserve") -> dict[str, Object]:
+    """Return the objects by kind."""
+    built = run_tool("kubectl", "kustomize", directory)
     assert not built.stderr, built.stderr
-    (item,) = parse(built.stdout)
-    return item
+    return {item["kind"]: item for item in parse(built.stdout)}
+
+
+def inference_service() -> Object:
+    return build_kserve()["InferenceService"]
 
 
 def overlay() -> list[Object]:
     return copy.deepcopy(parse(build(Combination("cpu"))))
 
 
-def deployment_of(objects: list[Object]) -> Object:
+def find_deployment(objects: list[Object]) -> Object:
     return next(item for item in objects if item["kind"] == "Deployment")
 
 
-def pod_of(service: Object) -> Object:
+def pod_fields(service: Object) -> Object:
     predictor: Object = service["spec"]["predictor"]
     return {name: value for name, value in predictor.items() if name not in SCALING}
 
@@ -61,8 +68,8 @@ def test_pod_is_that_of_the_overlay() -> None:
     """Except for the ConfigMap, the placement, and the names and ports that KServe requires."""
     objects = overlay()
     (options,) = [item["data"] for item in objects if item["kind"] == "ConfigMap"]
-    expected = deployment_of(objects)["spec"]["template"]["spec"]
-    pod = pod_of(inference_service())
+    expected = find_deployment(objects)["spec"]["template"]["spec"]
+    pod = pod_fields(inference_service())
     for name in ("serviceAccountName", "topologySpreadConstraints"):
         del expected[name]
     (own,), (other,) = pod["containers"], expected["containers"]
@@ -87,9 +94,64 @@ def test_pod_is_that_of_the_overlay() -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_pod_matches_schema_of_kubernetes(version: str, tmp_path: Path) -> None:
-    deployment = deployment_of(overlay())
-    deployment["spec"]["template"]["spec"] = pod_of(inference_service())
+    deployment = find_deployment(overlay())
+    deployment["spec"]["template"]["spec"] = pod_fields(inference_service())
     (line,) = validate([deployment], version, tmp_path).splitlines()
     assert line.startswith("INFO")
     deployment["spec"]["template"]["spec"]["unknownField"] = 1
     assert "unknownField" in validate([deployment], version, tmp_path)
+
+
+def test_monitor_matches_the_pods_of_the_service_at_the_admin_port() -> None:
+    """KServe labels its pods with the name of the InferenceService. Their containers do not declare the admin port."""
+    objects = build_kserve()
+    service, monitor = objects["InferenceService"], objects["PodMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"] == {"serving.kserve.io/inferenceservice": service["metadata"]["name"]}
+    (container,) = service["spec"]["predictor"]["containers"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    (rule,) = [rule for rule in endpoint["relabelings"] if rule.get("targetLabel") == "__address__"]
+    assert rule["sourceLabels"] == ["__address__"]
+    for host in ("10.0.0.7", "[fd00::7]"):
+        address = re.fullmatch(rule["regex"], f"{host}:{ports[endpoint['port']]}")
+        assert address is not None
+        assert address.expand(rule["replacement"].replace("$1", r"\1")) == (
+            f"{host}:{container['livenessProbe']['httpGet']['port']}"
+        )
+
+
+def test_autoscaler_is_that_of_the_component_for_the_deployment_of_kserve() -> None:
+    """On queue utilization: the CPU is also busy with requests that are rejected."""
+    objects = build_kserve()
+    scaled, service = objects["ScaledObject"], objects["InferenceService"]
+    component = parse((DEPLOY / "components" / "autoscaling-keda" / "scaledobject.yaml").read_text())[0]
+    annotations = service["metadata"]["annotations"]
+    assert annotations["serving.kserve.io/autoscalerClass"] == "external"
+    assert scaled["spec"]["scaleTargetRef"]["name"] == f"{service['metadata']['name']}-predictor"
+    assert scaled["spec"]["minReplicaCount"] == service["spec"]["predictor"]["minReplicas"]
+    assert scaled["spec"]["maxReplicaCount"] == service["spec"]["predictor"]["maxReplicas"]
+    for name in ("pollingInterval", "fallback", "advanced"):
+        assert scaled["spec"][name] == component["spec"][name]
+    trigger, _ = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == (
+        'sum(max by (pod) (max_over_time(attendant_queue_utilization{namespace="attendant", '
+        'pod=~"attendant-predictor-.*"}[1m])))'
+    )
+
+
+def test_query_follows_the_namespace(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "kserve", tmp_path / "kserve")
+    kustomization = tmp_path / "kserve" / "kustomization.yaml"
+    kustomization.write_text(kustomization.read_text().replace("namespace: attendant", "namespace: other"))
+    objects = build_kserve(tmp_path / "kserve")
+    assert {item["metadata"]["namespace"] for item in objects.values()} == {"other"}
+    assert '{namespace="other", pod' in objects["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
+
+
+def test_custom_resources_match_their_schemas() -> None:
+    objects = build_kserve()
+    for kind in ("PodMonitor", "ScaledObject"):
+        schema = SCHEMAS[kind.lower()]
+        jsonschema.validate(objects[kind], schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(objects[kind] | {"spec": {}}, schema)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.deploy.builds import build, build_job, full_combination
 from tests.deploy.conftest import DEPLOY, run_tool
@@ -32,6 +34,7 @@ def test_checkov_passes_manifests(tmp_path: Path) -> None:
     check_results(results)
 
 
+@pytest.mark.slow
 def test_checkov_reports_a_privileged_container(tmp_path: Path) -> None:
     broken = build(full_combination("cpu", "autoscaling-hpa")).replace(
         "allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true"

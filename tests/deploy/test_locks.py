@@ -31,6 +31,8 @@ def test_images_have_one_runtime_and_the_server_has_no_torch() -> None:
     assert "onnxruntime-gpu" not in packages["cpu"]
     assert "onnxruntime" not in packages["gpu"]
     assert {"torch", "onnxruntime"} <= packages["export"]
+    assert "nvidia-cublas" in packages["gpu"]
+    assert "nvidia-cudnn-cu13" not in packages["gpu"]  # several hundred MB, and no node of the graphs uses it
     assert not {"torch", "pytest", "transformers"} & (packages["cpu"] | packages["gpu"])
     assert not [package for package in packages["cpu"] | packages["export"] if package.startswith("nvidia-")]
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.components.monitoring.generate import generated_files
-from service.metrics import LATENCY_S
+from service.metrics import LATENCY_S, PROCESS_SERIES, SERIES_PER_MODEL
 from tests.deploy.conftest import run_tool
 from tests.deploy.monitoring import (
     FOREIGN,
@@ -95,7 +95,7 @@ def test_pod_monitor_selects_the_admin_port_of_the_pods() -> None:
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert monitor["selector"]["matchLabels"] == {"app.kubernetes.io/name": "attendant"}
-    assert monitor["sampleLimit"] == 2000
+    assert monitor["sampleLimit"] >= 8 * SERIES_PER_MODEL + PROCESS_SERIES
     assert (endpoint["port"], endpoint["path"]) == ("admin", "/metrics")
     assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("15s", "10s")
     assert {"action": "labeldrop", "regex": "endpoint"} in endpoint["relabelings"]
@@ -144,12 +144,12 @@ def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     rows = [panel for panel in read_dashboard()["panels"] if panel["type"] == "row"]
     identifiers = [panel["id"] for panel in (*rows, *all_panels())]
     assert len(set(identifiers)) == len(identifiers)
-    cells = [cell for panel in (*rows, *all_panels()) for cell in cells_of(panel["gridPos"])]
+    cells = [cell for panel in (*rows, *all_panels()) for cell in grid_cells(panel["gridPos"])]
     assert len(set(cells)) == len(cells)
     assert max(x for x, _ in cells) < 24
 
 
-def cells_of(position: dict[str, int]) -> list[tuple[int, int]]:
+def grid_cells(position: dict[str, int]) -> list[tuple[int, int]]:
     columns = range(position["x"], position["x"] + position["w"])
     return list(itertools.product(columns, range(position["y"], position["y"] + position["h"])))
 

@@ -46,7 +46,6 @@ def environment(manifests: Manifests) -> dict[str, str]:
 def test_options_are_valid(manifests: Manifests) -> None:
     settings = load_settings([], environment(manifests))
     assert settings.threads == int(environment(manifests)["RAYON_NUM_THREADS"])
-    assert settings.drain_delay_ms == 0, "preStop waits already"
 
 
 def test_options_differ_from_their_defaults(manifests: Manifests) -> None:

@@ -41,7 +41,7 @@ class RunningPod:
 def running_pod(
     model_dir: Path, folder: Path, cpus: float | None = None, **environment: str | None
 ) -> Iterator[RunningPod]:
-    """Yield a pod of the overlay cpu. The network is that of the test, so the addresses differ from the image's."""
+    """Yield a pod of the overlay cpu. It shares the test's network, so the addresses differ from the image's."""
     rest_port, grpc_port, admin_port = free_ports(3)
     own = {
         "ATTENDANT_HOST": ADDRESS,
@@ -81,9 +81,9 @@ def observe_drain(running: RunningPod) -> list[tuple[int, int]]:
 
 
 def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path, tmp_path: Path) -> None:
-    """The probes are those of the manifest. SIGTERM arrives while accepted requests wait in the queue."""
+    """The probes come from the manifest. SIGTERM arrives while accepted requests wait in the queue."""
     manifest = Manifest("cpu")
-    with running_pod(default_artifact, tmp_path) as running:
+    with running_pod(default_artifact, tmp_path, ATTENDANT_DRAIN_DELAY_MS="1000") as running:  # a tenth
         with Probe(manifest.container["startupProbe"], running.admin) as startup:
             startup.wait_for_success()
         with (
@@ -105,14 +105,15 @@ def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path
     assert load.failed == []
     assert set(liveness.statuses) == {200}
     assert [future.result() for future in accepted] == [200] * BULK_REQUESTS
-    # New requests are rejected by HTTP while readiness fails, and only then by the socket.
-    assert (503, 503) in observed
+    # New requests are served while readiness fails, and only then rejected.
+    assert (503, 200) in observed
     assert all(ready != 200 for ready, request in observed if request != 200)
     assert 503 in readiness.statuses
     assert status == 0
     assert seconds < int(Manifest("cpu").environment()["ATTENDANT_DRAIN_TIMEOUT_MS"]) / 1000
 
 
+@pytest.mark.slow
 def test_pod_runs_as_an_arbitrary_user_and_writes_nothing(default_artifact: Path, tmp_path: Path) -> None:
     with running_pod(default_artifact, tmp_path) as running:
         running.pod.wait_for_log("ready: ")
@@ -129,6 +130,7 @@ def test_pod_runs_as_an_arbitrary_user_and_writes_nothing(default_artifact: Path
         assert "Permission denied" not in running.pod.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cpus", "threads", "expected"), [(None, "", 2), (1.0, None, 1)])
 def test_threads_follow_the_manifest_or_the_quota(
     default_artifact: Path, tmp_path: Path, cpus: float | None, threads: str | None, expected: int

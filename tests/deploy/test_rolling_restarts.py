@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.deploy.conftest import find_tool
-from tests.deploy.nginx import Nginx, nginx_before
+from tests.deploy.nginx import TCP_CONFIG, Nginx, nginx_before
 from tests.deploy.replicas import Replicas, replicas_of
-from tests.deploy.steady_load import SteadyLoad, grpc_send, rest_send, stream_send
+from tests.deploy.steady_load import KeptConnection, SteadyLoad, grpc_send, rest_send, stream_send
 
 PRE_STOP_S = 2.0
-"""Stands for the 10 s of the Deployment. The streams of the load last 1 s, and nginx reloads in less."""
+"""Time in which a proxy notices that a pod is not ready. The streams of the load last 1 s, nginx reloads in less."""
+DRAIN_DELAY_MS, CONNECTION_AGE_MS = 5_000, 4_000
+"""Half of the values of the Deployment."""
+SERVICE_CONFIG = Path("deploy/grpc-service-config.json")
 REST_CLIENTS, GRPC_CLIENTS, STREAMS = 6, 6, 2
 
 
@@ -54,6 +57,7 @@ def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLo
     return load
 
 
+@pytest.mark.slow
 def test_restart_behind_nginx_loses_no_request(default_artifact: Path, tmp_path: Path) -> None:
     load = restart_under_load(default_artifact, tmp_path, 1)
     assert load.failed == []
@@ -67,3 +71,31 @@ def test_20_restarts_behind_nginx_lose_none_of_20_000_requests(default_artifact:
     assert load.counts.total() >= 20_000
     assert min(load.counts["rest"], load.counts["grpc"]) >= 5_000
     assert load.counts["streams"] >= 50
+
+
+@pytest.mark.slow
+def test_restarts_behind_tcp_proxy_lose_no_request_of_kept_connections(default_artifact: Path, tmp_path: Path) -> None:
+    """Connections through a Service stay on a pod that no longer belongs to it, until the pod ends them."""
+    find_tool("nginx")
+    options = {"drain_delay_ms": DRAIN_DELAY_MS, "max_grpc_connection_age_ms": CONNECTION_AGE_MS}
+    with replicas_of(default_artifact, **options) as replicas:
+        replicas.start_all(2)
+        with nginx_before(replicas, tmp_path, TCP_CONFIG) as nginx, ExitStack() as stack:
+            config = [("grpc.service_config", SERVICE_CONFIG.read_text()), ("grpc.use_local_subchannel_pool", 1)]
+            channels = [stack.enter_context(grpc.insecure_channel(nginx.grpc, config)) for _ in range(GRPC_CLIENTS)]
+            kept = [
+                stack.enter_context(closing(KeptConnection(nginx.address, nginx.rest_port)))
+                for _ in range(REST_CLIENTS)
+            ]
+            load = SteadyLoad(rest=list(kept), grpc=[grpc_send(channel) for channel in channels])
+            with load:
+                load.wait_for(100)
+                for _ in range(4):
+                    oldest = nginx.endpoints[0]
+                    nginx.add(replicas.start())
+                    nginx.remove(oldest)
+                    replicas.stop(oldest)  # SIGTERM at once, while it has connections
+                load.wait_for(100)
+    print(f"4 restarts, requests: {dict(load.counts)}, lost: {len(load.failed)}")
+    assert load.failed == []
+    assert min(load.counts["rest"], load.counts["grpc"]) >= 500

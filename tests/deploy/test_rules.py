@@ -95,7 +95,10 @@ VIOLATIONS = (
     server(pod_rules.liveness_tolerates_more_than_readiness, f"{CONTAINER}/livenessProbe/failureThreshold", 1),
     server(pod_rules.liveness_tolerates_more_than_readiness, f"{CONTAINER}/startupProbe/failureThreshold", 3),
     server(pod_rules.grace_period_covers_the_shutdown, f"{POD}/terminationGracePeriodSeconds"),
-    server(pod_rules.grace_period_covers_the_shutdown, f"{CONTAINER}/lifecycle"),
+    Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_DRAIN_DELAY_MS", "0"),
+    Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_DRAIN_DELAY_MS", "30000"),
+    Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_MAX_GRPC_CONNECTION_AGE_MS", "9000"),
+    Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_MAX_GRPC_CONNECTION_AGE_MS", "0"),
     Violation(pod_rules.grace_period_covers_the_shutdown, CONFIG, "/data/ATTENDANT_DRAIN_TIMEOUT_MS", "60000"),
     server(pod_rules.errors_are_termination_messages, f"{CONTAINER}/terminationMessagePolicy"),
     server(pod_rules.gpu_pods_are_placed_on_gpu_nodes, f"{POD}/tolerations"),
@@ -208,8 +211,6 @@ def violate(objects: list[Object], violation: Violation) -> Manifests:
 
 @pytest.mark.parametrize("violation", VIOLATIONS, ids=str)
 def test_rule_fails_on_violation(objects: list[Object], violation: Violation) -> None:
-    if violation.item == "PodMonitor" and not Manifests(objects).of_kind("PodMonitor"):
-        pytest.skip("no component contains a PodMonitor")
     assert not list(violation.rule(Manifests(objects)))
     assert list(violation.rule(violate(objects, violation)))
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from model.artifact import ArtifactError
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
 from tests.conftest import ROOT, server_environment
 
 FILES = ("manifest.json", "manifest.sha256", "tokenizer.json", "fast.onnx", "explain.onnx", "weights.bin")
@@ -34,16 +37,20 @@ def add_unlisted_file(path: Path) -> None:
     (path.parent / f"unlisted-{path.name}").write_text("hello")
 
 
-@pytest.fixture
-def artifact(default_artifact: Path, tmp_path: Path) -> Path:
-    """Return a copy that the test may change."""
-    return Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
-
-
 @pytest.mark.parametrize("damage", [flip_bit, remove_last_byte, Path.unlink, add_unlisted_file])
 @pytest.mark.parametrize("name", FILES)
-def test_server_rejects_damaged_artifact(artifact: Path, name: str, damage: Damage) -> None:
+def test_damaged_artifact_is_rejected(tiny_artifact: Path, tmp_path: Path, name: str, damage: Damage) -> None:
+    artifact = shutil.copytree(tiny_artifact, tmp_path / "artifact")
+    damage(artifact / name)
+    invalid = "manifest.json" if name == "manifest.sha256" and damage is not Path.unlink else name
+    with pytest.raises(ArtifactError, match=f"unlisted-{name}" if damage is add_unlisted_file else invalid):
+        LoadedModel.load(Settings(model_dir=artifact))
+
+
+@pytest.mark.parametrize(("name", "damage"), [("weights.bin", flip_bit), ("explain.onnx", Path.unlink)])
+def test_server_rejects_damaged_artifact(tiny_artifact: Path, tmp_path: Path, name: str, damage: Damage) -> None:
     """Exit status 78, the name of the file on stderr, and no ready line."""
+    artifact = shutil.copytree(tiny_artifact, tmp_path / "artifact")
     damage(artifact / name)
     result = subprocess.run(
         [sys.executable, "-m", "service", "serve"],
@@ -55,6 +62,5 @@ def test_server_rejects_damaged_artifact(artifact: Path, name: str, damage: Dama
         check=False,
     )
     assert result.returncode == 78
-    invalid = "manifest.json" if name == "manifest.sha256" and damage is not Path.unlink else name
-    assert (f"unlisted-{name}" if damage is add_unlisted_file else invalid) in result.stderr
+    assert name in result.stderr
     assert result.stdout == ""

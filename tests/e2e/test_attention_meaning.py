@@ -158,7 +158,7 @@ def whole_word(text: str, word: str) -> tuple[int, int]:
     return start, start + len(word)
 
 
-async def contributors_of(engine: Engine, text: str, word: str) -> tuple[Contributor, ...]:
+async def find_contributors(engine: Engine, text: str, word: str) -> tuple[Contributor, ...]:
     """Return the contributors of one use of a word in the default request."""
     occurrences = Occurrence(text, span=whole_word(text, word)), Occurrence(CHECK, word_index=6)
     return tuple((await engine.compare(CompareRequest(occurrences))).occurrences[0].contributors)
@@ -167,9 +167,9 @@ async def contributors_of(engine: Engine, text: str, word: str) -> tuple[Contrib
 async def test_contributors_of_documented_words(model: LoadedModel) -> None:
     """The examples of the documentation."""
     async with open_harness(model) as harness:
-        check = await contributors_of(harness.engine, CHECK, "bank")
-        river = await contributors_of(harness.engine, RIVER, "bank")
-        station = await contributors_of(harness.engine, STATION, "station")
+        check = await find_contributors(harness.engine, CHECK, "bank")
+        river = await find_contributors(harness.engine, RIVER, "bank")
+        station = await find_contributors(harness.engine, STATION, "station")
     for name, sources in (("bank", check), ("bank", river), ("station", station)):
         print(f"{name}: {', '.join(f'{source.text} {source.share:.2f}' for source in sources)}")
         assert len(sources) == 5

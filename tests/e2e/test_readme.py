@@ -4,10 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, RunningServer
+from tests.conftest import ROOT, RunningServer, server_environment
 
 README = (ROOT / "README.md").read_text()
 
@@ -58,6 +59,67 @@ def test_grpc_example_prints_words_and_shape(examples: str) -> None:
     )
 
 
+def test_commands_start_with_the_environment() -> None:
+    """A reader's shell does not find `attendant` otherwise."""
+    commands = re.findall(r"^(\S*/attendant(?:-model)?|attendant(?:-model)?) ", README, re.MULTILINE)
+    names = "embed|ask|size|compare|evaluate|export|verify|train"
+    commands += re.findall(rf"`(\S*attendant(?:-model)?) (?:{names})", README)
+    assert len(commands) > 8
+    assert {command.strip("`").rpartition("/")[0] for command in commands} == {".venv/bin"}
+
+
+def test_make_run_installs_what_the_commands_import() -> None:
+    """`embed` writes Parquet, and `ask` draws tables."""
+    makefile = (ROOT / "Makefile").read_text()
+    rule = makefile.partition("$(VENV)/run: ")[2].partition("\n\n")[0]
+    (extras,) = re.findall(r"-e '\.\[(.*?)\]'", rule)
+    data = re.findall(r"^data = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    assert "data" in extras.split(",")
+    assert {'"pyarrow"', '"rich"'} <= set(data.split(", "))
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme_work(tmp_path: Path, default_artifact: Path) -> None:
+    script = code_block(README, "sh", "attendant embed").replace(".venv/bin/attendant", f"{sys.executable} -m service")
+    environment = server_environment(model_dir=default_artifact) | {"PYTHONPATH": str(ROOT)}
+    command = ["bash", "-ec", script]
+    output = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert output.returncode == 0, output.stderr
+    assert (tmp_path / "vectors.parquet").is_file()
+    assert "rollout of all layers" in output.stdout
+
+
+def test_encode_response_is_abridged_from_the_server(examples: str) -> None:
+    """Numbers of the response in the README, within the precision of the machine."""
+    (shown,) = re.findall(r"```text\n(\{.*?)```", examples, re.DOTALL)
+    (first, _) = json.loads(run(["bash", "-c", code_block(examples, "sh", "/v1/encode")]))["results"]
+    vectors = [first["pooled"], *first["word_vectors"][:2]]
+    numbers = [float(number) for pair in re.findall(r"\[(-?0\.\d+), (-?0\.\d+), \.\.\.\]", shown) for number in pair]
+    assert numbers == pytest.approx([value for vector in vectors for value in vector[:2]], abs=0.01)
+
+
+def test_ready_line_names_the_page(server: RunningServer) -> None:
+    (page,) = re.findall(r", page (\S+)\. Try: ", server.ready_line)
+    assert page == f"{server.rest}/"
+
+
+def test_protos_of_the_stubs_resolve_without_other_files(tmp_path: Path) -> None:
+    """The protoc commands of docs/grpc.md with a descriptor as their output, because CI has no plugins."""
+    page = (ROOT / "docs" / "grpc.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"^(?:protoc|python -m grpc_tools\.protoc) (.*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    kept = {
+        tuple(word for word in command.split() if re.fullmatch(r"-I\S+|[a-z0-9/]+\.proto", word))
+        for command in commands
+    }
+    (arguments,) = kept
+    out = tmp_path / "encoder.binpb"
+    run([sys.executable, "-m", "grpc_tools.protoc", *arguments, f"--descriptor_set_out={out}"])
+    assert out.stat().st_size > 0
+
+
 def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
     """Run the command that `make run` prints."""
     command = server.ready_line.partition("Try: ")[2]
@@ -66,6 +128,6 @@ def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
 
 def test_readme_is_short_and_names_two_commands_first() -> None:
     lines = README.splitlines()
-    assert len(lines) < 150
+    assert len(lines) < 165
     assert "make run" in "\n".join(lines[:20])
     assert "make test" in "\n".join(lines[:20])

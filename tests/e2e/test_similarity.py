@@ -40,10 +40,22 @@ class Case:
         return response.json()
 
 
+FAST = ("mean, byte-level BPE", "max", "excluded prompts", "cls and a dense layer")
+"""Variants that together have every pooling, prompts, a bias, and a model without contributions."""
+
+
+def params(condition: Callable[[Variant], bool] = lambda _: True) -> list[Any]:
+    """Return the variants that meet a condition; most of them are slow, because each needs an export."""
+    return [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name, variant in VARIANTS.items()
+        if condition(variant)
+    ]
+
+
 def variants(condition: Callable[[Variant], bool]) -> pytest.MarkDecorator:
     """Run a test for the variants that meet a condition."""
-    names = [name for name, variant in VARIANTS.items() if condition(variant)]
-    return pytest.mark.parametrize("built", names, indirect=True)
+    return pytest.mark.parametrize("built", params(condition), indirect=True)
 
 
 def is_available(variant: Variant) -> bool:
@@ -56,7 +68,7 @@ def is_bare(variant: Variant) -> bool:
     return not variant.dense and not variant.options.get("prompts")
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=params())
 def built(
     request: pytest.FixtureRequest, publish: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LoadedModel, SentenceTransformer, Variant]:
@@ -172,7 +184,7 @@ async def test_leave_one_out_is_rejected_with_cls_pooling(case: Case) -> None:
 @variants(lambda variant: variant.pooling != "cls")
 @pytest.mark.parametrize("unit", ["token", "word"])
 async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> None:
-    """Each effect by its definition: the token vectors of the whole text, pooled without those of the unit."""
+    """Each effect by its definition: the token vectors of the whole text, pooled without the unit's tokens."""
     fields = {"explain": True, "unit": unit, "effect": "leave_one_out", "query_prompt": "", "document_prompt": ""}
     response = await case.similarity(**fields)
     vectors = {side: await token_vectors(case, texts) for side, texts in (("query", QUERIES), ("document", DOCUMENTS))}
@@ -182,7 +194,7 @@ async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> No
             other = whole["document" if name == "query" else "query"]
             text = (QUERIES if name == "query" else DOCUMENTS)[pair[name]]
             units = response[side][pair[name]]["units"]
-            owners = owners_of(case, text, unit)
+            owners = unit_indices(case, text, unit)
             expected = []
             for index in range(len(units)):
                 rest = vectors[name][pair[name]][owners != index]
@@ -199,7 +211,7 @@ def embed(case: Case, hidden: Floats) -> Floats:
     return embedding
 
 
-def owners_of(case: Case, text: str, unit: str) -> NDArray[np.intp]:
+def unit_indices(case: Case, text: str, unit: str) -> NDArray[np.intp]:
     """Return the unit of each token of a text without a prompt, -1 for special tokens."""
     (tokens,) = case.model.tokenizer.encode([TokenizerInput(text)])
     if unit == "word":
@@ -222,7 +234,7 @@ async def test_occlusion_encodes_the_text_without_the_unit(case: Case, unit: str
         ):
             (tokens,) = case.model.tokenizer.encode([TokenizerInput(text)])
             ids = np.array(tokens.input_ids)
-            owners, special = owners_of(case, text, unit), np.array(tokens.special_tokens_mask)
+            owners, special = unit_indices(case, text, unit), np.array(tokens.special_tokens_mask)
             effects = pair[f"{name}_effects"]
             assert len(effects) == owners.max() + 1
             for index, effect in enumerate(effects):

@@ -121,7 +121,7 @@ async def explain(engine: Engine, pairs: list[tuple[str, str]], effect: Any) -> 
     return results
 
 
-def scores_of(text: Text, other: Text, gradients: word_rankings.IntegratedGradients) -> dict[str, Floats]:
+def score_words(text: Text, other: Text, gradients: word_rankings.IntegratedGradients) -> dict[str, Floats]:
     """Return the scores of the words of a text by the methods that need no request of their own."""
     vector = other.embedding
     per_token = {
@@ -158,7 +158,7 @@ async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedMod
                 for text, other, expected, effects, axis in sides:
                     assert expected is not None
                     assert effects is not None
-                    scores = scores_of(text, other, gradients)
+                    scores = score_words(text, other, gradients)
                     scores["leave-one-out"] = effects.values
                     scores["sums of contributions"] = pair.matrix.values.sum(axis=axis)
                     for name, values in scores.items():

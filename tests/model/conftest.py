@@ -14,9 +14,11 @@ import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
 
+from model import onnx_graph
 from model.checkpoint import load_checkpoint
 from model.export import export, export_graph
 from model.tokenizer import Tokenizer
+from tests.model.shared_graphs import export_anew, export_shared
 from tests.model.tokenizer_inputs import KINDS
 
 SENTENCES = (
@@ -32,6 +34,13 @@ HIDDEN_SIZE, HEADS, LAYERS, INTERMEDIATE_SIZE, POSITIONS = 24, 3, 2, 37, 41
 WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
 
 Publish = Callable[[str], Path]
+
+onnx_graph._to_onnx = export_shared
+
+
+def mark_slow(*families: str) -> list[Any]:
+    """Return the families as parameters; slow except for two with other tokenizers and names."""
+    return [pytest.param(name, marks=() if name in ("bert", "xlm-roberta") else pytest.mark.slow) for name in families]
 
 
 def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
@@ -102,7 +111,7 @@ def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
 
 
 def build_metaspace() -> tokenizers.Tokenizer:
-    """Return a unigram tokenizer like that of XLM-R and CamemBERT."""
+    """Return a unigram tokenizer like XLM-R's and CamemBERT's."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -121,6 +130,12 @@ def build_metaspace() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+@pytest.fixture
+def fresh_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export every graph anew, for tests of the exporter itself."""
+    monkeypatch.setattr(onnx_graph, "_to_onnx", export_anew)
+
+
 @pytest.fixture(scope="session")
 def definitions() -> dict[str, bytes]:
     """Return the tokenizer.json of each kind."""
@@ -135,7 +150,7 @@ def definitions() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def tokenizer_by_kind(definitions: dict[str, bytes], default_artifact: Path) -> dict[str, Tokenizer]:
-    """Return a tokenizer of every kind, and that of the default model."""
+    """Return a tokenizer of every kind, and the default model's."""
     default = (default_artifact / "tokenizer.json").read_bytes()
     return {name: Tokenizer(definition) for name, definition in {**definitions, "default": default}.items()}
 
@@ -193,6 +208,15 @@ def random_model(family: str, architecture: str, vocab_size: int, causal: bool =
                 mean = center if name == "weight" else 0.0
                 parameter.copy_(mean + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def export_tiny(root: Path) -> Path:
+    """Publish and export a tiny BERT below `root`; return the artifact."""
+    tokenizer, published, artifact = build_wordpiece(), root / "tiny-bert", root / "artifact"
+    random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(published)
+    (published / "tokenizer.json").write_text(tokenizer.to_str())
+    export(str(published), artifact, revision=None, name=None, progress=lambda step: None)
+    return artifact
 
 
 @pytest.fixture(scope="session")
@@ -277,11 +301,9 @@ def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publis
 
 
 @pytest.fixture(scope="session")
-def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tiny_artifact: Path) -> Path:
     """Return the artifact of the tiny BERT; read-only."""
-    out = tmp_path_factory.mktemp("exported") / "tiny"
-    export(str(published), out, revision=None, name=None, progress=lambda step: None)
-    return out
+    return tiny_artifact
 
 
 @pytest.fixture(scope="session")

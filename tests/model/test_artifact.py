@@ -17,7 +17,7 @@ from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, d
 from model.manifest import FORMAT_VERSION, TensorRecord
 
 FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
-"""All files except report.json, which the digest does not cover."""
+"""All files except report.json and golden.json, which the digest does not cover."""
 SEEDS = range(5)
 
 
@@ -41,7 +41,7 @@ def rewrite_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> 
 
 
 def test_artifact_contains_every_kind_of_file(artifact: Path) -> None:
-    assert {path.name for path in artifact.iterdir()} == {*FILES, "report.json"}
+    assert {path.name for path in artifact.iterdir()} == {*FILES, "golden.json", "report.json"}
 
 
 def test_artifact_returns_written_manifest_and_files(artifact: Path) -> None:
@@ -146,8 +146,8 @@ def test_artifact_rejects_pipe_without_blocking(artifact: Path, name: str) -> No
     os.mkfifo(artifact / name)
     verify = [sys.executable, "-m", "model", "verify", str(artifact)]
     result = subprocess.run(verify, capture_output=True, text=True, timeout=20, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"attendant-model: {artifact / name}: not a regular file")
+    assert result.returncode == 78
+    assert f"{artifact / name}: not a regular file" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["extra", ".hidden", "manifest.json.bak", "__pycache__"])
@@ -263,3 +263,35 @@ def test_read_rejects_file_changed_after_open(artifact: Path) -> None:
     (artifact / "weights.bin").write_bytes(bytes(opened.manifest.files["weights.bin"].size))
     with pytest.raises(ArtifactError, match=r"weights\.bin: SHA-256 mismatch with manifest\.json"):
         opened.read("weights.bin")
+
+
+def test_artifact_reads_verified_files_after_directory_is_replaced(artifact: Path, tmp_path: Path) -> None:
+    opened = Artifact.open(artifact)
+    bodies = {name: opened.read(name) for name in opened.manifest.files}
+    artifact.rename(tmp_path / "moved")
+    artifact.mkdir()
+    for name in FILES:
+        (artifact / name).write_text("another artifact")
+    assert {name: opened.read(name) for name in opened.manifest.files} == bodies
+
+
+def test_map_does_not_follow_symlink_created_after_verification(artifact: Path, tmp_path: Path) -> None:
+    opened = Artifact.open(artifact)
+    tensor = opened.manifest.static
+    expected = np.array(opened.map(tensor))
+    path = artifact / tensor.file
+    (tmp_path / "zeros").write_bytes(bytes(path.stat().st_size))
+    path.unlink()
+    path.symlink_to(tmp_path / "zeros")
+    assert np.array_equal(opened.map(tensor), expected)
+
+
+def test_artifact_closes_its_files(artifact: Path) -> None:
+    def open_files() -> int:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum(str(artifact) in os.readlink(link) for link in links if link.is_symlink())
+
+    opened = Artifact.open(artifact)
+    assert open_files() == len(opened.manifest.files)
+    del opened
+    assert open_files() == 0

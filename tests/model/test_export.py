@@ -16,21 +16,22 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from model import export as export_module
-from model.artifact import Artifact, ArtifactError
+from model.artifact import Artifact, ArtifactError, write_manifest
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
+from model.description import EmbeddingSettings
 from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
 from model.manifest import Manifest, ParityRecord, TensorRecord
-from model.model_source import SourceError
+from model.model_source import SourceError, locate
 from model.tokenizer import Tokenizer, TokenizerInput
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
 
 
-def export_model(source: Path, out: Path, name: str | None = None) -> Manifest:
-    return export(str(source), out, revision=None, name=name, progress=lambda step: None)
+def export_model(source: Path, out: Path, name: str | None = None, overwrite: bool = False) -> Manifest:
+    return export(str(source), out, revision=None, name=name, progress=lambda step: None, overwrite=overwrite)
 
 
 def read_files(root: Path) -> dict[str, bytes]:
@@ -45,17 +46,19 @@ def large_difference(*_: object) -> ParityRecord:
     return ParityRecord(batches=1, max_abs_difference=0.5, tolerance=0.25)
 
 
+@pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path) -> None:
     """The digest identifies the model, not the export."""
     (tmp_path / "again").mkdir()
     steps: list[str] = []
     export(str(published), tmp_path / "again", revision=None, name=None, progress=steps.append)
     assert read_files(tmp_path / "again") == read_files(exported)
-    graph_steps = "exporting comparing largest"
-    assert " ".join(step.split()[0] for step in steps) == f"locating reading {graph_steps} {graph_steps} verifying"
+    settings, graph_steps = "pooling: normalization: maximum prompts: dense warning:", "exporting comparing largest"
+    expected = f"locating reading {settings} {graph_steps} {graph_steps} verifying"
+    assert " ".join(step.split()[0] for step in steps) == expected
 
 
-def test_manifest_of_model_without_sentence_transformers_files(exported: Path) -> None:
+def test_manifest_of_model_without_sentence_transformers_files(published: Path, exported: Path) -> None:
     manifest = Artifact.open(exported).manifest
     assert (manifest.name, manifest.source, manifest.model_type) == ("tiny-bert", "tiny-bert", "bert")
     assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size, manifest.dimensions) == (
@@ -66,7 +69,7 @@ def test_manifest_of_model_without_sentence_transformers_files(exported: Path) -
     )
     assert (manifest.vocab_size, manifest.type_vocab_size, manifest.max_input_tokens) == (211, 2, 41)
     assert (manifest.pooling, manifest.normalize, manifest.dense) == ("mean", False, ())
-    assert (manifest.revision, manifest.license) == (None, None)
+    assert (manifest.revision, manifest.license) == (locate(str(published)).revision, None)
     assert (manifest.prompts, manifest.default_prompt_name, manifest.include_prompt) == ({}, None, True)
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
@@ -92,6 +95,8 @@ def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
     assert (manifest.pooling, manifest.normalize) == ("cls", True)
     assert [dense.activation for dense in manifest.dense] == ["tanh"]
     assert manifest.prompts == {"document": "", "query": "find: "}
+    settings = list(EmbeddingSettings.from_manifest(manifest).describe())
+    assert settings[-1] == "dense layers: 24 to 19 tanh (modules.json)"
 
 
 def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
@@ -239,9 +244,52 @@ def test_export_rejects_existing_file_and_keeps_it(published: Path, tmp_path: Pa
 def test_export_replaces_existing_artifact_completely(labse: Path, artifact: Path, exported_labse: Path) -> None:
     (artifact / "leftover").touch()
     siblings = set(artifact.parent.iterdir())
-    export_model(labse, artifact)
+    export_model(labse, artifact, overwrite=True)
     assert read_files(artifact) == read_files(exported_labse)
     assert set(artifact.parent.iterdir()) == siblings
+
+
+def rename_source(artifact: Path, name: str) -> None:
+    write_manifest(artifact, Artifact.open(artifact).manifest.model_copy(update={"source": name}))
+
+
+def change_weights(source: Path) -> None:
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {"pooler.dense.bias": tensors["pooler.dense.bias"] + 1}, source / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda artifact, _: rename_source(artifact, "other"),
+            'the artifact of another model ("other" with weights sha',
+        ),
+        (lambda _, source: change_weights(source), 'the artifact of another model ("tiny-bert" with weights sha256:'),
+        (lambda artifact, _: (artifact / "manifest.json").write_text("{"), "a damaged manifest.json"),
+    ],
+    ids=["other source", "other weights in a directory of this name", "damaged manifest"],
+)
+def test_export_keeps_artifact_of_another_model(
+    source: Path, artifact: Path, change: Callable[[Path, Path], None], message: str
+) -> None:
+    change(artifact, source)
+    before = read_files(artifact)
+    with pytest.raises(ArtifactError) as raised:
+        export_model(source, artifact)
+    assert str(raised.value).startswith(f"{artifact}: has {message}")
+    assert str(raised.value).endswith("Choose another directory, or set --overwrite.")
+    assert read_files(artifact) == before
+
+
+@pytest.mark.parametrize("format_version", [4, 5])
+def test_export_may_replace_artifact_of_same_source(source: Path, artifact: Path, format_version: int) -> None:
+    """Also an artifact of an older format. The invalid tokenizer stops the export after the check."""
+    (source / "tokenizer.json").write_text("{}")
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    (artifact / "manifest.json").write_text(json.dumps(manifest | {"format_version": format_version}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        export_model(source, artifact)
 
 
 def test_export_writes_nothing_when_graph_differs_from_torch(
@@ -265,7 +313,7 @@ def test_export_keeps_old_artifact_when_rename_fails(
 
     monkeypatch.setattr(os, "rename", fail_on_new_artifact)
     with pytest.raises((OSError, ArtifactError)):
-        export_model(labse, artifact)
+        export_model(labse, artifact, overwrite=True)
     assert read_files(artifact) == read_files(exported)
 
 
@@ -299,6 +347,7 @@ def test_export_writes_nothing_when_source_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("fresh_exports")
 def test_export_graph_does_not_change_encoder(published: Path, tmp_path: Path) -> None:
     encoder: Encoder = load_checkpoint(published).encoder
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}

@@ -20,7 +20,7 @@ from model.onnx_graph import write_graph
 from model.parity import pack_varlen
 from model.reference_attention import open_reference_session
 from model.varlen import VarlenEncoder, varlen_signature
-from tests.model.conftest import SENTENCES
+from tests.model.conftest import SENTENCES, mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]
@@ -68,7 +68,7 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
     assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES))
 def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
     """With separate query, key and value inputs and no bias; all other nodes are standard ONNX."""
     record = write_graph_of(publish(family), tmp_path / "root")
@@ -107,6 +107,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
 
 
+@pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
     first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first == second

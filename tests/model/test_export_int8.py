@@ -18,6 +18,7 @@ from model.export import Variants, export, export_graph
 from model.export_int8 import quantize, write_int8
 from model.manifest import GraphRecord, GraphReport
 from model.parity import pack_sequences
+from tests.model.conftest import mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]
@@ -54,7 +55,7 @@ def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, expor
     assert artifact.manifest.files["int8.bin"].size < artifact.manifest.files[WEIGHTS].size
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "causal-bert"])
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, "causal-bert"))
 def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
     source = publish(family)
     encoder = load_checkpoint(source).encoder
@@ -76,6 +77,7 @@ def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family:
     assert 0.995 < cosines.min() < 1
 
 
+@pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
     first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first[0] == second[0]

@@ -1,16 +1,32 @@
 """The attendant-model command: output, errors and exit status."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from model.__main__ import main
 from model.artifact import Artifact
-from tests.model.conftest import SENTENCES
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.model.conftest import HIDDEN_SIZE, SENTENCES
 from tests.model_records import add_records
+from tests.service.conftest import open_harness
+
+CHOSEN_SETTINGS = [
+    "pooling: cls (--pooling)",
+    "normalization: yes (--normalize)",
+    "maximum length: 31 tokens (--max-input-tokens)",
+    "prompts: none",
+    "dense layers: none",
+]
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -21,32 +37,63 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_export_writes_artifact_and_progress(
+async def test_export_serves_embeddings_of_chosen_settings(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", str(published), "-o", str(tmp_path / "out"), "--name", "mine"]) == 0
-    out, err = capsys.readouterr()
+    """A directory with config.json, tokenizer.json and weights does not contain the settings of the model."""
+    out = tmp_path / "out"
+    options = ["--pooling", "cls", "--normalize", "--max-input-tokens", "31", "--name", "mine"]
+    assert main(["export", str(published), "-o", str(out), *options]) == 0
+    stdout, err = capsys.readouterr()
     lines = err.splitlines()
-    assert out == ""
+    assert stdout == ""
     assert all(re.match(r"\[ *\d+\.\d s\] \w", line) for line in lines)
-    assert lines[-1].endswith(f"wrote mine to {tmp_path / 'out'}")
-    assert Artifact.open(tmp_path / "out").manifest.name == "mine"
+    assert [line.split("] ", 1)[1] for line in lines[2:7]] == CHOSEN_SETTINGS
+    assert "warning" not in err
+    assert lines[-1].endswith(f"wrote mine to {out}")
+    assert main(["verify", str(out)]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:6]] == CHOSEN_SETTINGS
+    texts = [*SENTENCES, " ".join(SENTENCES)]
+    async with open_harness(LoadedModel.load(Settings(model_dir=out, precision="float32"))) as harness:
+        response = await harness.post("/v1/encode", {"inputs": texts, "truncation": "right"})
+    served = [result["pooled"] for result in response.raise_for_status().json()["results"]]
+    expected = sentence_transformers_model(published, tmp_path).encode(texts, show_progress_bar=False)
+    np.testing.assert_allclose(served, expected, atol=1e-5)
+
+
+def sentence_transformers_model(published: Path, directory: Path) -> SentenceTransformer:
+    """Return the oracle: cls pooling and normalization, at most 31 tokens."""
+    bare = shutil.copytree(published, directory / "bare")
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+    tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(bare / "tokenizer.json"), **names
+    )
+    tokenizer.save_pretrained(bare)
+    modules = [Transformer(str(bare), max_seq_length=31), Pooling(HIDDEN_SIZE, "cls"), Normalize()]
+    return SentenceTransformer(modules=modules, device="cpu")
 
 
 def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(exported)]) == 0
     out, err = capsys.readouterr()
-    first, *graphs = out.splitlines()
+    first, *settings, fast, explain = out.splitlines()
     assert first == f"{exported}: tiny-bert, 4 files, sha256:{Artifact.open(exported).digest}"
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-04, 8 batches\)"
-    assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", "\n".join(graphs))
+    assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", f"{fast}\n{explain}")
+    assert settings == [
+        "  pooling: mean (assumed)",
+        "  normalization: no (assumed)",
+        "  maximum length: 41 tokens (config.json)",
+        "  prompts: none",
+        "  dense layers: none",
+    ]
     assert err == ""
 
 
 def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_records(artifact)
     assert main(["verify", str(artifact)]) == 0
-    assert capsys.readouterr().out.splitlines()[3:] == [
+    assert capsys.readouterr().out.splitlines()[8:] == [
         "  training: masked language modeling, 2,000 steps, 32,768,000 tokens of corpus.txt (52,428,800 bytes), "
         "notes.jsonl (1,234 bytes), from all-MiniLM-L6-v2, teacher all-mpnet-base-v2, bfloat16, seed 7, "
         "validation loss 2.7183",
@@ -93,21 +140,21 @@ def test_export_rejects_unreadable_eval_texts(
         "--eval-texts",
         str(tmp_path / "texts"),
     ]
-    assert main(arguments) == 1
+    assert main(arguments) == 65
     assert error_line(capsys).startswith(f"attendant-model: {tmp_path / 'texts'}: {message}")
     assert not (tmp_path / "out").exists()
 
 
 def test_verify_names_damaged_file(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (artifact / "weights.bin").write_bytes(b"")
-    assert main(["verify", str(artifact)]) == 1
+    assert main(["verify", str(artifact)]) == 78
     assert error_line(capsys).startswith(
         f"attendant-model: {artifact}/weights.bin: size mismatch with manifest.json (0 bytes, "
     )
 
 
 def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(tmp_path / "none")]) == 1
+    assert main(["verify", str(tmp_path / "none")]) == 78
     assert error_line(capsys).startswith(f"attendant-model: {tmp_path / 'none'}: no such directory. Create it with: ")
 
 
@@ -120,13 +167,18 @@ def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys
         ("tokenizer.json", "{}", "tokenizer.json"),
         ("modules.json", "{", "modules.json"),
         ("config_sentence_transformers.json", '{"prompts": 7}', "config_sentence_transformers.json"),
+        (
+            "sentence_bert_config.json",
+            '{"max_seq_length": 2}',
+            "sentence_bert_config.json: maximum length leaves no room",
+        ),
     ],
 )
 def test_export_names_invalid_model_file(
     source: Path, name: str, body: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / name).write_text(body)
-    assert main(["export", str(source), "-o", str(source.parent / "out")]) == 1
+    assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
     line = error_line(capsys)
     assert line.startswith("attendant-model: ")
     assert message in line
@@ -134,7 +186,7 @@ def test_export_names_invalid_model_file(
 
 
 def test_export_names_missing_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(tmp_path / "none"), "-o", str(tmp_path / "out")]) == 1
+    assert main(["export", str(tmp_path / "none"), "-o", str(tmp_path / "out")]) == 65
     assert error_line(capsys) == f"attendant-model: {tmp_path / 'none'}: no such directory. Check the path."
 
 
@@ -143,7 +195,7 @@ def test_export_keeps_file_in_place_of_output_directory(
     published: Path, tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes").write_text("text")
-    assert main(["export", str(published), "-o", str(tmp_path / out)]) == 1
+    assert main(["export", str(published), "-o", str(tmp_path / out)]) == 73
     assert error_line(capsys).startswith("attendant-model: ")
     assert (tmp_path / "notes").read_text() == "text"
 
@@ -154,7 +206,8 @@ def test_export_keeps_file_in_place_of_output_directory(
 def test_invalid_arguments_exit_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert capsys.readouterr().err.startswith("usage: attendant-model")
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"attendant-model( \w+)?: .+ See: attendant-model( \w+)? --help\n", error)
 
 
 def test_verify_works_without_torch_and_onnx(exported: Path) -> None:
@@ -173,5 +226,5 @@ def test_export_without_torch_suggests_install_command(exported: Path, tmp_path:
     )
     arguments = [sys.executable, "-c", code, str(exported), str(tmp_path / "out")]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
+    assert result.returncode == 78
     assert re.fullmatch(r"attendant-model: torch: not installed\. Run: pip install '\.\[.*export\]'\n", result.stderr)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
+from model.sentence_transformers_config import SettingOptions
 
 
 def write_modules(directory: Path, *names: str) -> None:
@@ -202,3 +203,53 @@ def test_prompt_settings_of_saved_sentence_transformer_are_read(labse: Path, tmp
     embedding = load_checkpoint(tmp_path).embedding_config
     assert (embedding.default_prompt_name, embedding.include_prompt) == ("query", False)
     assert embedding.prompts["query"] == "find: "
+
+
+def test_origins_name_the_file_of_each_setting(labse: Path) -> None:
+    checkpoint = load_checkpoint(labse)
+    assert checkpoint.embedding_config.origins == {
+        "pooling": "1_Pooling/config.json",
+        "normalize": "modules.json",
+        "dense": "modules.json",
+        "prompts": "config_sentence_transformers.json",
+        "max_input_tokens": "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"sentence_bert_config": 20, "tokenizer_config": 10}, (20, "sentence_bert_config.json")),
+        ({"tokenizer_config": 10}, (10, "tokenizer_config.json")),
+        ({"tokenizer_config": 10**30}, (41, "config.json")),
+        ({}, (41, "config.json")),
+    ],
+)
+def test_maximum_length_has_an_origin(source: Path, limits: dict[str, int], expected: tuple[int, str]) -> None:
+    keys = {"sentence_bert_config": "max_seq_length", "tokenizer_config": "model_max_length"}
+    for name, limit in limits.items():
+        (source / f"{name}.json").write_text(json.dumps({keys[name]: limit}))
+    checkpoint = load_checkpoint(source)
+    assert (checkpoint.max_input_tokens, checkpoint.embedding_config.origins["max_input_tokens"]) == expected
+
+
+def test_options_replace_settings_of_files(labse: Path) -> None:
+    checkpoint = load_checkpoint(labse, SettingOptions("max", normalize=False, max_input_tokens=7))
+    embedding = checkpoint.embedding_config
+    assert (embedding.pooling, embedding.normalize, checkpoint.max_input_tokens) == ("max", False, 7)
+    assert len(embedding.dense) == 1
+    origins = [embedding.origins[name] for name in ("pooling", "normalize", "max_input_tokens")]
+    assert origins == ["--pooling", "--no-normalize", "--max-input-tokens"]
+
+
+@pytest.mark.parametrize("limit", [0, 42])
+def test_maximum_length_beyond_the_position_table_is_rejected(source: Path, limit: int) -> None:
+    with pytest.raises(CheckpointError, match=rf"--max-input-tokens: out of range \({limit}, limit 41\)\. Use 1 to 41"):
+        load_checkpoint(source, SettingOptions(max_input_tokens=limit))
+
+
+def test_cls_option_is_rejected_for_a_causal_model(source: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    with pytest.raises(CheckpointError, match="--pooling: cls pooling of a causal model"):
+        load_checkpoint(source, SettingOptions(pooling="cls"))

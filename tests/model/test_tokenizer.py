@@ -170,12 +170,12 @@ def test_encode_without_offsets_returns_same_tokens(tokenizer: Tokenizer) -> Non
 
 def test_tokenizer_is_thread_safe(tokenizer: Tokenizer) -> None:
     texts = edge_case_texts(60, seed=53)
-    expected = ids_of(tokenizer, texts)
+    expected = token_id_lists(tokenizer, texts)
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda _: ids_of(tokenizer, texts), range(24))) == [expected] * 24
+        assert list(pool.map(lambda _: token_id_lists(tokenizer, texts), range(24))) == [expected] * 24
 
 
-def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def token_id_lists(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [tokens.input_ids for tokens in tokenizer.encode([TokenizerInput(text) for text in texts])]
 
 

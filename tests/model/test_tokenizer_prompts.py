@@ -68,14 +68,15 @@ def oracle(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: p
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokens_and_prompt_range_equal_sentence_transformers(oracle: Oracle, prompt: str, text: str) -> None:
-    """The prompt range is shorter if the end of the prompt merges with the start of the text."""
+    """If the end of the prompt merges with the start of the text, the range has the tokens of the prompt alone."""
     tokens = encode_one(oracle.tokenizer, text, prompt=prompt)
     input_ids, prompt_length = oracle.preprocess(text, prompt)
     assert tokens.input_ids == input_ids
     prompt_ids = encode_one(oracle.tokenizer, prompt).input_ids[:-1]
     offsets = oracle.published.encode(prompt + text).offsets
     merged = any(start < len(prompt) < end for start, end in offsets) or input_ids[: len(prompt_ids)] != prompt_ids
-    assert merged or tokens.prompt_range == (1, prompt_length)
+    own = sum(end <= len(prompt) for _, end in offsets[1:-1])
+    assert tokens.prompt_range == (1, 1 + own if merged else prompt_length)
 
 
 def test_embedding_without_prompt_equals_sentence_transformers(oracle: Oracle) -> None:

@@ -46,10 +46,10 @@ def failed_start(**options: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("listener", ["rest", "grpc", "admin"])
-def test_port_in_use_is_a_one_line_error(default_artifact: Path, listener: str) -> None:
+def test_port_in_use_is_a_one_line_error(tiny_artifact: Path, listener: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        status, log = failed_start(model_dir=default_artifact, **{f"{listener}_port": port})
+        status, log = failed_start(model_dir=tiny_artifact, **{f"{listener}_port": port})
     assert status == 78
     assert log == (
         f"attendant: ATTENDANT_{listener.upper()}_PORT: cannot bind 127.0.0.1:{port} (address already in use). "
@@ -58,29 +58,29 @@ def test_port_in_use_is_a_one_line_error(default_artifact: Path, listener: str) 
 
 
 @pytest.mark.parametrize("name", ["host", "admin_host"])
-def test_address_of_another_machine_is_an_error_of_the_host(default_artifact: Path, name: str) -> None:
-    status, log = failed_start(model_dir=default_artifact, **{name: "192.0.2.1"})
+def test_address_of_another_machine_is_an_error_of_the_host(tiny_artifact: Path, name: str) -> None:
+    status, log = failed_start(model_dir=tiny_artifact, **{name: "192.0.2.1"})
     assert status == 78
     assert log.startswith(f"attendant: ATTENDANT_{name.upper()}: cannot bind 192.0.2.1:")
     assert log.endswith("(cannot assign requested address). Choose an address of this machine.\n")
 
 
-def test_host_error_names_the_option(default_artifact: Path) -> None:
+def test_host_error_names_the_option(tiny_artifact: Path) -> None:
     expected = 'attendant: ATTENDANT_HOST: cannot resolve "no-host.invalid". Choose another address.\n'
-    assert failed_start(model_dir=default_artifact, host="no-host.invalid") == (78, expected)
+    assert failed_start(model_dir=tiny_artifact, host="no-host.invalid") == (78, expected)
 
 
 @pytest.mark.parametrize("name", ["fast.onnx", "tokenizer.json", "manifest.json"])
-def test_damaged_artifact_error_names_the_file(default_artifact: Path, tmp_path: Path, name: str) -> None:
-    root = shutil.copytree(default_artifact, tmp_path / "artifact")
+def test_damaged_artifact_error_names_the_file(tiny_artifact: Path, tmp_path: Path, name: str) -> None:
+    root = shutil.copytree(tiny_artifact, tmp_path / "artifact")
     (root / name).write_bytes((root / name).read_bytes()[:-1] + b"\x00")
     status, log = failed_start(model_dir=root)
     assert (status, str(root / name) in log) == (78, True)
     assert len(log.splitlines()) == 1
 
 
-def test_artifact_is_rejected_when_its_digest_is_not_pinned(default_artifact: Path) -> None:
-    status, log = failed_start(model_dir=default_artifact, model_digest="0" * 64)
+def test_artifact_is_rejected_when_its_digest_is_not_pinned(tiny_artifact: Path) -> None:
+    status, log = failed_start(model_dir=tiny_artifact, model_digest="0" * 64)
     assert (status, "not the pinned digest" in log) == (78, True)
 
 
@@ -141,9 +141,9 @@ async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: 
         assert await exit_status(server) == 0
 
 
-async def test_draining_server_is_not_ready_and_serves(default_artifact: Path) -> None:
+async def test_draining_server_is_not_ready_and_serves(tiny_artifact: Path) -> None:
     """Check REST and gRPC probes during the drain delay."""
-    with started(model_dir=default_artifact, drain_delay_ms=2000) as server:
+    with started(model_dir=tiny_artifact, drain_delay_ms=2000) as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel, httpx.AsyncClient(base_url=server.rest) as client:
             os.kill(server.pid, signal.SIGTERM)
 
@@ -151,20 +151,29 @@ async def test_draining_server_is_not_ready_and_serves(default_artifact: Path) -
                 return (await client.get("/readyz")).status_code == 503
 
             await until(not_ready)
-            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            check = health_pb2_grpc.HealthStub(channel).Check
+            health = [(await check(health_pb2.HealthCheckRequest())).status]
+
             response = await client.post("/v1/encode", json={"inputs": "money"})
             probes = [await client.get(path) for path in ("/readyz", "/livez")]
+
+            async def not_serving() -> bool:  # at the end of the delay, before calls are rejected
+                status = (await check(health_pb2.HealthCheckRequest())).status
+                return bool(status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+            await until(not_serving)
+            health.append((await check(health_pb2.HealthCheckRequest())).status)
         assert [(probe.status_code, probe.json()) for probe in probes] == [
             (503, {"status": "draining"}), (200, {"status": "draining"})
         ]  # fmt: skip
-        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert health == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
         assert response.status_code == 200
         assert await exit_status(server) == 0
 
 
-def test_incomplete_body_does_not_delay_the_exit(default_artifact: Path) -> None:
+def test_incomplete_body_does_not_delay_the_exit(tiny_artifact: Path) -> None:
     """The request is rejected at the end of the drain, before the longer body timeout."""
-    with started(model_dir=default_artifact, drain_timeout_ms=4000, body_timeout_ms=3_600_000) as server:
+    with started(model_dir=tiny_artifact, drain_timeout_ms=4000, body_timeout_ms=3_600_000) as server:
         url = httpx.URL(server.rest)
         with socket.create_connection((url.host, url.port), timeout=HANG_TIMEOUT_S) as connection:
             head = b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -195,9 +204,9 @@ sys.exit(main(["serve"]))
 
 
 @pytest.mark.parametrize("method", ["drain", "close"])
-def test_stuck_thread_does_not_delay_the_exit(default_artifact: Path, method: str) -> None:
+def test_stuck_thread_does_not_delay_the_exit(tiny_artifact: Path, method: str) -> None:
     """The process exits at the drain timeout."""
-    environment = server_environment(model_dir=default_artifact, drain_timeout_ms=1500)
+    environment = server_environment(model_dir=tiny_artifact, drain_timeout_ms=1500)
     with subprocess.Popen(
         [sys.executable, "-c", STUCK.format(method=method)], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -211,8 +220,8 @@ def test_stuck_thread_does_not_delay_the_exit(default_artifact: Path, method: st
     assert ("drain timed out" in log) == (method == "drain")
 
 
-def test_second_signal_ends_the_process(default_artifact: Path) -> None:
-    with started(model_dir=default_artifact, drain_delay_ms=600_000, drain_timeout_ms=900_000) as server:
+def test_second_signal_ends_the_process(tiny_artifact: Path) -> None:
+    with started(model_dir=tiny_artifact, drain_delay_ms=600_000, drain_timeout_ms=900_000) as server:
         assert server.process.stderr is not None
         server.process.send_signal(signal.SIGTERM)
         lines = iter(server.process.stderr.readline, "")
@@ -232,11 +241,12 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
-async def test_ipv6_addresses_are_served(default_artifact: Path) -> None:
+async def test_ipv6_addresses_are_served(tiny_artifact: Path) -> None:
     """The URLs of the ready line have brackets."""
-    with started(model_dir=default_artifact, host="::1", admin_host="::1") as server:
+    with started(model_dir=tiny_artifact, host="::1", admin_host="::1") as server:
         assert re.match(
-            r"ready: REST http://\[::1\]:\d+, gRPC \[::1\]:\d+, admin http://\[::1\]:\d+\. Try: curl -s http://\[::1\]:",
+            r"ready: REST http://\[::1\]:\d+, gRPC \[::1\]:\d+, admin http://\[::1\]:\d+, page http://\[::1\]:\d+/\. "
+            r"Try: curl -s http://\[::1\]:",
             server.ready_line,
         )
         async with grpc.aio.insecure_channel(server.grpc) as channel, httpx.AsyncClient() as client:
@@ -275,8 +285,8 @@ def test_sigterm_during_the_start_exits_with_0(default_artifact: Path) -> None:
     assert statuses in ([200, 503], [200, 200])
 
 
-def test_sigint_exits_with_0_when_a_connection_is_idle(default_artifact: Path) -> None:
-    with started(model_dir=default_artifact) as server, httpx.Client(base_url=server.rest) as client:
+def test_sigint_exits_with_0_when_a_connection_is_idle(tiny_artifact: Path) -> None:
+    with started(model_dir=tiny_artifact) as server, httpx.Client(base_url=server.rest) as client:
         assert client.get("/livez").status_code == 200
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(HANG_TIMEOUT_S) == 0

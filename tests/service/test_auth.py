@@ -40,7 +40,7 @@ INVALID = {
 }
 
 
-def keys_of(tmp_path: Path, content: bytes) -> ApiKeys | None:
+def load_keys(tmp_path: Path, content: bytes) -> ApiKeys | None:
     path = tmp_path / "keys"
     path.write_bytes(content)
     return ApiKeys.load(path)
@@ -52,7 +52,7 @@ def test_keys_are_none_without_a_file() -> None:
 
 def test_file_has_one_key_per_line(tmp_path: Path) -> None:
     """Blank lines, comments and whitespace around keys are ignored."""
-    keys = keys_of(tmp_path, b"# team a\nfirst \n\n  second\r\n#third\n")
+    keys = load_keys(tmp_path, b"# team a\nfirst \n\n  second\r\n#third\n")
     assert keys is not None
     for key in ("first", "second"):
         keys.check(f"Bearer {key}")
@@ -64,7 +64,7 @@ def test_file_has_one_key_per_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"# only a comment\n\n", b"\xff\xfe"])
 def test_file_without_keys_is_rejected(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match="ATTENDANT_API_KEYS_FILE"):
-        keys_of(tmp_path, content)
+        load_keys(tmp_path, content)
 
 
 def test_missing_file_is_rejected(tmp_path: Path) -> None:
@@ -90,17 +90,17 @@ def test_scheme_ignores_case(scheme: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def secured(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server that requires a key."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# comment\n{KEY}\n")
-    running = start_server(model_dir=default_artifact, api_keys_file=path)
+    running = start_server(model_dir=tiny_artifact, api_keys_file=path)
     yield running
     assert stop_server(running) == 0
 
 
 def private_routes(client: httpx.Client) -> set[tuple[str, str]]:
-    """Return methods and paths that require a key: those of the OpenAPI document, and some unknown ones."""
+    """Return methods and paths that require a key: from the OpenAPI document, and some unknown ones."""
     paths = client.get("/openapi.json").json()["paths"]
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods if path not in PUBLIC}
     assert ("POST", "/embed") in routes
@@ -188,5 +188,5 @@ async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value
 async def test_grpc_requires_a_key_except_health(channel: grpc.aio.Channel) -> None:
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     info = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))
-    assert info.name == "all-MiniLM-L6-v2"
+    assert info.name == "tiny-bert"
     assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == 1

@@ -36,7 +36,7 @@ def test_usage_is_printed_on_request_or_for_wrong_arguments(
 
 
 def test_usage_lists_every_command() -> None:
-    commands = re.findall(r"^  ([a-z]+)", USAGE, re.MULTILINE)
+    commands = re.findall(r"^  ([a-z]+)", USAGE.partition("examples:")[0], re.MULTILINE)
     modules = {module.name for module in pkgutil.iter_modules(service.commands.__path__) if has_run(module.name)}
     assert modules <= set(commands)
     assert {"serve", "options"} | modules == set(commands)
@@ -45,16 +45,6 @@ def test_usage_lists_every_command() -> None:
 def has_run(name: str) -> bool:
     """Return whether a module of service.commands is a command."""
     return hasattr(importlib.import_module(f"service.commands.{name}"), "run")
-
-
-def test_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C prints no traceback."""
-
-    def interrupt(arguments: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("service.commands.size.run", interrupt)
-    assert main(["size"]) == 130
 
 
 def test_unknown_option_exits_with_78(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,3 +102,14 @@ def test_server_runs_without_torch(default_artifact: Path) -> None:
     process.terminate()
     process.communicate(timeout=HANG_TIMEOUT_S)
     assert process.returncode == 0
+
+
+def test_version_has_the_revision_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"attendant {service.__version__}, revision unknown\n"
+    (tmp_path / "REVISION").write_text("0123abcd\n")
+    monkeypatch.setattr(service, "__file__", str(tmp_path / "__init__.py"))
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"attendant {service.__version__}, revision 0123abcd\n"

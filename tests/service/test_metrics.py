@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,8 +10,21 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine.model_loader import LoadedModel
-from service.metrics import FAST_LANE, LANE_REJECTIONS, LANES, NO_LANE, OTHER_REJECTIONS, STAGES, Metrics
-from tests.conftest import RunningServer, start_server, stop_server
+from service.errors import DeadlineExceeded
+from service.metrics import (
+    FAST_LANE,
+    LANE_REJECTIONS,
+    LANES,
+    NO_LANE,
+    OTHER_REJECTIONS,
+    PROCESS_SERIES,
+    SERIES_PER_MODEL,
+    STAGES,
+    Metrics,
+)
+from service.request_log import RequestLog, RequestRecord
+from service.rpc.server import RpcServer
+from tests.conftest import RunningServer
 from tests.service.conftest import ServiceHarness, open_harness
 
 
@@ -36,7 +48,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
     exposed = families(generate_latest(fresh.metrics.registry).decode())
     assert labels(exposed["attendant_rejected_requests"], "reason", "api", "lane") == {
         (reason, api, lane)
-        for api, own_lanes in (("rest", LANES), ("openai", (FAST_LANE,)))
+        for api, own_lanes in (("rest", LANES), ("openai", (FAST_LANE,)), ("tei", (FAST_LANE,)), ("oip", LANES))
         for reasons, lanes in ((LANE_REJECTIONS, own_lanes), (OTHER_REJECTIONS, (NO_LANE,)))
         for reason in reasons
         for lane in lanes
@@ -45,10 +57,11 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
     assert labels(exposed["attendant_stage_duration_seconds"], "stage", "lane") == {
         (stage, lane) for stage in STAGES for lane in ("fast", "explain")
     }
-    outcomes = labels(exposed["attendant_request_duration_seconds"], "api", "endpoint", "outcome")
-    for api, endpoint in (("rest", "/v1/encode"), ("openai", "/v1/embeddings")):
-        assert (api, endpoint, "ok") in outcomes
-        assert (api, endpoint, "200") in labels(exposed["attendant_requests"], "api", "endpoint", "code")
+    durations = labels(exposed["attendant_request_duration_seconds"], "api", "lane")
+    requests = labels(exposed["attendant_requests"], "api", "endpoint", "code")
+    for api, endpoint in (("rest", "/v1/encode"), ("openai", "/v1/embeddings"), ("tei", "/embed")):
+        assert (api, "fast") in durations
+        assert {(api, endpoint, code) for code in ("200", "500", "503", "504")} <= requests
 
 
 async def test_metrics_have_prefix_description_and_base_units(fresh: ServiceHarness) -> None:
@@ -90,15 +103,65 @@ async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
     assert fresh.sample("attendant_tokens_total") == 10 * (3 + 3 + 4 + 3)
 
 
-@pytest.mark.parametrize(
-    ("status", "outcome"), [(200, "ok"), (422, "client_error"), (499, "client_error"), (429, "shed"), (503, "shed"),
-                            (500, "error"), (504, "error")]
-)  # fmt: skip
-def test_request_outcome_follows_the_status(status: int, outcome: str) -> None:
+async def test_durations_are_those_of_successful_requests_without_streams() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.observe_request("rest", "/x", "m", str(status), status, 0.0)
-    labels = {"api": "rest", "endpoint": "/x", "outcome": outcome, "model": "m"}
-    assert metrics.registry.get_sample_value("attendant_request_duration_seconds_count", labels) == 1
+    requests = RequestLog(metrics, "none")
+    for endpoint, lane, status in (
+        ("/v1/encode", "fast", 200), ("/v1/encode", "fast", 429), ("/v1/encode", "fast", 500),
+        ("/v1/model", NO_LANE, 200), ("/attendant.v1.EncoderService/EncodeStream", "fast", 200),
+    ):  # fmt: skip
+        record = RequestRecord("rest", "one", endpoint=endpoint, lane=lane, model="m")
+        requests.finish(record, str(status), status)
+    value = metrics.registry.get_sample_value
+    assert value("attendant_request_duration_seconds_count", {"api": "rest", "lane": "fast", "model": "m"}) == 1
+    labels = {"api": "rest", "endpoint": "/v1/encode", "model": "m"}
+    assert [value("attendant_requests_total", {**labels, "code": code}) for code in ("200", "429", "500")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("timeout_s", "label"), [(None, "deadline"), (5.0, "deadline"), (0.001, "short_deadline")])
+async def test_deadline_below_the_objective_has_a_label_of_its_own(timeout_s: float | None, label: str) -> None:
+    """A client that allows a millisecond must not page anybody."""
+    metrics = Metrics(CollectorRegistry())
+    record = RequestRecord("rest", "one", endpoint="/v1/encode", lane="fast", model="m", timeout_s=timeout_s)
+    record.fail(DeadlineExceeded("Deadline exceeded"))
+    RequestLog(metrics, "none").finish(record, "504", 504)
+    labels = {"reason": label, "api": "rest", "lane": "fast", "model": "m"}
+    assert metrics.registry.get_sample_value("attendant_rejected_requests_total", labels) == 1
+
+
+async def test_timeout_of_the_client_is_noted(fresh: ServiceHarness) -> None:
+    body = {"inputs": ["word " * 200] * 64}
+    response = await fresh.post("/v1/encode", body, **{"X-Request-Timeout-Ms": "20"})
+    assert response.status_code == 504
+    assert fresh.sample("attendant_rejected_requests_total", reason="short_deadline", api="rest") == 1
+    assert fresh.sample("attendant_rejected_requests_total", reason="deadline") == 0
+
+
+async def test_busy_model_stays_within_its_budget_of_series(fresh: ServiceHarness) -> None:
+    """Every endpoint of every API has returned every code that a request to a model may get."""
+    metrics, http = fresh.metrics, (200, 400, 404, 413, 422, 429, 499, 500, 501, 503, 504)
+    RpcServer(fresh.lifecycle, fresh.settings, metrics, None)
+    rpc = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNIMPLEMENTED",
+           "UNAVAILABLE", "DEADLINE_EXCEEDED")  # fmt: skip
+    idle = series(metrics)
+    for api, endpoints in metrics._endpoints.items():
+        for endpoint in endpoints:
+            for code in rpc if "Service/" in endpoint else map(str, http):
+                metrics.count_request(api, endpoint, code, fresh.engine.name)
+        for lane in LANES:
+            metrics.observe_duration(api, lane, fresh.engine.name, 0.0)
+            for reason in (*LANE_REJECTIONS, *OTHER_REJECTIONS):
+                metrics.count_rejection(reason, api, lane, fresh.engine.name)
+    of_model = [line for line in series(metrics) if f'model="{fresh.engine.name}"' in line]
+    print(f"{len(idle)} series when idle, {len(of_model)} of a busy model")
+    assert len(of_model) <= SERIES_PER_MODEL
+    assert len(series(metrics)) - len(of_model) <= PROCESS_SERIES - 100  # 100 for the process and the interpreter
+
+
+def series(metrics: Metrics) -> list[str]:
+    """Return the exposed series, without the `_created` series that the server disables."""
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    return [line for line in lines if not line.startswith("#") and "_created" not in line]
 
 
 def test_running_server_exposes_model_and_process_metrics(server: RunningServer) -> None:
@@ -117,16 +180,12 @@ def test_unknown_paths_are_not_labels(server: RunningServer) -> None:
     assert "scan-" not in httpx.get(server.admin + "/metrics").text
 
 
-def test_idle_server_has_at_most_600_series(default_artifact: Path) -> None:
+def test_idle_server_stays_within_its_budget_of_series(server: RunningServer) -> None:
     """Process metrics are included. `_created` series are disabled."""
-    server = start_server(model_dir=default_artifact)
-    try:
-        for path in ("/livez", "/readyz"):
-            httpx.get(server.rest + path)
-        text = httpx.get(server.admin + "/metrics").text
-    finally:
-        stop_server(server)
-    series = [line for line in text.splitlines() if not line.startswith("#")]
-    assert len(series) <= 600
-    assert not [line for line in series if "_created" in line]
+    for path in ("/livez", "/readyz"):
+        httpx.get(server.rest + path)
+    text = httpx.get(server.admin + "/metrics").text
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) <= SERIES_PER_MODEL + PROCESS_SERIES
+    assert not [line for line in lines if "_created" in line]
     assert 'api="health"' not in text

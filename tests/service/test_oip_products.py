@@ -1,11 +1,10 @@
 """Combinations of the forms, tensors, outputs and parameters of the Open Inference Protocol.
 
-Each response has the numbers of the native API, or an error of the protocol. `ATTENDANT_FUZZ_EXAMPLES` sets the number
+Each response has the numbers of the native API, or an error of the protocol. `FUZZ_EXAMPLES` sets the number
 of examples.
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +18,12 @@ from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.conftest import EXAMPLES
 from tests.oip_messages import Outputs, Tensor, grpc_outputs, grpc_request, rest_outputs, rest_request, text, token_ids
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import array_of, assert_close, assert_finite
 from tests.serving import ServiceThread
 
-EXAMPLES = int(os.environ.get("ATTENDANT_FUZZ_EXAMPLES", "100"))
 MODEL = "all-MiniLM-L6-v2"
 PROMPTS = {"query": "find: ", "document": "text: "}
 LAYERS = 6
@@ -98,7 +97,7 @@ product = settings(
 )
 
 
-def tensors_of(data: st.DataObject, inputs: Sequence[Any]) -> list[Tensor]:
+def draw_tensors(data: st.DataObject, inputs: Sequence[Any]) -> list[Tensor]:
     """Return the inputs as tensors of a drawn type and shape."""
     if isinstance(inputs[0], str):
         tensor = text(*inputs)
@@ -163,7 +162,7 @@ def send_grpc(client: Client, data: st.DataObject, tensors: list[Tensor], output
 def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> None:
     """Compare both transports with each other, and with the native API."""
     inputs, outputs, fields = data.draw(INPUTS), data.draw(OUTPUTS), data.draw(PARAMETERS)
-    tensors = tensors_of(data, inputs)
+    tensors = draw_tensors(data, inputs)
     rest = send_rest(client, data, tensors, outputs, fields)
     rpc = send_grpc(client, data, tensors, outputs, fields)
     event(f"{outputs} {rest.status}")

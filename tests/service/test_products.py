@@ -4,7 +4,6 @@
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from tests.conftest import EXAMPLES
 from tests.request_strategies import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
     array_of,
@@ -33,7 +33,6 @@ from tests.response_contract import (
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 
-EXAMPLES = int(os.environ.get("ATTENDANT_FUZZ_EXAMPLES", "300"))
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
     400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND", 501: "UNIMPLEMENTED",
@@ -79,7 +78,7 @@ def access_log() -> Iterator[Lines]:
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module", params=["model", "causal_model"])
+@pytest.fixture(scope="module", params=["model", pytest.param("causal_model", marks=pytest.mark.slow)])
 def clients(request: pytest.FixtureRequest, access_log: Lines) -> Iterator[Clients]:
     """Clients of the default model, and of its weights with causal attention."""
     model: LoadedModel = request.getfixturevalue(request.param)

@@ -1,10 +1,9 @@
 """Combinations of request fields of the TEI API: the numbers of the native API, or one of TEI's errors.
 
-`ATTENDANT_FUZZ_EXAMPLES` sets the number of examples.
+`FUZZ_EXAMPLES` sets the number of examples.
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
+from tests.conftest import EXAMPLES
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import array_of, assert_close
 from tests.serving import ServiceThread
 
-EXAMPLES = int(os.environ.get("ATTENDANT_FUZZ_EXAMPLES", "100"))
 PROMPTS = {"query": "find: ", "document": "text: "}
 ERROR_TYPES = {
     400: {"Empty", "Validation"}, 413: {"Validation"}, 422: {"Validation"}, 424: {"Backend"},
@@ -125,7 +124,7 @@ product = settings(
 @product
 @given(data=st.data())
 def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> None:
-    """Compare each response with those of the native API to the same texts, prompts and options."""
+    """Compare each response with the native API's for the same texts, prompts and options."""
     path = data.draw(st.sampled_from([*BODIES, *[path for path in ("/", *BODIES) if path not in HEADS] * 3]))
     request = data.draw(BODIES["/embed" if path == "/" else path])
     response = client.post(path, request)
@@ -180,7 +179,7 @@ def items_of(inputs: Any) -> list[Any]:
     return [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
 
 
-def side_of(request: Body) -> str:
+def native_truncation(request: Body) -> str:
     """Return the truncation as the native API names it."""
     if request.get("truncate") is False:
         return "error"
@@ -197,7 +196,7 @@ def native_inputs(client: Client, request: Body, prompt: str = "") -> list[Any]:
     converted: list[Any] = []
     for item in items_of(request["inputs"]):
         if isinstance(item, str):
-            converted.append(cut(client, prompt + item if item.strip() else item, side_of(request)))
+            converted.append(cut(client, prompt + item if item.strip() else item, native_truncation(request)))
         else:
             framed = len(item) >= 2 and (item[0], item[-1]) == client.special_ids
             converted.append({"token_ids": item[1:-1] if framed else item})
@@ -207,7 +206,7 @@ def native_inputs(client: Client, request: Body, prompt: str = "") -> list[Any]:
 def check_vectors(client: Client, path: str, request: Body, response: httpx.Response) -> None:
     items = items_of(request["inputs"])
     with_ids = any(not isinstance(item, str) for item in items)
-    options: Body = {"truncation": side_of(request)}
+    options: Body = {"truncation": native_truncation(request)}
     if path == "/embed_all":
         name, prompt = "token_vectors", client.prompt(request)
         if items and (prompt is None or (with_ids and request.get("prompt_name") is not None)):
@@ -235,7 +234,7 @@ def check_vectors(client: Client, path: str, request: Body, response: httpx.Resp
 
 def check_similarity(client: Client, request: Body, response: httpx.Response) -> None:
     options = request.get("parameters") or {}
-    inputs, side, prompt = request["inputs"], side_of(options), client.prompt(options)
+    inputs, side, prompt = request["inputs"], native_truncation(options), client.prompt(options)
     if prompt is None:
         assert response.status_code == 422
         return

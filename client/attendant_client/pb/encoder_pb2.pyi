@@ -329,14 +329,16 @@ class AttendResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[AttendHeader, _Mapping]] = ..., map: _Optional[_Union[AttentionMap, _Mapping]] = ...) -> None: ...
 
 class AttendHeader(_message.Message):
-    __slots__ = ("model", "precision", "inputs")
+    __slots__ = ("model", "precision", "inputs", "usage")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     precision: str
     inputs: _containers.RepeatedCompositeFieldContainer[AttendInputInfo]
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[AttendInputInfo, _Mapping]]] = ...) -> None: ...
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[AttendInputInfo, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class AttendInputInfo(_message.Message):
     __slots__ = ("truncated", "units", "rows", "columns", "map_count")
@@ -353,18 +355,20 @@ class AttendInputInfo(_message.Message):
     def __init__(self, truncated: _Optional[bool] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[int]] = ..., map_count: _Optional[int] = ...) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("text", "start", "end", "segment", "special")
+    __slots__ = ("text", "start", "end", "segment", "special", "word_index")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    WORD_INDEX_FIELD_NUMBER: _ClassVar[int]
     text: str
     start: int
     end: int
     segment: int
     special: bool
-    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ..., special: _Optional[bool] = ...) -> None: ...
+    word_index: int
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ..., special: _Optional[bool] = ..., word_index: _Optional[int] = ...) -> None: ...
 
 class AttentionMap(_message.Message):
     __slots__ = ("input_index", "layer", "head", "matrix", "sparse", "excluded_mass", "bias_share", "empty_rows")
@@ -421,18 +425,20 @@ class Occurrence(_message.Message):
     def __init__(self, text: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., word_index: _Optional[int] = ...) -> None: ...
 
 class CompareResponse(_message.Message):
-    __slots__ = ("model", "precision", "occurrences", "static", "layers")
+    __slots__ = ("model", "precision", "occurrences", "static", "layers", "usage")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
     STATIC_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     precision: str
     occurrences: _containers.RepeatedCompositeFieldContainer[OccurrenceResult]
     static: Tensor
     layers: _containers.RepeatedCompositeFieldContainer[LayerSimilarity]
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[OccurrenceResult, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ...) -> None: ...
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[OccurrenceResult, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class OccurrenceResult(_message.Message):
     __slots__ = ("text", "start", "end", "contributors")
@@ -593,12 +599,14 @@ class TokenizeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
-    __slots__ = ("model", "results")
+    __slots__ = ("model", "results", "usage")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     results: _containers.RepeatedCompositeFieldContainer[TokenizeResult]
-    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[TokenizeResult, _Mapping]]] = ...) -> None: ...
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[TokenizeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class TokenizeResult(_message.Message):
     __slots__ = ("token_count", "tokens", "words")

@@ -38,7 +38,7 @@ class OpenVinoBackend(PackedBackend):
 
     # Each shape compiles on each stream (3 to 25 ms) and stays in memory, so there are few. All are multiples of 16
     # tokens: with 24, int8 takes another kernel, and the embedding of a text run alone had a cosine of 0.99987 with
-    # that of the same text in a batch.
+    # the same text in a batch.
     batch_shapes = (
         *((1, length) for length in (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)),
         *((2, length) for length in (64, 96, 128, 160, 192, 224, 256)),

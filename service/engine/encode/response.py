@@ -47,7 +47,7 @@ class PreparedInput:
 
     tokens: TokenizedInput
     listed: NDArray[np.intp] | None
-    """The tokens with vectors of their own; None for all, else all but those of the prompt."""
+    """The tokens with vectors of their own; None for all, else all but the prompt's."""
     described: list[Token] | None
     words: list[Word] | None
     ranges: NDArray[np.intp] | None
@@ -121,6 +121,22 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
         listed = 0 if request.padded else listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
         sizes.append(RESULT_BYTES + array_bytes(values, request.dtype, request.wire) + listed)
     return total_bytes(sizes, padded=request.padded)
+
+
+def least_response_bytes(request: EncodeRequest, manifest: Manifest) -> int:
+    """Return a lower bound on `response_bytes` before tokenization: each input has one token and no words."""
+    assert request.layers is not None
+    outputs, inputs = request.outputs, len(request.inputs)
+    copies = 1 if request.layer_reduce == "mean" else len(request.layers)
+    width = manifest.hidden_size * copies
+    values = 0
+    if "pooled" in outputs:
+        pooled = request.dimensions or pooled_size(request, manifest)
+        values += inputs * pooled * (copies if request.layer_reduce == "stack" else 1)
+    values += inputs * width if "tokens" in outputs else 0
+    values += inputs * manifest.static.shape[1] if "static" in outputs else 0
+    values += sum(len(item.spans) for item in request.inputs) * width if "spans" in outputs else 0
+    return inputs * RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
 
 
 def total_bytes(sizes: Sequence[int], *, padded: bool) -> int:

@@ -1,6 +1,6 @@
 """The effect of a unit: how much a score falls if the text lacks the unit.
 
-`leave_one_out` pools the token vectors of the whole text without those of the unit. `occlusion` encodes the text again
+`leave_one_out` pools the token vectors of the whole text without the unit's tokens. `occlusion` encodes the text again
 without the tokens of the unit, so that the other tokens do not attend to it.
 """
 
@@ -16,7 +16,7 @@ from model.manifest import Pooling
 
 @dataclass(frozen=True, slots=True)
 class OccludedSequence:
-    """The token ids of an input without those of one unit."""
+    """The token ids of an input without one unit."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -36,7 +36,7 @@ def pool_without_units(
 ) -> NDArray[np.float64]:
     """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
 
-    Arguments are those of `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
+    Arguments are as in `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
     """
     hidden = hidden[pool_from:].astype(np.float64)
     unit_of_token = unit_of_token[pool_from:]

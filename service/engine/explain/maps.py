@@ -1,8 +1,8 @@
 """Attention maps over tokens, recomputed from the input of each block and its weights.
 
-For post-LN blocks such as those of BERT. T tokens, D hidden size, H heads of size D/H, L blocks. In `map[i, j]`, i is
+For post-LN blocks such as BERT's. T tokens, D hidden size, H heads of size D/H, L blocks. In `map[i, j]`, i is
 the query and j the key. In causal models, values with j > i are 0, and scores -inf. No array has T x T x D elements.
-The dtype is that of the hidden states: float32 when serving, float64 in the tests of the formulas.
+The dtype follows the hidden states: float32 when serving, float64 in the tests of the formulas.
 
 Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm); Abnar and Zuidema 2020
 (rollout). projection projects the terms of Kobayashi's decomposition on their sum.

@@ -171,8 +171,8 @@ class PreparedSimilarity:
     def _scores(self, embeddings: NDArray[np.float64]) -> Array:
         queries, documents = np.split(embeddings, [len(self.request.queries)])
         if self.request.pairs == "zip":
-            return _array((queries * documents).sum(axis=1))
-        return _array(queries @ documents.T)
+            return _array(np.round((queries * documents).sum(axis=1), SCORE_DECIMALS))
+        return _array(np.round(queries @ documents.T, SCORE_DECIMALS))  # printed like the scores of pairs
 
     def _pool(self, text: ComparedText, hidden: NDArray[Any]) -> NDArray[Any]:
         return pool_batch(hidden, [0], [len(hidden)], self.manifest.pooling, [text.pool_from])

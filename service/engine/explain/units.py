@@ -162,7 +162,9 @@ def _words(tokens: TokenizedInput, token_texts: Sequence[str]) -> tuple[list[Uni
         if token.word_index not in places:
             word = words[token.word_index]
             places[token.word_index] = len(units)
-            units.append(Unit(word.text, word.start, word.end, word.segment, special=False))
+            units.append(
+                Unit(word.text, word.start, word.end, word.segment, special=False, word_index=token.word_index)
+            )
         owner.append(places[token.word_index])
     return units, owner
 

@@ -27,7 +27,7 @@ DTYPES: dict[DType | MapDType, np.dtype[Any]] = {
 
 
 class ApiSpelling:
-    """The names of fields and values in error messages; the default is that of the native REST API."""
+    """The names of fields and values in error messages; the default is the native REST API's."""
 
     inputs = "inputs"
     """The field of the inputs."""
@@ -206,6 +206,10 @@ class TokenizeResult:
 class TokenizeResponse:
     model: str
     results: list[TokenizeResult]
+
+    @property
+    def token_count(self) -> int:
+        return sum(result.token_count for result in self.results)
 
 
 class ModelInput(Protocol):

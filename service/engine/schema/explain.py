@@ -85,13 +85,17 @@ class AttentionMapSpec:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A token, word or span that a row or column of a map stands for."""
+    """A token, word or span that a row or column of a map stands for.
+
+    `word_index` is a word's index among all words of its input. A word without tokens has an index but no unit.
+    """
 
     text: str
     start: int
     end: int
     segment: int
     special: bool
+    word_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class AttendResponse:
     model: str
     precision: str
     results: list[AttendResult]
+    token_count: int
+    truncated_inputs: int
     timing: Timing
 
 
@@ -197,4 +203,5 @@ class CompareResponse:
     occurrences: list[OccurrenceResult]
     static: Array
     layers: list[LayerSimilarity]
+    token_count: int
     timing: Timing

@@ -90,7 +90,7 @@ def select_prompt(request: EncodeRequest, limits: Limits, manifest: Manifest) ->
 def find_prompt(
     name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
 ) -> AppliedPrompt | None:
-    """Return the prompt of this name or text, else the default prompt of the role, else that of the model.
+    """Return the prompt of this name or text, else the role's default prompt, else the model's.
 
     `role` is also the prefix of the fields in errors.
     """

@@ -133,10 +133,23 @@ def check_length(  # what to check, and the fields of the two possible errors
     truncated = tokens.truncate(limit, "right" if truncation == "error" else truncation)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
         first, last = tokens.prompt_range
-        raise InputTooLong(
-            "leaves no room for text", "Use a shorter prompt.",
-            field=prompt_field, actual=last - first, limit=limit, unit="tokens",
-        )  # fmt: skip
+        raise _no_room(last - first, limit, prompt_field)
     if truncation == "error":
         raise InputTooLong("too long", remedy, field=path, actual=len(tokens), limit=limit, unit="tokens")
     return truncated
+
+
+def check_prompt_length(prompt_tokens: int, tokens: int, manifest: Manifest, field: str) -> None:
+    """Raise `InputTooLong` if a prompt and the special tokens, `tokens` together, exceed the limit without any text.
+
+    A prompt within the limit may still leave no room: `check_length` decides with the text.
+    """
+    if tokens > manifest.max_input_tokens:
+        raise _no_room(prompt_tokens, manifest.max_input_tokens, field)
+
+
+def _no_room(prompt_tokens: int, limit: int, field: str) -> InputTooLong:
+    return InputTooLong(
+        "leaves no room for text", "Use a shorter prompt.",
+        field=field, actual=prompt_tokens, limit=limit, unit="tokens",
+    )  # fmt: skip

@@ -76,8 +76,8 @@ export function withChoice(sentences, id, { text, start, end, segment }) {
 
 /**
  * Return the sentences with their selected words. A choice of the user has priority, in its own sentence and in others
- * that contain the word. Other sentences keep their word. Without a choice of the user, select a shared word, or the
- * longest word of each sentence.
+ * that contain the word. Other sentences keep their word. Without a choice of the user, select the word whose sense at
+ * least two sentences declare, another shared word, or the longest word of each sentence.
  *
  * @param {Sentence[]} sentences
  * @returns {Sentence[]}
@@ -85,7 +85,7 @@ export function withChoice(sentences, id, { text, start, end, segment }) {
 export function selectWords(sentences) {
   const picks = sentences.map((sentence) => locate(sentence, sentence.picked));
   const chosen = picks.filter((pick) => pick !== null);
-  const shared = sharedWord(sentences.map(({ words }) => words), sentences.flatMap(({ word }) => word ?? []));
+  const shared = wordWithSenses(sentences) ?? sharedWord(sentences.map(({ words }) => words), sentences.flatMap(({ word }) => word ?? []));
   return sentences.map((sentence, place) => {
     const pick = picks[place];
     if (pick) return { ...sentence, picked: pick, word: pick };
@@ -94,6 +94,12 @@ export function selectWords(sentences) {
     const last = chosen.length ? null : locateFirst(sentence, longestWord(sentence.words), true);
     return { ...sentence, word: followed ?? locate(sentence, sentence.word) ?? last };
   });
+}
+
+/** Return the word whose sense at least two sentences declare, or null. A sentence without the word does not count. */
+function wordWithSenses(/** @type {Sentence[]} */ sentences) {
+  const declared = sentences.flatMap(({ words, sense }) => words.find((word) => sense && same(word, { text: sense.word })) ?? []);
+  return declared.find((word, place) => declared.findIndex((other) => same(other, word)) < place) ?? null;
 }
 
 /** Return whether the text of a sentence contains a word. */

@@ -1,17 +1,17 @@
 import { AttentionMap } from "./attention.js";
 import {
-  chosenTexts, createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
+  createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
 } from "./choice.js";
 import { Comparison } from "./comparison.js";
+import { areAllPairs, describeCoverage, explainMissingWord, findPlaces } from "./coverage.js";
 import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
-import { listWords } from "./naming.js";
+import { truncate } from "./faults.js";
 import { LayerPlayer } from "./player.js";
 import { queryMaker } from "./query.js";
 import { senseOf } from "./senses.js";
 import { SentenceList } from "./sentences.js";
 import { compatible, DEFAULTS, mapRequest } from "./settings.js";
-import { same } from "./words.js";
 
 const MOST_SENTENCES = 64;
 const TOP_CONTRIBUTORS = 5;
@@ -27,6 +27,7 @@ export class ContextView {
    */
   constructor(notices, onChange) {
     this.onChange = onChange;
+    this.notices = notices;
     this.sentences = createExample(EXAMPLES[0], 0);
     this.nextId = this.sentences.length;
     this.open = 0;
@@ -38,6 +39,8 @@ export class ContextView {
     this.latest = null;
     /** @type {Map<number, AttentionMap>} latest map per sentence */
     this.maps = new Map();
+    /** @type {Map<string, import("./api.js").ApiError>} why the server rejected an input, by the input */
+    this.rejected = new Map();
     this.failed = false;
     this.busy = false;
 
@@ -49,13 +52,20 @@ export class ContextView {
         ({ ...sentence, sense: name && sentence.word ? { name, word: sentence.word.text } : null })),
       onRemove: (id) => this.#remove(id),
       onChoose: (id, unit) => this.#choose(id, unit),
+      onTruncate: (id) => this.#truncate(id),
     });
     this.player = new LayerPlayer(find("#player"), (layer) => this.#set({ layer }, 0));
     this.comparison = new Comparison(find("#comparison .body"), find("#finding"), () => this.onChange());
-    const query = queryMaker(notices, (item) => {
-      const key = JSON.stringify(item.span ? item.text : item);
-      const place = this.sentences.findIndex((sentence) => JSON.stringify(inputOf(sentence)) === key);
-      return place < 0 ? "" : `Sentence ${place + 1}`;
+    const keyOf = (item) => JSON.stringify(item.span ? item.text : item);
+    const query = queryMaker(notices, {
+      nameOf: (item) => {
+        const place = this.sentences.findIndex((sentence) => JSON.stringify(inputOf(sentence)) === keyOf(item));
+        return place < 0 ? "" : `Sentence ${place + 1}`;
+      },
+      onTooLong: (item, list, error) => {
+        this.rejected.set(keyOf(item), error);
+        this.#refresh(0);
+      },
     });
     this.explore = new Explore(/** @type {HTMLDetailsElement} */ (find("#explore")), {
       onSettings: (change) => this.#set(change),
@@ -107,7 +117,7 @@ export class ContextView {
   }
 
   #request(/** @type {number} */ delay) {
-    const filled = this.sentences.filter(hasWords);
+    const filled = this.sentences.filter((sentence) => hasWords(sentence) && !this.#faultOf(sentence));
     const inputs = filled.map(inputOf);
     this.mapQuery.request(inputs.length ? mapRequest(this.settings, inputs) : null, delay);
     this.explore.requestHeads(filled, this.open, this.settings, delay);
@@ -117,38 +127,40 @@ export class ContextView {
   /** Compare the selected words, or all occurrences of the word of a single sentence. */
   #compare(/** @type {import("./choice.js").Sentence[]} */ filled, /** @type {number} */ delay) {
     const single = filled.filter((sentence) => !hasPair(sentence));
-    const selected = single.flatMap(({ word, ...sentence }) => (word ? [{ ...sentence, word }] : []));
-    const places = selected.length === 1
-      ? selected.flatMap((item) => item.words.filter((word) => same(word, item.word)).map((word) => ({ ...item, word })))
-      : selected;
+    const { selected, places } = findPlaces(single);
     const shown = places.slice(0, MOST_SENTENCES);
     const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
-    const words = listWords(chosenTexts(single), "or");
-    const list = (/** @type {import("./choice.js").Sentence[]} */ sentences) =>
-      sentences.map(({ id }) => `sentence ${this.#number(id)}`).join(", ");
-    const lacking = list(single.filter(({ word }) => !word));
-    const paired = list(filled.filter(hasPair));
-    const notes = [...(lacking ? ["Not compared (without ", ...words, `): ${lacking}. `] : []),
-      ...(paired ? [`Not compared (pairs): ${paired}.`] : [])];
+    const { notes, message } = describeCoverage({
+      sentences: this.sentences, filled, single, selected,
+      isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
+    });
     if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
-    else if (!filled.length) this.comparison.showMessage("Type two sentences with the same word, or select an example.");
-    else if (!selected.length) this.comparison.showMessage("Add two sentences without a pair to compare a word in them.");
-    else if (!lacking) this.comparison.showMessage("Add a second sentence with the same word to compare its vectors.");
-    else this.comparison.showMessage(`Only sentence ${this.#number(selected[0].id)} contains `, ...words, ". Add it to another sentence, "
-      + `or select a word in ${lacking}.`);
+    else this.comparison.showMessage(...message);
+  }
+
+  /** Return why the server rejected a sentence, if it did. */
+  #faultOf(/** @type {import("./choice.js").Sentence} */ sentence) {
+    return this.rejected.get(JSON.stringify(inputOf(sentence)));
+  }
+
+  async #truncate(/** @type {number} */ id) {
+    const sentence = this.sentences.find((other) => other.id === id);
+    const error = sentence && this.#faultOf(sentence);
+    if (!error) return;
+    try {
+      const [text, pair] = await truncate(inputOf(sentence), error, { prompt: "" });
+      this.notices.set("truncate", null);
+      this.#edit(id, (current) => (current.text !== sentence.text || current.pair !== sentence.pair ? current
+        : pair === undefined ? withText(current, text) : withPair(withText(current, text), pair)));
+    } catch (failure) {
+      this.notices.set("truncate", /** @type {any} */ (failure));
+    }
   }
 
   #number(/** @type {number} */ id) {
     return this.sentences.findIndex((sentence) => sentence.id === id) + 1;
-  }
-
-  /** Explain why a sentence has no selected word. */
-  #note(/** @type {import("./choice.js").Sentence} */ sentence) {
-    if (sentence.word || !sentence.text.trim()) return [];
-    if (!hasWords(sentence)) return ["This sentence contains no words."];
-    return ["This sentence does not contain ", ...listWords(chosenTexts(this.sentences), "or"), ". Select a word of this sentence to compare."];
   }
 
   #receive(response, request) {
@@ -179,13 +191,14 @@ export class ContextView {
   }
 
   #viewOf(/** @type {import("./choice.js").Sentence} */ sentence) {
-    const newest = hasWords(sentence) ? this.maps.get(sentence.id) ?? null : null;
+    const fault = this.#faultOf(sentence);
+    const newest = hasWords(sentence) && !fault ? this.maps.get(sentence.id) ?? null : null;
     const stale = newest !== null && !newest.isResultOf(mapRequest(this.settings, [inputOf(sentence)]));
     // Show outdated values, dimmed, only while a request is pending.
     const map = stale && this.failed ? null : newest;
     const chosen = map && sentence.word ? map.unitOf(sentence.word) : -1;
-    const note = !map && this.failed && hasWords(sentence) ? [NOT_COMPUTED] : this.#note(sentence);
-    return { map, chosen, stale, note, sense: senseOf(sentence) };
+    const note = fault ? [] : !map && this.failed && hasWords(sentence) ? [NOT_COMPUTED] : explainMissingWord(sentence, this.sentences);
+    return { map, chosen, stale, note, sense: senseOf(sentence), fault };
   }
 
   #render() {
@@ -199,17 +212,12 @@ export class ContextView {
     this.player.show(this.settings.layer ?? count, count, this.busy);
     this.comparison.setLayer(this.settings.layer);
     const { sentences, open, settings, model } = this;
-    this.explore.show({ sentences, open, settings, model, pairs: this.#allPairs(), ...viewOf(open) });
-  }
-
-  #allPairs() {
-    const filled = this.sentences.filter(hasWords);
-    return filled.length > 0 && filled.every(hasPair);
+    this.explore.show({ sentences, open, settings, model, pairs: areAllPairs(this.sentences), ...viewOf(open) });
   }
 
   /** Send the requests that the state needs, and render. */
   #refresh(/** @type {number} */ delay) {
-    this.settings = compatible(this.requested, { model: this.model, pairs: this.#allPairs() });
+    this.settings = compatible(this.requested, { model: this.model, pairs: areAllPairs(this.sentences) });
     this.#request(delay);
     this.#render();
   }

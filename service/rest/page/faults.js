@@ -1,23 +1,79 @@
-import { ApiError } from "./api.js";
+import { ApiError, call } from "./api.js";
+import { button, element } from "./element.js";
+import { wordsOf } from "./words.js";
 
 const FIELD = /^(inputs|occurrences|queries|documents)\[(\d+)\]/;
 const UNIT = / (tokens|characters)/;
 
 /**
- * Return an error of an input with the name that the page has for it in place of the field.
+ * Return the item of a request that an error is about, and the list that it is in, or null.
  *
  * @param {ApiError} error
  * @param {any} request
- * @param {(item: any, list: string) => string} nameOf returns the name of an item of a list of the request, or ""
+ * @returns {{item: any, list: string} | null}
  */
-export function nameInput(error, request, nameOf) {
-  const [, list, index] = FIELD.exec(error.field) ?? [];
+export function faultyItem({ field }, request) {
+  const [, list, index] = FIELD.exec(field) ?? [];
   const item = request?.[list]?.[Number(index)];
-  const name = item === undefined ? "" : nameOf(item, list);
+  return item === undefined ? null : { item, list };
+}
+
+/** Return whether an error is about a text over a limit of tokens or characters. */
+export function isTooLong(/** @type {ApiError} */ { message, limit }) {
+  return limit !== null && UNIT.test(message);
+}
+
+/** Return an error with the name that the page has for its input in place of the field. */
+export function nameInput(/** @type {ApiError} */ error, /** @type {string} */ name) {
   if (!name) return error;
   const [, unit] = UNIT.exec(error.message) ?? [];
-  const message = unit && error.limit !== null
+  const message = isTooLong(error)
     ? `${name}: too long (${error.actual} ${unit}, limit ${error.limit}). Shorten it.`
     : error.message.replace(error.field, name);
   return new ApiError(error.status, message);
+}
+
+/**
+ * Truncate an input to the limits of the server, after a whole word.
+ *
+ * @param {string | {text: string, pair: string}} input
+ * @param {ApiError} error why the server rejected it
+ * @param {{prompt?: string, prompt_name?: string}} prompt the prompt that the server prepends, as in /v1/encode
+ * @returns {Promise<string[]>} the text, and the second text if the input has one
+ */
+export async function truncate(input, error, prompt) {
+  const texts = typeof input === "string" ? [input] : [input.text, input.pair];
+  const isCharacters = error.message.includes(" characters");
+  const parts = texts.map((text) => (isCharacters ? Array.from(text).slice(0, Number(error.limit)).join("") : text));
+  const [text, pair] = parts;
+  const body = { inputs: [pair === undefined ? text : { text, pair }], outputs: ["tokens"], truncation: "right", ...prompt };
+  const { results: [{ tokens }] } = await call("v1/encode", body);
+  return parts.map((part, segment) => {
+    const end = Math.max(0, ...tokens.filter((token) => !token.special && token.segment === segment).map((token) => token.end));
+    const cut = wordsOf(part).find((word) => word.start > 0 && word.start < end && end < word.end);
+    return Array.from(part).slice(0, cut?.start ?? end).join("").trimEnd();
+  });
+}
+
+/** The message below a field whose text is too long, and a button that truncates the text. */
+export class FieldFault {
+  constructor(/** @type {HTMLElement[]} */ fields, /** @type {() => void} */ onTruncate) {
+    this.fields = fields;
+    this.message = element("span", { id: `${fields[0].id}-fault`, role: "alert" });
+    this.truncate = button("Truncate", onTruncate, { className: "small" });
+    this.root = element("p", { className: "fault", hidden: true }, this.message, " ", this.truncate);
+  }
+
+  /** Show an error of the field, or none. */
+  show(/** @type {ApiError | undefined} */ error, /** @type {string} */ name) {
+    this.root.hidden = !error;
+    const message = error ? nameInput(error, name).message : "";
+    if (this.message.textContent !== message) this.message.textContent = message;
+    this.truncate.setAttribute("aria-label", `Truncate ${name.toLowerCase()}`);
+    for (const field of this.fields) {
+      field.setAttribute("aria-invalid", String(Boolean(error)));
+      if (error) field.setAttribute("aria-describedby", this.message.id);
+      else field.removeAttribute("aria-describedby");
+    }
+  }
 }

@@ -65,7 +65,7 @@ function writeTexts(form, { text, pair, sense }, place) {
 
 /** Return the sentences with the words that the page selects when it opens. */
 function freshWords(/** @type {import("./choice.js").Sentence[]} */ sentences, /** @type {import("./examples.js").Example | undefined} */ example) {
-  return example ? createExample(example, 0) : selectWords(sentences.map(({ id, text, pair }) => createSentence(id, text, pair)));
+  return example ? createExample(example, 0) : selectWords(sentences.map(({ id, text, pair, sense }) => ({ ...createSentence(id, text, pair), sense })));
 }
 
 /** Return the selected word of a sentence as text: start, end, segment, whether it is a part of a word, and whether the user selected it. */

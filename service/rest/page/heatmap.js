@@ -73,7 +73,8 @@ export class Heatmap {
       element("caption", {}, element("span", {}, `Rows are the words of the query, columns the words of text ${this.shown.number}. `
         + "Each cell is the part of the score that a pair of words contributes. Stronger colors mean larger values. Orange cells are negative.")),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
-        ...[...columns.map(({ text }) => text), "sum"].map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
+        ...columns.map(({ text }) => element("th", { scope: "col" }, element("span", {}, text))),
+        element("th", { scope: "col", className: "extra" }, element("span", {}, "sum")))),
       element("tbody", {}, ...grid.map((cells, y) =>
         element("tr", {}, element("th", { scope: "row" }, rows[y]?.text ?? "sum"), ...cells))));
     rove(table, grid);

@@ -52,7 +52,8 @@ export class Matrix {
       { className: `matrix${map.columns.length > NARROW_UNITS ? " narrow" : ""}`, role: "grid", "aria-readonly": "true" },
       caption(...captionContent(map, title)),
       element("thead", {}, element("tr", {}, element("td", { className: "corner" }),
-        ...heads.map((name) => element("th", { scope: "col" }, element("span", {}, name))))),
+        ...heads.map((name, place) =>
+          element("th", { scope: "col", className: place < map.columns.length ? "" : "extra" }, element("span", {}, name))))),
       element("tbody", {}, ...body),
     );
     rove(table, grid, [Math.max(0, map.rows.indexOf(chosen)), 0]);

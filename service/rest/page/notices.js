@@ -2,6 +2,8 @@ import { hasKey, storeKey } from "./api.js";
 import { element } from "./element.js";
 
 const INPUT_ERRORS = [413, 422];
+const UNAVAILABLE = [0, 502, 503, 504]; // network errors, and servers or proxies during a restart
+const RETRY_MS = 3000;
 const CLEAR_PX = 40; // space for the label above a field
 
 /** The card with error messages, and the form for the API key. */
@@ -16,6 +18,7 @@ export class Notices {
     /** @type {Map<string, import("./api.js").ApiError>} */
     this.errors = new Map();
     this.shown = "";
+    this.timer = 0;
   }
 
   /** Set the error of a request, or null after its success. */
@@ -23,6 +26,7 @@ export class Notices {
     if (error) this.errors.set(source, error);
     else this.errors.delete(source);
     const errors = [...this.errors.values()];
+    this.#scheduleRetry(errors.some(({ status }) => UNAVAILABLE.includes(status)));
     const messages = [...new Set(errors.map(({ message }) => message))];
     const needsKey = errors.some(({ status }) => status === 401);
     const shown = JSON.stringify([messages, needsKey, needsKey && hasKey()]);
@@ -32,6 +36,12 @@ export class Notices {
     else this.root.replaceChildren(...(messages.length ? [this.#card(messages, errors)] : []));
     // After the browser has restored the scroll position: the card must not cover the focused field.
     requestAnimationFrame(() => requestAnimationFrame(() => this.#uncover()));
+  }
+
+  /** Retry until the server is available again. */
+  #scheduleRetry(/** @type {boolean} */ needed) {
+    clearTimeout(this.timer);
+    if (needed) this.timer = setTimeout(this.onRetry, RETRY_MS);
   }
 
   #uncover() {

@@ -1,5 +1,5 @@
 import { call } from "./api.js";
-import { nameInput } from "./faults.js";
+import { faultyItem, isTooLong, nameInput } from "./faults.js";
 
 const KEPT_RESPONSES = 24;
 
@@ -26,7 +26,8 @@ export class Query {
   /** Send a body after `delay` milliseconds, unless it is the current one. Null cancels the current request. */
   request(/** @type {object | null} */ body, delay = 0) {
     const serialized = body === null ? "" : JSON.stringify(body);
-    if (serialized === this.current) return;
+    // Null also removes the error of a failed request.
+    if (body !== null && serialized === this.current) return;
     this.current = serialized;
     this.controller.abort();
     this.controller = new AbortController();
@@ -76,10 +77,12 @@ export class Query {
  * Return a function that creates queries. They mark places of the page as busy, and report their errors in the notices.
  *
  * @param {import("./notices.js").Notices} notices
- * @param {(item: any, list: string) => string} nameOf see nameInput
+ * @param {{nameOf: (item: any, list: string) => string, onTooLong: (item: any, list: string, error: any) => void}} inputs
+ *   `nameOf` returns the name that the page has for an item of a list of a request, or ""; `onTooLong` is called for a
+ *   text over a limit: the view shows the error at its field, and sends the other texts
  * @returns {MakeQuery}
  */
-export function queryMaker(notices, nameOf) {
+export function queryMaker(notices, { nameOf, onTooLong }) {
   return (route, places, { onResponse, onFailure = () => {}, onBusy = () => {} }) => new Query(route, {
     onBusy: (busy) => {
       for (const place of places) document.querySelector(place)?.setAttribute("aria-busy", String(busy));
@@ -87,7 +90,13 @@ export function queryMaker(notices, nameOf) {
     },
     onResponse,
     onError: (error, request) => {
-      notices.set(places[0], error && nameInput(error, request, nameOf));
+      const faulty = error && faultyItem(error, request);
+      const name = faulty ? nameOf(faulty.item, faulty.list) : "";
+      if (faulty && name && isTooLong(error)) {
+        notices.set(places[0], null);
+        return onTooLong(faulty.item, faulty.list, error);
+      }
+      notices.set(places[0], error && nameInput(error, name));
       onFailure(error !== null);
     },
   });

@@ -1,14 +1,16 @@
 import { button, element } from "./element.js";
+import { FieldFault } from "./faults.js";
 import { SENSES } from "./senses.js";
 import { Strip } from "./strip.js";
 
 /**
  * @typedef {import("./choice.js").Sentence} Sentence
  * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean,
- *            note: (string | Node)[], sense: string | null}} View  `note` explains why no word is selected
+ *            note: (string | Node)[], sense: string | null, fault: import("./api.js").ApiError | undefined}} View
+ *   `note` explains why no word is selected, `fault` why the server rejected the sentence
  * @typedef {{onText: (id: number, text: string) => void, onPair: (id: number, pair: string | null) => void,
  *            onSense: (id: number, sense: string) => void, onRemove: (id: number) => void,
- *            onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
+ *            onTruncate: (id: number) => void, onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
  */
 
 /** The list of sentences: input fields, the words, and the largest contributions to the selected word. */
@@ -45,7 +47,7 @@ export class SentenceList {
 }
 
 class Card {
-  constructor(/** @type {number} */ id, /** @type {Listeners} */ { onText, onPair, onSense, onRemove, onChoose }) {
+  constructor(/** @type {number} */ id, /** @type {Listeners} */ { onText, onPair, onSense, onRemove, onTruncate, onChoose }) {
     this.input = field(`sentence-${id}`, "Type a sentence", (text) => onText(id, text));
     this.pair = field(`pair-${id}`, "Type a second text", (text) => onPair(id, text));
     this.number = element("span", {});
@@ -66,8 +68,9 @@ class Card {
       (index) => this.map && onChoose(id, this.map.units[index]),
       (index) => this.map && this.line.replaceChildren(...(index < 0 ? this.note : [this.map.describe(index)])),
     );
+    this.fault = new FieldFault([this.input, this.pair], () => onTruncate(id));
     const head = element("div", { className: "head" }, this.label, this.sense, this.togglePair, this.remove);
-    this.root = element("li", { className: "sentence" }, head, this.input, this.pairLabel, this.pair, this.strip.root, this.line);
+    this.root = element("li", { className: "sentence" }, head, this.input, this.pairLabel, this.pair, this.fault.root, this.strip.root, this.line);
   }
 
   /**
@@ -77,13 +80,14 @@ class Card {
    * @param {View} view
    * @param {boolean} open
    */
-  show(number, removable, { text, pair }, { map, chosen, stale, note, sense }, open) {
+  show(number, removable, { text, pair }, { map, chosen, stale, note, sense, fault }, open) {
     this.map = map;
     this.note = note;
     // Assigning an equal value would move the caret.
     if (this.input.value !== text) this.input.value = text;
     if (this.pair.value !== (pair ?? "")) this.pair.value = pair ?? "";
     this.number.textContent = String(number);
+    this.fault.show(fault, `Sentence ${number}`);
     this.pairLabel.textContent = `Second text of sentence ${number}`;
     this.pair.hidden = this.pairLabel.hidden = pair === null;
     this.togglePair.textContent = pair === null ? "Add second text" : "Remove second text";

@@ -28,6 +28,8 @@ export class Share {
     const fragment = this.read();
     const url = `${location.pathname}${location.search}${fragment ? `#${fragment}` : ""}`;
     history.replaceState(null, "", url);
+    this.field.value = location.href;
+    if (fragment === null) this.field.hidden = true;
     return fragment !== null;
   }
 
@@ -36,7 +38,6 @@ export class Share {
       this.status.textContent = "The texts are too long for a link.";
       return;
     }
-    this.field.value = location.href;
     this.field.hidden = false;
     await copyText(this.field, this.status);
   }

@@ -1,6 +1,7 @@
 import { applyTint } from "./attention.js";
 import { downloads } from "./download.js";
 import { button, element, select } from "./element.js";
+import { FieldFault, truncate } from "./faults.js";
 import { heatmapFigure } from "./figure.js";
 import { MOST_DOCUMENTS } from "./fragment.js";
 import { columnSums, Heatmap, largestOf, pairRows, PROPORTIONAL, rowSums, sum } from "./heatmap.js";
@@ -29,6 +30,7 @@ const UNAVAILABLE = {
   cls_pooling: "Contributions are not available: the embedding of this model is the vector of its first token, so the score is not a sum over "
     + "pairs of words. The words show the effect of removing each word.",
 };
+const PROMPTS = { queries: ["query"], documents: ["document", "passage", "corpus"] };
 const REST = { special_tokens: "special tokens", prompt: "prompt", bias: "bias", dropped: "dropped pairs" };
 
 /** The tab "Similarity": the scores of texts for a query, and the word pairs that a score is the sum of. */
@@ -40,9 +42,14 @@ export class SimilarityView {
    */
   constructor(root, notices, onChange) {
     this.onChange = onChange;
+    this.notices = notices;
+    /** @type {Map<string, import("./api.js").ApiError>} why the server rejected a text, by list and text */
+    this.rejected = new Map();
+    /** @type {FieldFault[]} of the query and the texts */
+    this.faults = [];
     ({ query: this.query, documents: this.documents, shown: this.shown, tint: this.tint } = OPENING);
     this.active = false;
-    /** @type {{pooling: string} | null} */
+    /** @type {{pooling: string, prompts: Record<string, string>} | null} */
     this.model = null;
     this.busy = false;
     /** @type {{response: any, request: any} | null} */
@@ -64,7 +71,14 @@ export class SimilarityView {
     this.result.append(element("div", { className: "pickers" }, this.tintPicker, this.meaning), this.words, this.message,
       element("div", { className: "beside" }, this.map, this.sum), this.save, this.request.root);
     root.append(this.fields, element("p", { className: "actions" }, this.add), this.hint, this.result);
-    const make = queryMaker(notices, (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`));
+    const make = queryMaker(notices, {
+      nameOf: (item, list) => (list === "queries" ? "Query" : `Text ${this.documents.indexOf(item) + 1}`),
+      onTooLong: (item, list, error) => {
+        this.rejected.set(list + item, error);
+        this.#request(0);
+        this.#draw();
+      },
+    });
     this.similarityQuery = make("v1/similarity", ["#similarity"], {
       onBusy: (busy) => { this.busy = busy; },
       onResponse: (response, request) => {
@@ -82,7 +96,7 @@ export class SimilarityView {
     this.#request(0);
   }
 
-  setModel(/** @type {{pooling: string}} */ model) {
+  setModel(/** @type {{pooling: string, prompts: Record<string, string>}} */ model) {
     this.model = model;
     this.#request(0);
   }
@@ -110,16 +124,16 @@ export class SimilarityView {
 
   #request(/** @type {number} */ delay) {
     const documents = this.#filled().map((place) => this.documents[place]);
-    const ready = this.active && this.model !== null && this.query.trim() && documents.length;
+    const ready = this.active && this.model !== null && this.query.trim() && !this.rejected.has(`queries${this.query}`) && documents.length;
     // The server rejects leave_one_out for cls pooling.
     const effect = this.model?.pooling === "cls" ? "occlusion" : "leave_one_out";
     this.similarityQuery.request(ready ? { queries: [this.query], documents, explain: true, unit: "word", effect } : null, delay);
     if (this.active && !ready) { this.latest = null; this.#draw(); }
   }
 
-  /** Return the places of the texts that are not blank. */
+  /** Return the places of the texts that are neither blank nor too long. */
   #filled() {
-    return this.documents.flatMap((text, place) => (text.trim() ? place : []));
+    return this.documents.flatMap((text, place) => (text.trim() && !this.rejected.has(`documents${text}`) ? place : []));
   }
 
   #remove(/** @type {number} */ place) {
@@ -141,9 +155,27 @@ export class SimilarityView {
     this.onChange();
   }
 
+  /** Truncate the query or a text, unless the user has changed it since. */
+  async #truncate(/** @type {HTMLTextAreaElement} */ area, /** @type {"queries" | "documents"} */ list) {
+    const text = area.value;
+    const error = this.rejected.get(list + text);
+    if (!error) return;
+    const name = PROMPTS[list].find((prompt) => prompt in (this.model?.prompts ?? {}));
+    try {
+      const [truncated] = await truncate(text, error, name ? { prompt_name: name } : {});
+      this.notices.set("truncate", null);
+      if (area.value !== text || !area.isConnected) return;
+      area.value = truncated;
+      area.dispatchEvent(new Event("input"));
+    } catch (failure) {
+      this.notices.set("truncate", /** @type {any} */ (failure));
+    }
+  }
+
   /** Create the fields of the query and the texts. */
   #build() {
     this.add.disabled = this.documents.length >= MOST_DOCUMENTS;
+    this.faults = [];
     this.scores = this.documents.map(() => element("output", { className: "score" }));
     const cards = this.documents.map((text, place) => {
       const name = `Text ${place + 1}`;
@@ -155,11 +187,11 @@ export class SimilarityView {
       return element("div", { className: "sentence" }, element("div", { className: "head" },
         element("label", { htmlFor: `text-${place}` }, name), several && element("label", { className: "show" }, radio, "Show"), this.scores[place],
         several && button("Remove", () => this.#remove(place), { className: "plain", "aria-label": `Remove text ${place + 1}` })),
-      this.#area(`text-${place}`, text, (value) => { this.documents = this.documents.with(place, value); }));
+      ...this.#area(`text-${place}`, text, (value) => { this.documents = this.documents.with(place, value); }));
     });
     this.fields.replaceChildren(
       element("div", { className: "sentence" }, element("div", { className: "head" }, element("label", { htmlFor: "query" }, "Query")),
-        this.#area("query", this.query, (value) => { this.query = value; })),
+        ...this.#area("query", this.query, (value) => { this.query = value; })),
       element("div", { className: "documents", role: "group", "aria-label": "Text in the heat map" }, ...cards));
   }
 
@@ -168,7 +200,10 @@ export class SimilarityView {
       id, value: text, rows: 2, dir: "auto", spellcheck: false, placeholder: "Type a text",
       on: { input: () => { onText(area.value); this.#change(TYPING_MS); } },
     });
-    return area;
+    const fault = new FieldFault([area], () => this.#truncate(area, id === "query" ? "queries" : "documents"));
+    if (id === "query") this.faults.unshift(fault);
+    else this.faults.push(fault);
+    return [area, fault.root];
   }
 
   /** Return the word pairs of the shown text in the latest response, or null. */
@@ -188,6 +223,8 @@ export class SimilarityView {
       const score = current ? scoreOf.get(this.documents[place]) : undefined;
       output.textContent = score === undefined ? "" : `${response.similarity} ${formatNumber(score)}`;
     });
+    [`queries${this.query}`, ...this.documents.map((text) => `documents${text}`)].forEach((key, place) =>
+      this.faults[place]?.show(this.rejected.get(key), place ? `Text ${place}` : "Query"));
     const pair = this.#pair();
     this.hint.textContent = this.#missing();
     this.hint.hidden = !this.hint.textContent;
@@ -216,7 +253,7 @@ export class SimilarityView {
 
   /** Return which text is missing, or "". */
   #missing() {
-    if (!this.query.trim() || !this.#filled().length) return "Type a query and a text.";
+    if (!this.query.trim() || !this.documents.some((text) => text.trim())) return "Type a query and a text.";
     return this.documents[this.shown].trim() ? "" : `Text ${this.shown + 1} is empty. Type a text, or select another.`;
   }
 

@@ -44,7 +44,7 @@ from service.rest.codec import (
     to_inputs,
 )
 from service.rest.requests import RequestReader, while_connected
-from service.rest.responses import json_response, metadata_headers, tensor
+from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import AttendResponseBody, CompareResponseBody, responses
 
 
@@ -199,7 +199,8 @@ def _document(response: AttendResponse, encoding_format: EncodingFormat) -> dict
         }
         for result in response.results
     ]
-    return {"model": response.model, "precision": response.precision, "results": results}
+    usage = usage_body(response.token_count, response.truncated_inputs)
+    return {"model": response.model, "precision": response.precision, "results": results, "usage": usage}
 
 
 def _map(attention_map: AttentionMap, encoding_format: EncodingFormat) -> dict[str, Any]:
@@ -235,6 +236,7 @@ def _comparison(response: CompareResponse) -> dict[str, Any]:
             {"layer": layer.layer, "cosine": layer.cosine.values, "centered": layer.centered.values}
             for layer in response.layers
         ],
+        "usage": usage_body(response.token_count),
     }
 
 

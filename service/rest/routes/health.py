@@ -10,7 +10,7 @@ from service.rest.schemas import StatusBody, responses
 
 API = "health"
 PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
-"""The last four are those of the TEI API and of the Open Inference Protocol."""
+"""The last four belong to the TEI API and the Open Inference Protocol."""
 PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
 
 

@@ -21,6 +21,7 @@ from service.engine.schema.encode import (
     Truncation,
 )
 from service.lifecycle import Lifecycle
+from service.limits import reject_spans
 from service.rest.codec import (
     ENCODING_DESCRIPTION,
     INPUTS_DESCRIPTION,
@@ -36,7 +37,7 @@ from service.rest.codec import (
     to_inputs,
 )
 from service.rest.requests import RequestReader, while_connected
-from service.rest.responses import json_response, metadata_headers, tensor
+from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import GET_ERRORS, EncodeResponseBody, TokenizeResponseBody, responses
 
 API = "rest"
@@ -58,9 +59,9 @@ class EncodeBody(StrictModel):
         default=[-1], description="Layers 0 (embedding output) to L, -L-1 to -1 from the end, or `all`."
     )
     layer_reduce: LayerReduce = Field("concat", description="How to combine several layers.")
-    pooling: Pooling | None = Field(None, description="How to pool token vectors; null selects that of the model.")
+    pooling: Pooling | None = Field(None, description="How to pool token vectors; null selects the model's pooling.")
     normalize: bool | None = Field(
-        None, description="Whether to scale pooled vectors to length 1; null selects that of the model."
+        None, description="Whether to scale pooled vectors to length 1; null selects the model's setting."
     )
     dimensions: int | None = Field(
         None,
@@ -128,15 +129,18 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Return the tokens and words of each input, untruncated."""
         body = await reader.read(request, TokenizeBody)
+        inputs = to_inputs(body.inputs)
+        reject_spans(inputs)
         deadline = reader.deadline(request)
         engine = lifecycle.models.find(body.model)
-        work = engine.tokenize(TokenizeRequest(to_inputs(body.inputs), deadline=deadline))
+        work = engine.tokenize(TokenizeRequest(inputs, deadline=deadline))
         response = await while_connected(request, asyncio.ensure_future(work))
         results = [
             {"token_count": result.token_count, "tokens": result.tokens, "words": result.words}
             for result in response.results
         ]
-        return await json_response(request, {"model": response.model, "results": results})
+        document = {"model": response.model, "results": results, "usage": usage_body(response.token_count)}
+        return await json_response(request, document)
 
     @router.get(
         "/v1/model",
@@ -184,7 +188,7 @@ def _document(response: EncodeResponse, encoding_format: EncodingFormat) -> dict
         "model": response.model,
         "precision": response.precision,
         "results": [_result(result, encoding_format) for result in response.results],
-        "usage": {"tokens": response.token_count, "truncated_inputs": response.truncated_inputs},
+        "usage": usage_body(response.token_count, response.truncated_inputs),
         "prompt_name": None if response.prompt is None else response.prompt.name,
         "prompt": None if response.prompt is None else response.prompt.text,
     }

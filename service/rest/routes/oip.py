@@ -234,7 +234,7 @@ def add_model_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) 
 
     @router.post(MODEL_PATH, include_in_schema=False)
     async def unknown_path(request: Request) -> Response:
-        """Fail: of the paths under that of a model, `INFER` alone supports POST."""
+        """Fail: under a model's path, only `INFER` supports POST."""
         name = request.path_params["name"]
         if not name.endswith((*READS, VERSION_SUFFIX)):
             check_path(name, lifecycle)
@@ -246,7 +246,8 @@ def parse_infer_path(path: str) -> tuple[str, str]:
     match = INFER_PATH.fullmatch(path)
     if match is None:
         return "", ""
-    return (VERSION_PATH if match["version"] else MODEL_PATH) + INFER, unquote(match["name"])
+    template = (VERSION_PATH if match["version"] else MODEL_PATH) + INFER
+    return template.replace(":path}", "}"), unquote(match["name"])
 
 
 def is_for_fast_lane(body: bytes) -> bool:
@@ -263,6 +264,6 @@ def check_path(name: str, lifecycle: Lifecycle) -> None:
 
 
 def model_of(request: Request, lifecycle: Lifecycle) -> Engine:
-    """Return the engine of the model in the path. Raises `NotFound`, for a path under that of a model too."""
+    """Return the engine of the model in the path. Raises `NotFound`, also for an unknown path under the model's."""
     check_path(request.path_params["name"], lifecycle)
     return find_model(lifecycle.models, request.path_params["name"], request.path_params.get("version", ""))

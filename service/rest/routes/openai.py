@@ -169,7 +169,7 @@ def render_error(error: ServiceError) -> bytes:
                 "message": error.message,
                 "type": kind,
                 "param": error.field,
-                "code": "invalid_api_key" if isinstance(error, Unauthenticated) else error.reason,
+                "code": "invalid_api_key" if isinstance(error, Unauthenticated) else error.reason.lower(),
             }
         }
     )

@@ -20,7 +20,7 @@ from service.engine.schema.similarity import (
 from service.lifecycle import Lifecycle
 from service.rest.codec import MODEL_DESCRIPTION, TRUNCATION_DESCRIPTION, StrictModel, Texts, body_schema
 from service.rest.requests import RequestReader, while_connected
-from service.rest.responses import json_response, metadata_headers
+from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import SimilarityResponseBody, responses
 
 
@@ -50,7 +50,7 @@ class SimilarityBody(StrictModel):
     unit: SimilarityUnit = Field("token", description="Units of explanations. Requires `explain`.")
     top_k: int | None = Field(
         None,
-        description="Number of contributions to return per pair, those of the largest magnitude. Requires `explain`.",
+        description="Number of contributions to return per pair, largest magnitude first. Requires `explain`.",
         json_schema_extra={"minimum": 1},
     )
     effect: Effect = Field(
@@ -106,7 +106,7 @@ def _document(response: SimilarityResponse) -> dict[str, Any]:
         document["pairs"] = [_pair(pair) for pair in response.pairs]
     document |= {
         "contributions_unavailable": response.unavailable,
-        "usage": {"tokens": response.token_count, "truncated_inputs": response.truncated_inputs},
+        "usage": usage_body(response.token_count, response.truncated_inputs),
     }
     for side, prompt in (("query", response.query_prompt), ("document", response.document_prompt)):
         document[f"{side}_prompt_name"] = None if prompt is None else prompt.name

@@ -110,7 +110,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
 
     @post(router, "/embed_all", "embed_all", TeiEmbedAllBody, list[list[list[float]]])
     async def embed_all(request: Request) -> Response:
-        """Return one vector per token of each input, those of special tokens and of the prompt included."""
+        """Return one vector per token of each input, including special tokens and the prompt."""
         body = await reader.read(request, TeiEmbedAllBody)
         info, items = lifecycle.models.find().info, items_of(body.inputs)
         prompt = prompt_text(info, body.prompt_name, "prompt_name")
@@ -118,7 +118,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
             raise InvalidArgument("not supported for token ids", "Send texts.", field="prompt_name")
         response = await encode(
             request,
-            # As a part of the text, the prompt has token vectors too; the engine leaves out those of its own prompts.
+            # As a part of the text, the prompt has token vectors too; the engine leaves out its own prompts' vectors.
             EncodeRequest(
                 to_inputs(items, body.truncation, lifecycle.models.find(), prompt),
                 outputs=("tokens",),

@@ -159,7 +159,7 @@ def _token(token: Token, start: int | None, stop: int | None) -> dict[str, Any]:
 def compute_headers(
     request: Request, info: ModelInfo, response: EncodeResponse | SimilarityResponse, characters: int
 ) -> dict[str, str]:
-    """Return TEI's headers, times in whole milliseconds, and those of the native API."""
+    """Return TEI's headers (times in whole milliseconds) and the native API's."""
     timing = response.timing
     total = _milliseconds(time.perf_counter() - request.scope["record"].started)
     return {

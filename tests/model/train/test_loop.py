@@ -93,6 +93,37 @@ def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokeniz
         run(with_run(config, seed=2), tokenizer, tmp_path / "run")
 
 
+def test_checkpoint_of_a_gpu_continues_on_a_cpu(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save marks the tensors of a GPU with "cuda:0"; everything else is as on a CPU."""
+    half = with_run(config, steps=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        run(half, tokenizer, tmp_path / "run")
+    with pytest.raises(RuntimeError, match="CUDA"):
+        torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
+    expected = run(half, tokenizer, tmp_path / "cpu")
+    assert run(half, tokenizer, tmp_path / "run") == expected
+
+
+def test_moved_data_continues_a_run_and_changed_data_does_not(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The content decides, not the path or the modification time."""
+    expected = run(config, tokenizer, tmp_path / "run")
+    (train_file,) = config.data.train
+    moved = train_file.rename(tmp_path / "moved.txt")
+    data = config.data.model_copy(update={"train": (moved,)})
+    assert run(config.model_copy(update={"data": data}), tokenizer, tmp_path / "run") == expected
+    text = moved.read_text()
+    status = moved.stat()
+    moved.write_text(text.replace("river", "RIVER", 1))
+    os.utime(moved, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
+    with pytest.raises(TrainError, match=r"another data\.train \(\['sha256:\w{12}'\], now \['sha256:\w{12}'\]\)"):
+        run(config.model_copy(update={"data": data}), tokenizer, tmp_path / "run")
+
+
 def test_damaged_checkpoint_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
     run(config, tokenizer, tmp_path / "run")
     path = tmp_path / "run" / CHECKPOINT

@@ -1,5 +1,6 @@
 """Every objective, from every kind of initial model: learns, continues exactly, and opens in sentence-transformers."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -39,6 +40,14 @@ from tests.serving import ServiceThread
 Document = dict[str, dict[str, Any]]
 Publish = Callable[[str], Path]
 TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
+FINE_TUNED = {
+    ("prompts", "contrastive"),
+    ("cls and a dense layer", "contrastive"),
+    ("max", "contrastive"),
+    ("xlm-roberta", "distillation"),
+    ("nonlinear dense layer", "distillation"),
+}
+"""The cases of `make test`: every pooling, a dense layer with and without activation, prompts, and two families."""
 INITS = [name for name, variant in VARIANTS.items() if variant.include_prompt]
 
 
@@ -64,7 +73,15 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
     return document
 
 
-@pytest.fixture(params=["masked", "causal", "contrastive", "contrastive with spans", "distillation"])
+@pytest.fixture(
+    params=[
+        "masked",
+        pytest.param("causal", marks=pytest.mark.slow),
+        pytest.param("contrastive", marks=pytest.mark.slow),
+        "contrastive with spans",
+        pytest.param("distillation", marks=pytest.mark.slow),
+    ]
+)
 def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: Path, exported_labse: Path) -> Document:
     """A run of every objective from random weights."""
     if request.param.startswith("contrastive"):
@@ -151,8 +168,13 @@ def test_causal_model_opens_as_a_decoder(document: Document, tmp_path: Path) -> 
         assert float(objective.network(batch)) == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize("objective_name", ["contrastive", "distillation"])
-@pytest.mark.parametrize("name", [*INITS, "distilbert", "electra", "xlm-roberta"])
+@pytest.mark.parametrize(
+    ("name", "objective_name"),
+    [
+        pytest.param(*case, marks=() if case in FINE_TUNED else pytest.mark.slow)
+        for case in itertools.product((*INITS, "distilbert", "electra", "xlm-roberta"), ("contrastive", "distillation"))
+    ],
+)
 def test_fine_tuned_model_keeps_its_format(
     name: str, objective_name: str, document: Document, publish: Publish, exported_labse: Path, tmp_path: Path
 ) -> None:

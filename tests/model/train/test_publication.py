@@ -74,7 +74,7 @@ def check_sentence_transformers(run: Path) -> None:
 
 
 def test_invalid_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(tmp_path / "none.toml"), "-o", str(tmp_path / "run")]) == 1
+    assert main(["train", str(tmp_path / "none.toml"), "-o", str(tmp_path / "run")]) == 78
     error = capsys.readouterr().err
     assert error.startswith("attendant-model: ")
     assert error.count("\n") == 1

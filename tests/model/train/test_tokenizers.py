@@ -32,6 +32,7 @@ def test_tokens_cover_the_text(options: TokenizerOptions) -> None:
     assert (tokens.input_ids[0], tokens.input_ids[-1]) == (2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=IDS)
 def test_tokenizer_is_the_same_in_every_process(options: TokenizerOptions) -> None:
     """Hash maps of the trainer have another order in each process."""

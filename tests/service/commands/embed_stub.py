@@ -34,7 +34,7 @@ def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
 
 
 class StubSource(VectorSource):
-    """A source with limits and errors like those of an engine. A token is a word, and a text takes `delay_s`."""
+    """A source with an engine's limits and errors. A token is a word, and a text takes `delay_s`."""
 
     info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
 

@@ -47,7 +47,7 @@ def attend(rest: httpx.Client, **options: Any) -> np.ndarray[Any, Any]:
     return 100 * np.array(result["maps"][0]["matrix"])
 
 
-def numbers_of(out: str) -> list[list[int]]:
+def map_numbers(out: str) -> list[list[int]]:
     """Return the numbers of the rows of the map."""
     rows = re.findall(r"^ *\d+ \S+ +(-?\d.*)$", out, re.MULTILINE)
     return [[int(value) for value in row.split()] for row in rows]
@@ -71,7 +71,7 @@ def test_ask_shows_the_numbers_of_the_api(
     shown = [re.split(r" {2,}", line.strip()) for line in lines[5:7]]
     assert [row[1:] for row in shown] == [["line 2", OTHERS[2]], ["text 1", OTHERS[0]]]
     np.testing.assert_allclose([float(row[0]) for row in shown], [scores[2], scores[0]], atol=4e-3)
-    np.testing.assert_allclose(numbers_of(out), attend(rest, kind="projection"), atol=0.51)
+    np.testing.assert_allclose(map_numbers(out), attend(rest, kind="projection"), atol=0.51)
 
 
 def test_ask_shows_the_kind_and_layer_of_the_options(run_ask: Ask, rest: httpx.Client) -> None:
@@ -80,7 +80,7 @@ def test_ask_shows_the_kind_and_layer_of_the_options(run_ask: Ask, rest: httpx.C
     assert status == 0
     assert "Contributions (norm, layer 2)" in out
     matrix = attend(rest, kind="norm", layers=[2], head_reduce="sum")
-    np.testing.assert_allclose(numbers_of(out), 100 * matrix / matrix.sum(1, keepdims=True), atol=0.51)
+    np.testing.assert_allclose(map_numbers(out), 100 * matrix / matrix.sum(1, keepdims=True), atol=0.51)
     assert "Nearest" not in out
 
 
@@ -180,3 +180,19 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in file.getvalue()
     assert "\x07" not in file.getvalue()
     assert "[bold]z" in file.getvalue()
+
+
+def test_ask_shows_the_rollout(run_ask: Ask, rest: httpx.Client) -> None:
+    """Options may stand between texts."""
+    status, out, err = run_ask(TEXT, "--rollout", OTHERS[0], "--kind", "projection", OTHERS[1])
+    assert (status, err) == (0, "")
+    assert "Nearest of 2 texts" in out
+    assert "Contributions (projection, rollout of all layers)" in out
+    expected = attend(rest, kind="projection", layers="all", layer_reduce="rollout")
+    np.testing.assert_allclose(map_numbers(out), expected, atol=0.6)
+
+
+def test_rollout_has_no_layer(run_ask: Ask) -> None:
+    status, _, err = run_ask(TEXT, "--rollout", "--layer", 2)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--layer: not supported with --rollout, which combines all layers. Remove one of them" in err

@@ -14,10 +14,12 @@ from service.commands.capacity import (
     LOAD_MIB,
     MANIFEST_LIMIT_MIB,
     REST_MIB,
+    SHAPES,
     TOKENS_PER_SECOND_PER_CORE,
     Capacity,
     Load,
     ModelShape,
+    cheapest,
     memory_mib,
 )
 from tests.conftest import ROOT
@@ -41,14 +43,14 @@ def capacity(texts: int, tokens: int, inputs: int = 1) -> Capacity:
 @pytest.mark.parametrize(
     ("texts", "tokens", "inputs", "replicas"),
     [
-        # (texts * tokens / 13,600 + texts / inputs * (0.30 + 0.08 * inputs) ms) / 1.2
+        # (texts * tokens / 13,600 + texts / inputs * (0.50 + 0.08 * inputs) ms) / 1.2
         (1_000, 16, 1, 2),
         (1_000, 128, 1, 9),
-        (100_000, 16, 1, 130),
-        (100_000, 128, 1, 816),
-        (10_000_000, 16, 1, 12_971),
-        (10_000_000, 128, 1, 81_599),
-        (10_000_000, 128, 32, 79_177),
+        (100_000, 16, 1, 147),
+        (100_000, 128, 1, 833),
+        (10_000_000, 16, 1, 14_638),
+        (10_000_000, 128, 1, 83_265),
+        (10_000_000, 128, 32, 79_229),
     ],
 )
 def test_replicas_for_documented_loads(texts: int, tokens: int, inputs: int, replicas: int) -> None:
@@ -57,7 +59,7 @@ def test_replicas_for_documented_loads(texts: int, tokens: int, inputs: int, rep
 
 @given(CAPACITIES)
 def test_replicas_are_the_smallest_number_that_suffices(case: Capacity) -> None:
-    """The capacity of the replicas is at least the load, and that of one fewer is not."""
+    """The replicas have at least the capacity for the load, and one fewer would not."""
 
     def suffice(replicas: int) -> bool:
         usable = replicas * case.load.utilization
@@ -82,21 +84,38 @@ def test_replicas_do_not_grow_with_inputs_per_request(case: Capacity, factor: in
 
 def test_limit_is_the_event_loop_when_compute_is_fast() -> None:
     slow = Capacity(Load(Fraction(10_000), Fraction(16), 1, Fraction(1)), "cpu", Fraction(10_000), 8)
-    assert (slow.limit, slow.compute_replicas, slow.event_loop_replicas) == ("event loop", 3, 4)
+    assert (slow.limit, slow.compute_replicas, slow.event_loop_replicas) == ("event loop", 3, 6)
     alone = replace(slow, cores_per_replica=1)
-    assert (alone.limit, alone.compute_replicas, alone.event_loop_replicas) == ("compute", 20, 4)
+    assert (alone.limit, alone.compute_replicas, alone.event_loop_replicas) == ("compute", 22, 6)
 
 
-def test_event_loop_carries_2600_requests_of_one_text_per_second() -> None:
-    full = Capacity(Load(Fraction(2_631), Fraction(1), 1, Fraction(1)), "gpu", Fraction(10**9), 1)
+def test_event_loop_carries_1700_requests_of_one_text_per_second() -> None:
+    full = Capacity(Load(Fraction(1_724), Fraction(1), 1, Fraction(1)), "gpu", Fraction(10**9), 1)
     assert full.event_loop_replicas == 1
-    assert replace(full, load=replace(full.load, texts_per_second=Fraction(2_632))).event_loop_replicas == 2
+    assert replace(full, load=replace(full.load, texts_per_second=Fraction(1_725))).event_loop_replicas == 2
 
 
 def test_event_loops_that_suffice_exactly_need_no_further_replica() -> None:
-    """5,000 x 0.38 ms are 1.9 cores, two event loops at 0.95."""
-    exact = Capacity(Load(Fraction(5_000), Fraction(1), 1, Fraction(95, 100)), "gpu", Fraction(10**9), 1)
-    assert exact.event_loop_replicas == 2
+    """5,000 x 0.58 ms are 2.9 cores, three event loops at 29/30."""
+    exact = Capacity(Load(Fraction(5_000), Fraction(1), 1, Fraction(29, 30)), "gpu", Fraction(10**9), 1)
+    assert exact.event_loop_replicas == 3
+
+
+@given(LOADS, st.fractions(1, 10**9), st.integers(0, 5))
+def test_cheapest_shape_has_the_fewest_cores(load: Load, rate: Fraction, spare: int) -> None:
+    best = cheapest(load, rate, spare)
+    for cores in SHAPES:
+        shape = Capacity(load, "cpu", rate, cores, spare)
+        assert (best.total_units, best.total_replicas) <= (shape.total_units, shape.total_replicas)
+    assert best.total_replicas == best.replicas + spare
+
+
+def test_large_replicas_are_not_chosen_when_event_loops_are_the_limit() -> None:
+    """With eight cores each, event loops would leave most cores idle."""
+    load = Load(Fraction(14_000), Fraction(8), 1, Fraction(6, 10))
+    best, large = cheapest(load, BFLOAT16, 0), Capacity(load, "cpu", BFLOAT16, 8)
+    assert (large.limit, large.total_units) == ("event loop", 112)
+    assert (best.cores_per_replica, best.total_units) == (2, 28)
 
 
 @pytest.mark.parametrize(

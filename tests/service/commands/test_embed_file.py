@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.commands.work_directory import partial_path, rejected_path
+from tests.conftest import EXAMPLES
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
 from tests.service.commands.embed_stub import (
     DIMENSIONS,
@@ -41,7 +42,7 @@ def read_rejected(target: Path) -> dict[int, str]:
     return {line["row"]: line["error"] for line in map(json.loads, path.read_text().splitlines())}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=EXAMPLES)
 @given(
     texts=st.lists(st.sampled_from([*TEXTS, LONG, "", " \t", EMPTY, "x" * (MAX_CHARACTERS + 1), None, 7]), max_size=14),
     source=st.sampled_from([".txt", ".jsonl", ".csv", ".parquet"]),

@@ -176,6 +176,21 @@ def test_other_options_or_input_do_not_continue_a_run(tmp_path: Path, run_embed:
     assert err.count("\n") == 1
 
 
+def test_moved_input_continues_a_run_and_changed_input_does_not(tmp_path: Path, run_embed: RunEmbed) -> None:
+    """The content decides, not the path or the modification time."""
+    rows = [{"text": "a", "note": letter * 70_000} for letter in "xyz"]  # a digest of both ends would miss the middle
+    path, out = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.npy"
+    start_and_stop(path, out)
+    before, status = path.read_text(), path.stat()
+    path.write_text(before.replace("yyy", "yzy", 1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "state of another run (input digest: " in run_embed(path, "-o", out)[1]
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text(before)
+    assert run_embed(moved, "-o", out)[0] == 0
+    assert np.load(out).shape == (3, DIMENSIONS)
+
+
 def test_directory_in_use_is_not_written(tmp_path: Path, run_embed: RunEmbed) -> None:
     path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
     with work_directory.WorkDirectory.open(out, {}, b"", overwrite=False):

@@ -18,6 +18,7 @@ from model.manifest_update import update_manifest
 from service.commands import measures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
+from tests.conftest import EXAMPLES
 from tests.service.commands.evaluate_command import SCHEMA, Evaluate, Run
 from tests.service.conftest import open_harness
 
@@ -144,7 +145,7 @@ def test_artifact_that_changed_during_the_evaluation_is_not_changed_again(
 
 
 @settings(
-    max_examples=12,
+    max_examples=EXAMPLES // 10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # a model is loaded per example
 @given(

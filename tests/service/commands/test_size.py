@@ -38,12 +38,13 @@ def test_size_prints_each_step_of_the_calculation(capsys: pytest.CaptureFixture[
     assert steps["requests"] == ["100,000 requests/s", "100,000 texts/s / 1 per request"]
     assert steps["throughput"][0] == "13,600 tokens/s per core"
     assert steps["inference"] == ["117.6 cores busy", "1,600,000 tokens/s / 13,600"]
-    assert steps["event loop"] == ["38 cores busy", "100,000 requests/s x 0.38 ms"]
-    assert steps["for compute"] == ["130 replicas", "(117.6 + 38) / (0.6 utilization x 2 cores)"]
-    assert steps["for event loop"] == ["64 replicas", "38 / (0.6 utilization x 1 core per process)"]
-    assert steps["replicas"] == ["130 replicas", "the larger of the two; the limit is compute"]
+    assert steps["event loop"] == ["58 cores busy", "100,000 requests/s x 0.58 ms"]
+    assert steps["for compute"] == ["147 replicas", "(117.6 + 58) / (0.6 utilization x 2 cores)"]
+    assert steps["for event loop"] == ["97 replicas", "58 / (0.6 utilization x 1 core per process)"]
+    assert steps["for the load"] == ["147 replicas", "the larger of the two; the limit is compute"]
+    assert steps["replicas"] == ["148 replicas", "147 + 1 spare"]
     assert steps["memory"][0] == "772 MiB per replica"
-    assert steps["total"] == ["260 cores, 260 GiB reserved"]
+    assert steps["total"] == ["296 cores, 296 GiB reserved"]
 
 
 def test_throughput_names_its_cpu_and_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,12 +64,13 @@ def test_json_has_the_same_result(capsys: pytest.CaptureFixture[str], precision:
 @pytest.mark.parametrize(
     ("arguments", "replicas"),
     [
-        (("--utilization", "1"), 78),  # 155.6 cores / 2
-        (("--cores-per-replica", "8"), 64),  # the event loop: 38 cores / 0.6
-        (("--inputs-per-request", "32"), 106),  # (117.6 + 8.9 cores) / 1.2
-        (("--tokens-per-second-per-core", "27200"), 81),  # (58.8 + 38 cores) / 1.2
-        (("--tokens-per-second", "27200"), 130),  # two cores: 13,600 each
-        (("--hardware", "gpu", "--tokens-per-second", "1e6"), 64),  # 1.6 GPUs busy, and the event loop as above
+        (("--utilization", "1"), 89),  # 175.6 cores / 2, and one spare replica, as everywhere below
+        (("--cores-per-replica", "8"), 98),  # the event loop: 58 cores / 0.6
+        (("--inputs-per-request", "32"), 108),  # (117.6 + 9.6 cores) / 1.2
+        (("--tokens-per-second-per-core", "27200"), 99),  # (58.8 + 58 cores) / 1.2
+        (("--tokens-per-second", "27200"), 148),  # two cores: 13,600 each
+        (("--hardware", "gpu", "--tokens-per-second", "1e6"), 98),  # 1.6 GPUs busy, and the event loop as above
+        (("--spare-replicas", "0"), 147),
     ],
 )
 def test_options_change_the_number_of_replicas(
@@ -77,17 +79,27 @@ def test_options_change_the_number_of_replicas(
     assert json.loads(size(capsys, *LOAD, *arguments, "--json"))["replicas"] == replicas
 
 
+def test_cheaper_shape_is_shown_if_the_given_one_wastes_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--texts-per-second", "14000", "--mean-tokens", "8", "--spare-replicas", "0")
+    given = size(capsys, *load, "--cores-per-replica", "8")
+    assert "total           112 cores" in given
+    assert given.endswith("Cheaper: 14 replicas of 2 cores, 28 cores in total. Leave --cores-per-replica out.\n")
+    chosen = size(capsys, *load)
+    assert "total           28 cores" in chosen
+    assert "Cheaper" not in chosen + size(capsys, *load, "--cores-per-replica", "2")
+
+
 def test_decimals_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
     """In binary floating point, 2.1 / 0.3 is over 7, and the calculation would return a replica too many."""
     load = ("--texts-per-second", "2.1", "--mean-tokens", "100", "--tokens-per-second", "100", "--hardware", "gpu")
-    assert json.loads(size(capsys, *load, "--utilization", "0.3", "--json"))["replicas"] == 7
+    assert json.loads(size(capsys, *load, "--utilization", "0.3", "--spare-replicas", "0", "--json"))["replicas"] == 7
     assert 2.1 / 0.3 > 7
 
 
 def test_largest_load_does_not_overflow(capsys: pytest.CaptureFixture[str]) -> None:
     largest = ("--texts-per-second", "1e12", "--mean-tokens", "1e6", "--max-tokens", "1000000")
     record = json.loads(size(capsys, *largest, "--utilization", "0.01", "--tokens-per-second-per-core", "1", "--json"))
-    assert record["replicas"] == 50_000_000_019_000_000_000
+    assert record["replicas"] == 50_000_000_029_000_000_001
 
 
 def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[str], default_artifact: Path) -> None:

@@ -29,7 +29,7 @@ async def start_lane() -> AsyncIterator[StartLane]:
     started: list[tuple[Lane[FakeTask, int], FakeBackend]] = []
 
     def make(backend: FakeBackend, *, max_tokens: int = 10**6, metrics: Metrics | None = None, **options: Any) -> Any:
-        admission = Admission(backend.warm_up(), 2000, max_tokens)
+        admission = Admission(backend.warm_up(), 2000, max_tokens, backend.max_batch_tokens)
         lane = Lane("test", backend, admission, ModelMetrics(metrics or Metrics(CollectorRegistry()), "m"), **options)
         started.append((lane, backend))
         return lane

@@ -9,13 +9,15 @@ import pytest
 
 from model.tokenizer import TokenizerInput
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Input, TokenizeRequest
+from service.engine.schema.encode import EncodeResponse, Input, TokenizeRequest
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.errors import (
     DeadlineExceeded,
     EmptyInput,
+    InputTooLong,
     InvalidArgument,
     QueueFull,
+    RequestTooLarge,
     Unavailable,
 )
 from tests.service.conftest import (
@@ -180,3 +182,84 @@ async def test_full_explain_queue_rejects_attend_and_compare_only(model: LoadedM
                     await call
                 assert raised.value.retry_after_s is not None
             assert (await encode(harness.engine, GOLDEN)).token_count == 5
+
+
+async def test_failed_explain_lane_rejects_its_own_requests_only(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_harness(model) as harness:
+        monkeypatch.setattr(model.explain, "run", lambda tasks: 1 / 0)
+        monkeypatch.setattr(model.explain, "probe", lambda: 1 / 0)
+        with pytest.raises(Unavailable, match="backend failed"):
+            await harness.engine.attend(attend_request(GOLDEN))
+        assert (await encode(harness.engine, GOLDEN)).token_count == 5
+        assert harness.lifecycle.healthy
+        assert harness.sample("attendant_lane_up", lane="explain") == 0
+        assert harness.sample("attendant_lane_up", lane="fast") == 1
+        response = await harness.post("/v1/attend", {"inputs": GOLDEN})
+        assert (response.status_code, response.json()["error"]["reason"]) == (503, "BACKEND_FAILED")
+        assert (await harness.client.get("/livez")).status_code == 200
+
+
+async def test_stalled_batch_makes_the_process_unhealthy(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_harness(model) as harness:
+        gated = GatedBackend(monkeypatch, model.backend)
+        call = asyncio.ensure_future(encode(harness.engine, GOLDEN))
+        await gated.wait_for_batches(1)
+        harness.lifecycle.watch(9.0)
+        assert harness.lifecycle.healthy
+        harness.lifecycle.watch(2.0)
+        assert not harness.lifecycle.healthy
+        gated.gate.set()
+        await call
+
+
+@pytest.mark.parametrize("prompt", ["word " * 3276, "a" * 16_380, " " * 16_380])
+async def test_long_prompt_for_many_inputs_does_not_lock_out_other_requests(
+    harness: ServiceHarness, prompt: str
+) -> None:
+    """18 KB of JSON: a prompt counts once per input."""
+    attack = asyncio.ensure_future(encode(harness.engine, *["a"] * 256, prompt=prompt))
+    await asyncio.sleep(0)
+    others = await gather(*(encode(harness.engine, GOLDEN) for _ in range(55)))
+    assert [type(result) for result in others] == [EncodeResponse] * 55
+    (error,) = await gather(attack)
+    assert isinstance(error, (InputTooLong, RequestTooLarge))
+    assert error.field == "prompt"
+
+
+async def test_request_over_the_token_limit_of_the_queue_does_not_lock_out_other_requests(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,048 inputs of 240 tokens have almost twice as many tokens as the queue may hold."""
+    async with open_harness(model) as harness:
+        gated = GatedBackend(monkeypatch, model.backend)
+        large = asyncio.ensure_future(encode(harness.engine, *["word " * 238] * 2048, max_inputs=2048))
+        await gated.wait_for_batches(1)
+        sentence = {"inputs": GOLDEN}
+        waiting = [asyncio.ensure_future(harness.post("/v1/encode", sentence)) for _ in range(50)]
+        done, _ = await asyncio.wait(waiting, timeout=0.5)
+        assert not done
+        large.cancel()
+        gated.gate.set()
+        assert {response.status_code for response in await gather(*waiting)} == {200}
+        await gather(large)
+
+
+async def test_tokenize_does_not_depend_on_the_queue(model: LoadedModel) -> None:
+    limit = model.backend.max_batch_tokens
+    async with open_harness(model, max_queue_tokens=limit) as harness:
+        with harness.engine._fast.reserve(limit):
+            with pytest.raises(QueueFull):
+                await encode(harness.engine, GOLDEN)
+            assert (await harness.post("/v1/tokenize", {"inputs": GOLDEN})).status_code == 200
+            assert (await harness.post("/decode", {"ids": [[101]]})).status_code == 200
+
+
+async def test_concurrent_tokenization_is_limited(model: LoadedModel) -> None:
+    async with open_harness(model, max_queue_tokens=1000) as harness:
+        request = TokenizeRequest((Input(TokenizerInput("word " * 3000)),))
+        results = await gather(*(harness.engine.tokenize(request) for _ in range(2)))
+        assert isinstance(results[1], QueueFull)
+        assert not isinstance(results[0], Exception)
+        assert not isinstance((await gather(harness.engine.tokenize(request)))[0], Exception)

@@ -159,6 +159,24 @@ def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int,
         assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
 
 
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from([480, 512, 8192]), st.integers(1, 8192), st.integers(1, 64))
+def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, large: int, small: int) -> None:
+    queue: FairQueue[int] = FairQueue(quantum)
+    rounds = 40 * max(large, quantum)
+    queue.add([0] * (rounds // large + 1), [large] * (rounds // large + 1))
+    queue.add([1] * (rounds // small + 1), [small] * (rounds // small + 1))
+    served = [0, 0]
+    while sum(served) < rounds:
+        before = queue.tokens
+        batch, _ = queue.select_batch(TokenLimit(quantum), quantum)
+        assert len(set(batch)) > 0
+        for number in batch:
+            served[number] += (large, small)[number]
+        assert queue.tokens == before - sum((large, small)[number] for number in batch)
+    assert abs(served[0] - served[1]) <= 2 * (large + quantum)
+
+
 @pytest.mark.parametrize("max_tokens", [BATCH_TOKENS, 768])
 @pytest.mark.parametrize("per_request", [1, 32])
 def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 from service.engine.model_loader import LoadedModel
 from service.errors import QueueFull
 from tests.service.conftest import ServiceHarness, encode, open_harness
+from tests.shared_models import load_anew
 
 TEXT = "He cashed a check at the bank."
 
@@ -21,7 +22,7 @@ async def test_fast_lane_runs_the_last_layer_only(harness: ServiceHarness) -> No
 
 async def test_explain_session_opens_at_the_first_request(harness: ServiceHarness) -> None:
     """Most servers never use it, and its weights need memory."""
-    model = LoadedModel.load(harness.settings)
+    model = load_anew(harness.settings)
     async with open_harness(model) as opened:
         await encode(opened.engine, TEXT)
         assert "_session" not in vars(model.explain)

@@ -112,9 +112,12 @@ async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLa
 
 
 async def test_empty_queue_accepts_a_request_larger_than_its_limit(start_lane: StartLane) -> None:
-    lane = start_lane(FakeBackend(), max_tokens=10)
-    with lane.reserve(50, FOREVER), pytest.raises(QueueFull), lane.reserve(1, FOREVER):
-        pass
+    """Small requests are still admitted beside it, large ones are not."""
+    lane = start_lane(FakeBackend(max_batch_tokens=8), max_tokens=10)
+    with lane.reserve(50, FOREVER), lane.reserve(2, FOREVER):
+        for tokens in (1, 9):
+            with pytest.raises(QueueFull), lane.reserve(tokens, FOREVER):
+                pass
 
 
 async def test_reservations_are_released_after_any_outcome(start_lane: StartLane) -> None:
@@ -196,7 +199,10 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
 
     async def submit_and_leave() -> Lane[FakeTask, int]:
         lane: Lane[FakeTask, int] = Lane(
-            "test", backend, Admission(1e6, 2000, 100), ModelMetrics(Metrics(CollectorRegistry()), "m")
+            "test",
+            backend,
+            Admission(1e6, 2000, 100, backend.max_batch_tokens),
+            ModelMetrics(Metrics(CollectorRegistry()), "m"),
         )
         await hold(lane, backend)
         lane.submit([FakeTask(2)], FOREVER)

@@ -1,4 +1,4 @@
-"""Load shedding: rejections equal those of the engine, and other requests are accepted."""
+"""Load shedding: rejections match the engine's, and other requests are accepted."""
 
 import asyncio
 import gzip
@@ -12,8 +12,12 @@ from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
 from service.lifecycle import Lifecycle
+from service.rest.app import make_app
+from service.rest.cors import Cors
 from service.rest.overload import LoadShedder
 from tests.service.conftest import fast_lane, open_harness
+from tests.service.rest.test_protocol import read_response
+from tests.service.rest.test_server import record_protocols, serving, until
 
 FULL = 100
 """Capacity of the queue, in tokens."""
@@ -53,7 +57,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 endpoint = path
                 if api == "oip":
                     version = "/versions/{version}" if "versions" in path else ""
-                    endpoint = f"/v2/models/{{name:path}}{version}/infer"
+                    endpoint = f"/v2/models/{{name}}{version}/infer"
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
             assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 12
             assert harness.batches_run == 0
@@ -115,6 +119,69 @@ async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
                 for headers in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
             ]
     assert [response and response.status_code for response in responses] == [401, 401, 429]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (b"/v1/encode", b'{"inputs": "bank"}'),
+        (b"/v1/attend", b'{"inputs": "bank"}'),
+        (b"/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
+    ],
+)
+async def test_server_under_load_that_stops_responds_with_503(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, path: bytes, body: bytes
+) -> None:
+    """Also to a request whose head it has read before."""
+    protocols = record_protocols(monkeypatch)
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        request = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        async with serving(app, load_shedder=shedder) as (reader, writer):
+            second = await asyncio.open_connection(*writer.get_extra_info("peername"))
+            with fast_lane(harness).reserve(FULL):
+                writer.write(request % (path, len(body)) + body[:1])
+                await until(lambda: any(item._buffered == bytearray(body[:1]) for item in protocols))
+                harness.lifecycle.reject_new()
+                writer.write(body[1:])
+                second[1].write(request % (path, len(body)) + body)
+                for stream in (reader, second[0]):
+                    status, headers, text = await read_response(stream)
+                    assert (status, headers[b"connection"]) == (503, b"close")
+                    assert b"shutting down" in text
+            second[1].close()
+
+
+async def test_load_shedder_closes_connections_during_the_drain_delay(model: LoadedModel) -> None:
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        harness.lifecycle.start_draining()
+        with fast_lane(harness).reserve(FULL):
+            response = shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}')
+        assert response is not None
+        assert (response.status_code, response.headers["connection"]) == (429, "close")
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"), [("https://a.org", "https://a.org"), ("*", "*"), ("https://b.org", None)]
+)
+async def test_rejection_has_the_cors_headers_of_the_application(
+    model: LoadedModel, origins: str, allowed: str | None
+) -> None:
+    """Without them a browser hides the 429 and its Retry-After from the page."""
+    async with open_harness(model, max_queue_tokens=FULL, cors_origins=origins) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None, Cors(origins))
+        headers = {**JSON, b"origin": b"https://a.org"}
+        with fast_lane(harness).reserve(FULL):
+            expected = await harness.client.post(
+                "/v1/encode", content=b'{"inputs": "bank"}', headers=list(headers.items())
+            )
+            response = shedder.try_reject(b"POST", b"/v1/encode", headers, b'{"inputs": "bank"}')
+        assert response is not None
+        assert response.headers.get("access-control-allow-origin") == allowed
+        cors = [name for name in expected.headers if name.startswith(("access-control-", "vary"))]
+        assert {name: response.headers.get(name) for name in cors} == {name: expected.headers[name] for name in cors}
 
 
 async def test_load_shedder_rejects_requests_of_the_full_model_only(model: LoadedModel) -> None:

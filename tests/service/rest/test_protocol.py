@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.errors import ServiceError
+from service.errors import Overloaded, ServiceError
+from service.metrics import Metrics
+from service.request_log import RequestLog
 from service.rest.app import make_admin_app, make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
@@ -48,6 +51,15 @@ async def test_upgrade_to_h2c_is_ignored_and_keeps_the_body(cut: int) -> None:
     assert bodies == [(200, b"echo plain"), (200, b"echo upgrade"), (200, b"echo chunked"), (200, b"echo plain")]
 
 
+async def test_pipelined_upgrades_are_all_answered() -> None:
+    """In one read: each one is parsed again without its Upgrade header, without recursion."""
+    count = 3500
+    async with serving(echo) as (reader, writer):
+        writer.write((POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\na") * count)
+        responses = [await read_response(reader) for _ in range(count)]
+    assert [(status, body) for status, _, body in responses] == [(200, b"echo a")] * count
+
+
 async def test_other_options_of_connection_survive_an_upgrade() -> None:
     async with serving(echo) as (reader, writer):
         writer.write(POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\na")
@@ -66,6 +78,7 @@ HEADS = {
     "two Hosts": (b"GET /x HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     "HTTP/1.0 without Host": (b"GET /x HTTP/1.0\r\n\r\n", 200),
     "gzip, chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "gzip": (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
     "two codings": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     "Chunked": (POST + b"Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", 200),
     "OPTIONS *": (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 204),
@@ -255,6 +268,13 @@ async def test_connections_over_the_limit_get_503() -> None:
         for _, stream in (third, fourth):
             stream.close()
     assert set(rejections) == {"overload"}
+
+
+async def test_rejected_connection_is_counted_as_a_request() -> None:
+    metrics = Metrics(CollectorRegistry())
+    RequestLog(metrics, "none").reject_connection(Overloaded("Too many connections"), "one")
+    labels = {"api": "rest", "endpoint": "_OTHER", "code": "503", "model": "none"}
+    assert metrics.registry.get_sample_value("attendant_requests_total", labels) == 1
 
 
 async def test_admin_port_has_no_connection_limit(model: LoadedModel) -> None:

@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from service.config import Settings
 from service.errors import Overloaded, ServiceError
+from service.limits import BodyBudget
 from service.rest import requests
 from service.rest.codec import StrictModel
 from service.rest.problems import invalid_body
-from service.rest.requests import BodyBudget, RequestReader, parse_json
+from service.rest.requests import RequestReader, parse_json
 from service.rest.routes.explain import AttendBody, CompareBody
 from service.rest.routes.native import EncodeBody
 from service.rest.routes.openai import EmbeddingsBody

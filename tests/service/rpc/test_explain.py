@@ -1,4 +1,4 @@
-"""Attend and Compare over gRPC: values and errors equal those of REST, and the stream uses little memory."""
+"""Attend and Compare over gRPC: values and errors match REST, and the stream uses little memory."""
 
 import asyncio
 import base64
@@ -84,9 +84,14 @@ async def test_values_equal_those_of_rest(
     expected_maps = [(index, item) for index, result in enumerate(expected["results"]) for item in result["maps"]]
     assert len(maps) == len(expected_maps) == sum(info.map_count for info in header.header.inputs)
     for info, result in zip(header.header.inputs, expected["results"], strict=True):
-        assert [[unit.text, unit.start, unit.end, unit.segment, unit.special] for unit in info.units] == [
-            list(unit.values()) for unit in result["units"]
+        units = [
+            [
+                *(unit.text, unit.start, unit.end, unit.segment, unit.special),
+                unit.word_index if unit.HasField("word_index") else None,
+            ]
+            for unit in info.units
         ]
+        assert units == [list(unit.values()) for unit in result["units"]]
         assert (list(info.rows), list(info.columns)) == (result["rows"], result["columns"])
     for message, (index, expected_map) in zip(maps, expected_maps, strict=True):
         actual = message.map

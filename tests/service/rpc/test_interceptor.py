@@ -1,4 +1,4 @@
-"""Errors over gRPC: code and message equal those of REST, with details, and without input text."""
+"""Errors over gRPC: code and message match REST, with details, and without input text."""
 
 import asyncio
 from typing import Any

@@ -98,7 +98,7 @@ async def test_health_follows_the_lifecycle_of_the_server() -> None:
 
 
 async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> None:
-    """An open Watch through a proxy would report the health of one server as that of all."""
+    """An open Watch through a proxy would report the health of one server for all of them."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")

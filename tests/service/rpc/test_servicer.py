@@ -1,4 +1,4 @@
-"""EncoderService: values equal those of REST, and streams respond in order and continue after errors."""
+"""EncoderService: values match REST, and streams respond in order and continue after errors."""
 
 import asyncio
 import base64

@@ -91,7 +91,7 @@ def _lay_out(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
             panels.append(_panel(panel, identifier, {"h": HEIGHT, "w": panel.width, "x": x, "y": y}))
             x += panel.width
         y += HEIGHT
-        # Grafana expects the panels of a collapsed row inside of it, and those of an open row after it.
+        # Grafana expects panels inside a collapsed row, and after an open row.
         if row.collapsed:
             yield header | {"panels": panels}
         else:

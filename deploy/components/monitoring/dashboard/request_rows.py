@@ -4,7 +4,6 @@ from deploy.components.monitoring.dashboard.grafana import Panel, Query, Row
 from deploy.components.monitoring.dashboard.queries import NAMESPACE, mean, metric, quantile, rate
 
 OBJECTIVE = "0.001"
-NOT_STREAMS = 'outcome="ok", endpoint!~".*Stream"'  # a stream is open for as long as its client likes
 
 
 def burn(window: str) -> Query:
@@ -64,12 +63,12 @@ OBJECTIVES = Row(
         *(
             Panel(
                 f"Latency of {label}",
-                "Time from request to response of successful requests, without streams.",
+                "Time from request to response of successful requests by API and lane, without streams.",
                 "s",
                 [
                     Query(
-                        quantile(share, "attendant_request_duration_seconds", "api", NOT_STREAMS),
-                        f"{label} {{{{api}}}}",
+                        quantile(share, "attendant_request_duration_seconds", "api, lane"),
+                        f"{label} {{{{api}}}} {{{{lane}}}}",
                     )
                 ],
             )
@@ -109,9 +108,12 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests in progress",
-            "Requests between their headers and the end of their response.",
+            "Requests between their headers and the end of their response, and open REST connections.",
             "short",
-            [Query(f"sum by (pod) ({metric('attendant_requests_in_flight')})", "{{pod}}")],
+            [
+                Query(f"sum by (pod) ({metric('attendant_requests_in_flight')})", "{{pod}}"),
+                Query(f"sum by (pod) ({metric('attendant_http_connections')})", "{{pod}} connections"),
+            ],
         ),
         Panel(
             "Request and response size",

@@ -15,7 +15,12 @@ from model.tokenizer import TokenizerInput
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeTask
-from tests.service.conftest import cosine
+from service.engine.schema.explain import Occurrence
+from tests.service.conftest import cosine, open_harness
+from tests.service.engine.explain.compare_cases import TWICE
+from tests.service.engine.explain.test_compare_engine import compare_with
+
+pytestmark = pytest.mark.slow  # the export of the weights of the default model as a causal model
 
 SENTENCES = (
     "money bank grows",
@@ -63,7 +68,7 @@ def tasks_of(model: LoadedModel, *sentences: str) -> list[EncodeTask]:
     return [EncodeTask(tokens, "mean", True) for tokens in encoded]
 
 
-def hidden_of(model: LoadedModel, tasks: list[EncodeTask]) -> list[Floats]:
+def run_hidden(model: LoadedModel, tasks: list[EncodeTask]) -> list[Floats]:
     results = [vectors.hidden for vectors in model.backend.run(tasks)]
     return [hidden[0] for hidden in results if hidden is not None]
 
@@ -71,7 +76,7 @@ def hidden_of(model: LoadedModel, tasks: list[EncodeTask]) -> list[Floats]:
 def test_packed_batches_equal_transformers(opened: LoadedModel, oracle: Callable[[list[int]], Floats]) -> None:
     for seed in range(3):
         tasks = tasks_of(opened, *random.Random(seed).sample(SENTENCES, len(SENTENCES)))
-        for task, hidden in zip(tasks, hidden_of(opened, tasks), strict=True):
+        for task, hidden in zip(tasks, run_hidden(opened, tasks), strict=True):
             expected = oracle(task.tokens.input_ids)
             cosines = [cosine(left, right) for left, right in zip(hidden, expected, strict=True)]
             assert min(cosines) >= MIN_COSINE[opened.backend.choice.precision]
@@ -89,10 +94,22 @@ def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> 
 def test_vectors_depend_on_earlier_tokens_only(opened: LoadedModel) -> None:
     """Two texts with the same beginning, in one batch."""
     tasks = tasks_of(opened, "the bank of the river", "the bank of America")
-    one, other = hidden_of(opened, tasks)
+    one, other = run_hidden(opened, tasks)
     assert tasks[0].tokens.input_ids[:4] == tasks[1].tokens.input_ids[:4]
     assert min(cosine(left, right) for left, right in zip(one[:4], other[:4], strict=True)) >= 0.9999
     assert cosine(one[-1], other[-1]) < 0.99
-    money, river = hidden_of(opened, tasks_of(opened, "money bank", "river bank"))
+    money, river = run_hidden(opened, tasks_of(opened, "money bank", "river bank"))
     assert np.abs(money[0] - river[0]).max() <= 0.05  # [CLS]
     assert cosine(money[2], river[2]) < 0.95  # "bank"
+
+
+async def test_later_words_are_not_contributors_in_causal_models(causal_model: LoadedModel) -> None:
+    """The first word has no contributors, although the request is for 20."""
+    async with open_harness(causal_model) as harness:
+        occurrences = Occurrence(TWICE, word_index=5), Occurrence(TWICE, word_index=1), Occurrence(TWICE, word_index=0)
+        response = await compare_with(harness.engine, *occurrences, top_contributors=20)
+    for start, result in zip((22, 4, 0), response.occurrences, strict=True):
+        starts = [contributor.start for contributor in result.contributors]
+        assert sorted(starts) == [index for index in (0, 4, 9, 12, 16) if index < start]
+        total = sum(contributor.share for contributor in result.contributors)
+        assert total == pytest.approx(1.0 if starts else 0.0, abs=1e-5)

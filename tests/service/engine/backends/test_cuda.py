@@ -24,13 +24,15 @@ from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, cosine, encode_request, open_harness
 from tests.service.engine.backends.varlen_models import export_varlen, open_varlen
 
+pytestmark = pytest.mark.slow  # the export of the graph of the default model
+
 SENTENCES = (*sample_sentences(60), "!", "Ein kleiner Hund läuft über die Brücke.", "人生は短い")
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The default model with its graph for CUDA."""
-    return export_varlen("default", tmp_path_factory.mktemp("flat") / "artifact", *SENTENCES)
+    return export_varlen("default", tmp_path_factory.mktemp("flat") / "artifact", *SENTENCES[:8])
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def opened(request: pytest.FixtureRequest, default_artifact: Path, model: Loaded
     yield LoadedModel.load(Settings(model_dir=default_artifact, provider=provider, precision=precision))
 
 
-def backend_of(model: LoadedModel) -> PackedBackend:
+def packed_backend(model: LoadedModel) -> PackedBackend:
     assert isinstance(model.backend, PackedBackend)
     return model.backend
 
@@ -58,36 +58,36 @@ def tasks_of(tokenizer: Tokenizer, *sentences: str) -> list[EncodeTask]:
     ]
 
 
-def hidden_of(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
+def run_hidden(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
     results = [vectors.hidden for vectors in model.backend.run(tasks_of(model.tokenizer, *sentences))]
     return [hidden[0] for hidden in results if hidden is not None]
 
 
 def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> None:
-    alone = {sentence: hidden_of(opened, [sentence])[0] for sentence in SENTENCES}
+    alone = {sentence: run_hidden(opened, [sentence])[0] for sentence in SENTENCES}
     for seed in range(4):
         together = random.Random(seed).sample(SENTENCES, len(SENTENCES))
-        for sentence, vectors in zip(together, hidden_of(opened, together), strict=True):
+        for sentence, vectors in zip(together, run_hidden(opened, together), strict=True):
             assert cosine(vectors, alone[sentence]) >= min_cosine(opened)
 
 
 def test_backends_agree(opened: LoadedModel, model: LoadedModel) -> None:
     for sentence in SENTENCES:
-        assert cosine(hidden_of(opened, [sentence])[0], hidden_of(model, [sentence])[0]) >= min_cosine(model)
+        assert cosine(run_hidden(opened, [sentence])[0], run_hidden(model, [sentence])[0]) >= min_cosine(model)
 
 
 def test_context_changes_the_vector_of_a_word(opened: LoadedModel) -> None:
-    money, river = hidden_of(opened, ["money bank grows", "river bank flows"])
+    money, river = run_hidden(opened, ["money bank grows", "river bank flows"])
     assert cosine(money[2], river[2]) < 0.9
 
 
 def test_padding_content_is_ignored(opened: LoadedModel) -> None:
     (task,) = tasks_of(opened.tokenizer, SENTENCES[2])
     batch, size = pack_batch([(task.tokens.input_ids, None)], BatchShape(2, 64)), len(task.tokens)
-    clean = backend_of(opened).infer(batch.inputs)
+    clean = packed_backend(opened).infer(batch.inputs)
     batch.inputs["input_ids"].ravel()[size:] = 2769
     batch.inputs["position_ids"].ravel()[size:] = 17
-    other = backend_of(opened).infer(batch.inputs)
+    other = packed_backend(opened).infer(batch.inputs)
     assert cosine(other[0, :size], clean[0, :size]) >= min_cosine(opened)
 
 
@@ -104,25 +104,25 @@ def test_only_requested_vectors_are_returned(opened: LoadedModel) -> None:
 
 
 def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> None:
-    first = hidden_of(opened, [SENTENCES[0]])[0]
+    first = run_hidden(opened, [SENTENCES[0]])[0]
     copy = first.copy()
-    hidden_of(opened, [SENTENCES[1]])
+    run_hidden(opened, [SENTENCES[1]])
     assert np.array_equal(first, copy)
 
 
 def test_sequential_and_concurrent_runs_agree(opened: LoadedModel) -> None:
     """A batch without concurrent batches may run on more threads."""
-    expected = hidden_of(opened, [SENTENCES[2]])[0]
+    expected = run_hidden(opened, [SENTENCES[2]])[0]
     with ThreadPoolExecutor(4) as executor:
-        results = list(executor.map(lambda _: hidden_of(opened, [SENTENCES[2]])[0], range(12)))
+        results = list(executor.map(lambda _: run_hidden(opened, [SENTENCES[2]])[0], range(12)))
     assert all(cosine(vectors, expected) >= min_cosine(opened) for vectors in results)
 
 
 def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
-    before = hidden_of(opened, [SENTENCES[0]])[0]
+    before = run_hidden(opened, [SENTENCES[0]])[0]
     opened.backend.reopen()
     opened.backend.probe()
-    assert cosine(hidden_of(opened, [SENTENCES[0]])[0], before) >= min_cosine(opened)
+    assert cosine(run_hidden(opened, [SENTENCES[0]])[0], before) >= min_cosine(opened)
 
 
 def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -> None:
@@ -136,7 +136,7 @@ def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -
         chance = random.Random(seed)
         for _ in range(25):
             chosen = chance.sample(range(len(tasks)), chance.randint(1, 8))
-            while sum(len(tasks[index].tokens) for index in chosen) > backend_of(opened).max_batch_tokens:
+            while sum(len(tasks[index].tokens) for index in chosen) > packed_backend(opened).max_batch_tokens:
                 chosen.pop()
             results = opened.backend.run([tasks[index] for index in chosen]) if chosen else []
             failures.extend(
@@ -187,7 +187,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_bindings_are_initialized_before_threads_use_them(default_artifact: Path) -> None:
+def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -> None:
     """Run in new processes: the deadlock can happen only at the first calls in a process."""
     program = (
         "import threading; from pathlib import Path\n"
@@ -197,7 +197,7 @@ def test_bindings_are_initialized_before_threads_use_them(default_artifact: Path
         "def record(pool, inputs): calls.append(threading.current_thread().name); return infer(pool, inputs)\n"
         "RequestPool.infer = record\n"
         "choice = BackendChoice('openvino', 'float32', 'fast', 2, 1, 512, 'test')\n"
-        f"OpenVinoBackend(Artifact.open(Path({str(default_artifact)!r})), choice).warm_up()\n"
+        f"OpenVinoBackend(Artifact.open(Path({str(tiny_artifact)!r})), choice).warm_up()\n"
         "assert calls[0] == 'MainThread', calls[:3]; assert len(set(calls)) > 1"
     )
     for _ in range(2):

@@ -12,7 +12,7 @@ from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, p
 from service.engine.fair_queue import FairQueue
 
 
-def batch_of(sizes: list[int], max_tokens: int, max_size: int) -> list[int]:
+def first_batch(sizes: list[int], max_tokens: int, max_size: int) -> list[int]:
     queue: FairQueue[int] = FairQueue(max_tokens)
     for size in sizes:
         queue.add([size], [size])
@@ -27,7 +27,7 @@ def test_selected_batch_fits_a_shape(limits: tuple[int, int], data: st.DataObjec
     max_tokens, max_batch_tokens = limits
     shapes = ShapeBuckets.up_to(max_tokens, max_batch_tokens)
     sizes = data.draw(st.lists(st.integers(1, max_tokens), min_size=1, max_size=300))
-    batch = batch_of(sizes, max_batch_tokens, shapes.max_sequences)
+    batch = first_batch(sizes, max_batch_tokens, shapes.max_sequences)
     assert len(batch) <= shapes.max_sequences
     assert shapes.fit(batch).holds(batch)
 
@@ -37,7 +37,7 @@ def test_batch_of_short_sequences_fits_a_shape(limits: tuple[int, int], size: in
     """The token limit allows more sequences than a shape has slots."""
     shapes = ShapeBuckets.up_to(*limits)
     sizes = [size] * 5000
-    batch = batch_of(sizes, limits[1], shapes.max_sequences)
+    batch = first_batch(sizes, limits[1], shapes.max_sequences)
     assert shapes.fit([size] * len(batch)).holds([size] * len(batch))
     assert len(batch) == min(shapes.max_sequences, max(limits[1] // size, 1))
 

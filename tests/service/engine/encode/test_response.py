@@ -7,19 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.tokenizer import TokenizerInput
 from service.engine.encode.response import (
     JSON_VALUE_BYTES,
     RESULT_BYTES,
+    least_response_bytes,
     prepare_input,
     response_bytes,
     suggest_smaller_vectors,
 )
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
-from service.errors import InvalidArgument, ResponseTooLarge
+from service.errors import InvalidArgument, QueueFull, ResponseTooLarge
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
 TEXT = "He cashed a re-issued cheque at the bank."
@@ -185,6 +188,32 @@ async def limited_harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     limit = estimate(model, EncodeRequest((Input(TokenizerInput(GOLDEN)),), wire="binary"))
     async with open_harness(model, max_response_bytes=limit) as opened:
         yield opened
+
+
+@given(
+    st.lists(st.sampled_from(["a", "word " * 30, GOLDEN]), min_size=1, max_size=4),
+    st.sets(st.sampled_from(ALL_OUTPUTS), min_size=1),
+    st.sampled_from([(6,), (0, 3), tuple(range(7))]),
+    st.sampled_from(["concat", "mean", "stack"]),
+    st.sampled_from(["json", "base64", "binary"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_least_size_is_a_lower_bound(
+    model: LoadedModel, texts: list[str], outputs: set[Any], layers: Any, layer_reduce: Any, wire: Any
+) -> None:
+    inputs = tuple(Input(TokenizerInput(text)) for text in texts)
+    request = EncodeRequest(inputs, tuple(outputs), layers, layer_reduce=layer_reduce, wire=wire)
+    assert 0 < least_response_bytes(request, model.artifact.manifest) <= estimate(model, request)
+
+
+async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> None:
+    limit = model.backend.max_batch_tokens
+    async with open_harness(model, max_queue_tokens=limit, max_response_bytes=2048) as harness:
+        with harness.engine._fast.reserve(limit):
+            with pytest.raises(QueueFull):
+                await encode(harness.engine, GOLDEN, wire="binary")
+            with pytest.raises(ResponseTooLarge):
+                await encode(harness.engine, *[GOLDEN] * 4, wire="binary")
 
 
 async def test_response_over_the_limit_is_rejected_before_inference(limited_harness: ServiceHarness) -> None:

@@ -137,7 +137,7 @@ def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCa
     for case in cases:
         if case.request.wire == "binary":
             estimate = case.task.response_bytes()
-            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.task(hidden)], Timing(0, 0, 0))
+            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.task(hidden)], 9, 1, Timing(0, 0, 0))
             size = sum(message.ByteSize() for message in attend_responses(response))
             assert size <= estimate, case.request
             largest = max(largest, size / estimate)
@@ -181,7 +181,7 @@ async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estima
     json_response = await harness.post("/v1/attend", {"inputs": PASSAGE, **fields, **encoding})
     assert len(json_response.content) <= factory.case(PASSAGE, **fields, **encoding).task.response_bytes()
     case = factory.case(PASSAGE, wire="binary", dtype=encoding.get("dtype", "float32"), **fields)
-    response = AttendResponse("all-MiniLM-L6-v2", "float32", [factory.run(case)], Timing(0, 0, 0))
+    response = AttendResponse("all-MiniLM-L6-v2", "float32", [factory.run(case)], 9, 1, Timing(0, 0, 0))
     assert sum(message.ByteSize() for message in attend_responses(response)) <= case.task.response_bytes()
 
 

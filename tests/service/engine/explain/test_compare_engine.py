@@ -13,11 +13,10 @@ from service.engine.explain.compare import (
     comparison_bytes,
     cosines,
 )
-from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import CompareRequest, CompareResponse, Occurrence
 from service.rpc.explain import compare_response
-from tests.service.conftest import ServiceHarness, encode, open_harness
+from tests.service.conftest import ServiceHarness, encode
 from tests.service.engine.explain.compare_cases import (
     CHEQUE,
     RIVER,
@@ -125,15 +124,3 @@ async def test_response_is_at_most_as_large_as_the_estimate(
     assert len(response.content) <= comparison_bytes(tasks, count, request)
     message = compare_response(await harness.engine.compare(request))
     assert message.ByteSize() <= comparison_bytes(tasks, count, replace(request, wire="binary"))
-
-
-async def test_later_words_are_not_contributors_in_causal_models(causal_model: LoadedModel) -> None:
-    """The first word has no contributors, although the request is for 20."""
-    async with open_harness(causal_model) as harness:
-        occurrences = Occurrence(TWICE, word_index=5), Occurrence(TWICE, word_index=1), Occurrence(TWICE, word_index=0)
-        response = await compare_with(harness.engine, *occurrences, top_contributors=20)
-    for start, result in zip((22, 4, 0), response.occurrences, strict=True):
-        starts = [contributor.start for contributor in result.contributors]
-        assert sorted(starts) == [index for index in (0, 4, 9, 12, 16) if index < start]
-        total = sum(contributor.share for contributor in result.contributors)
-        assert total == pytest.approx(1.0 if starts else 0.0, abs=1e-5)

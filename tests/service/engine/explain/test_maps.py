@@ -73,7 +73,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 @PRECISIONS
 def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, tolerance: float) -> None:
-    """Scores are -inf. In rows, all other values are those of the sequence up to the row."""
+    """Scores are -inf. In each row, all other values match the sequence truncated after that row."""
     later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1)
     for attention, _, hidden, weights, _ in layers_of_random_encoder(dtype, causal=True):
         assert np.isneginf(attention.scores[:, later]).all()
@@ -90,7 +90,7 @@ def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, 
 def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
     dtype: torch.dtype, tolerance: float, causal: bool
 ) -> None:
-    """Maps of a packed batch are exactly 0 between sequences, and otherwise those of single sequences."""
+    """Maps of a packed batch are exactly 0 between sequences, and otherwise match single sequences."""
     encoder = random_encoder(dtype, causal=causal)
     sequences = [random_ids(size) for size in (7, 1, TOKENS)]
     starts = [0, 7, 8]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.tokenizer import Offsets, Tokenizer, TokenizerInput
+from service.engine.encode.alignment import words_of
 from service.engine.explain.units import find_units, word_units
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, Segments, SpecialTokens
@@ -160,3 +161,21 @@ def test_word_units_match_the_word_units_of_maps(tokenizer: Tokenizer, text: str
     assert words.units == case.units.units
     np.testing.assert_array_equal(words.membership, case.units.membership)
     assert words.rows == words.columns == case.units.rows == case.units.columns
+
+
+def test_word_index_counts_words_without_tokens(tokenizer: Tokenizer) -> None:
+    text = "a \u200b b"
+    case = units_of(tokenizer, text, None, unit="word", special_tokens="keep")
+    assert [(unit.text, unit.word_index) for unit in case.units.units] == [
+        ("[CLS]", None), ("a", 0), ("b", 2), ("[SEP]", None)
+    ]  # fmt: skip
+
+
+@given(TEXTS, st.none() | TEXTS)
+def test_word_index_refers_to_the_words_of_the_input(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
+    case = units_of(tokenizer, text, pair, unit="word", special_tokens="drop")
+    words = words_of(case.tokens)
+    for unit in case.units.units:
+        assert unit.word_index is not None
+        word = words[unit.word_index]
+        assert (word.text, word.start, word.end, word.segment) == (unit.text, unit.start, unit.end, unit.segment)

@@ -36,12 +36,14 @@ async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) 
     """The default is one token map of probabilities per layer and head."""
     response = await harness.post("/v1/attend", {"inputs": CASHED})
     body = response.json()
-    assert set(body) == {"model", "precision", "results"}
+    assert set(body) == {"model", "precision", "results", "usage"}
     assert (body["model"], body["precision"]) == ("all-MiniLM-L6-v2", "float32")
     assert response.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{harness.engine.info.digest}"
     (result,) = body["results"]
     assert set(result) == {"truncated", "units", "rows", "columns", "maps"}
-    assert result["units"][2] == {"text": "cash", "start": 3, "end": 7, "segment": 0, "special": False}
+    assert result["units"][2] == {
+        "text": "cash", "start": 3, "end": 7, "segment": 0, "special": False, "word_index": None
+    }  # fmt: skip
     assert [unit["special"] for unit in result["units"]] == [True] + [False] * 9 + [True]
     assert result["rows"] == result["columns"] == list(range(11))
     maps = result["maps"]
@@ -150,7 +152,7 @@ async def test_comparison_has_the_fields_of_the_contract(harness: ServiceHarness
     request = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
     response = await harness.post("/v1/compare", request)
     body = response.json()
-    assert set(body) == {"model", "precision", "occurrences", "static", "layers"}
+    assert set(body) == {"model", "precision", "occurrences", "static", "layers", "usage"}
     assert "server-timing" in response.headers
     money, river = body["occurrences"]
     assert [money[key] for key in ("text", "start", "end")] == ["bank", 25, 29]
@@ -247,11 +249,15 @@ async def test_attend_runs_on_the_explain_lane(harness: ServiceHarness) -> None:
     assert harness.sample("attendant_batch_size_count", lane="explain") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/attend", "/v1/compare"])
-def test_openapi_schema_describes_the_body(rest: httpx.Client, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "properties"),
+    [
+        ("/v1/attend", {"inputs", "kind", "layers", "heads", "layer_reduce", "head_reduce"}),
+        ("/v1/compare", {"occurrences", "layers", "top_contributors"}),
+    ],
+)
+def test_openapi_schema_describes_the_body(rest: httpx.Client, path: str, properties: set[str]) -> None:
     schema = rest.get("/openapi.json").json()
     reference = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     body = schema["components"]["schemas"][reference.rpartition("/")[2]]
-    assert {"inputs", "kind", "layer_reduce"} <= set(body["properties"]) or {"occurrences", "top_contributors"} <= set(
-        body["properties"]
-    )
+    assert properties <= body["properties"].keys()

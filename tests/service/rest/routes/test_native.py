@@ -132,3 +132,49 @@ def test_stacked_layers_of_several_inputs_have_one_vector_per_layer(rest: httpx.
     pooled = [result["pooled"] for result in results]
     shapes = [np.shape(vectors) if encoding == "float" else tuple(vectors["shape"]) for vectors in pooled]
     assert shapes == [(2, 384), (2, 384)]
+
+
+async def test_spans_of_tokenize_are_rejected(harness: ServiceHarness) -> None:
+    response = await harness.post("/v1/tokenize", {"inputs": ["a", {"text": "bank", "spans": [[0, 4]]}]})
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == "inputs[1].spans"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/encode", {"inputs": "bank"}),
+        ("/v1/embeddings", {"input": "bank", "model": "all-MiniLM-L6-v2"}),
+        ("/embed", {"inputs": "bank"}),
+        ("/v2/models/all-MiniLM-L6-v2/infer", {"inputs": []}),
+    ],
+)
+async def test_query_parameters_are_rejected(harness: ServiceHarness, path: str, body: dict[str, Any]) -> None:
+    """They would be ignored silently."""
+    response = await harness.client.post(path, json=body, params={"dimensions": "1"})
+    assert response.status_code in (400, 413, 422)
+    assert "dimensions: unknown query parameter. Send options in the body." in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/attend"])
+async def test_usage_counts_tokens(harness: ServiceHarness, path: str) -> None:
+    response = await harness.post(path, {"inputs": ["money bank grows", "bank"]})
+    assert response.json()["usage"] == {"tokens": 8, "truncated_inputs": 0}
+
+
+async def test_usage_of_compare_counts_equal_texts_once(harness: ServiceHarness) -> None:
+    occurrences = [{"text": "bank", "word_index": 0}, {"text": "bank", "span": [0, 4]}]
+    response = await harness.post("/v1/compare", {"occurrences": occurrences})
+    assert response.json()["usage"] == {"tokens": 3, "truncated_inputs": 0}
+
+
+async def test_endpoint_of_a_path_with_a_parameter_is_its_template(harness: ServiceHarness) -> None:
+    assert (await harness.client.get("/v1/model/all-MiniLM-L6-v2")).status_code == 200
+    assert harness.sample("attendant_requests_total", endpoint="/v1/model/{name}", code="200") == 1
+
+
+async def test_equal_scores_are_printed_equally(harness: ServiceHarness) -> None:
+    body = {"queries": ["river bank", "money"], "documents": ["a bank account", "water", "loan"], "explain": True}
+    response = (await harness.post("/v1/similarity", body)).json()
+    for pair in response["pairs"]:
+        assert repr(pair["score"]) == repr(response["scores"][pair["query"]][pair["document"]])

@@ -51,7 +51,7 @@ async def test_statistics_are_those_of_the_metrics(harness: ServiceHarness) -> N
 async def test_requests_are_counted_as_this_api(harness: ServiceHarness) -> None:
     await infer(harness, text(GOLDEN))
     await post(harness, text(""))
-    labels = {"api": "oip", "endpoint": "/v2/models/{name:path}/infer", "model": MODEL}
+    labels = {"api": "oip", "endpoint": "/v2/models/{name}/infer", "model": MODEL}
     assert harness.sample("attendant_requests_total", code="200", **labels) == 1
     assert harness.sample("attendant_requests_total", code="400", **labels) == 1
     assert harness.sample("attendant_rejected_requests_total", api="oip", reason="invalid") == 1

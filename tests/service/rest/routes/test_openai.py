@@ -61,7 +61,7 @@ def test_token_ids_are_rejected_by_default(client: openai.OpenAI, ids: list[int]
     """LangChain sends ids of the OpenAI vocabulary. The error names the option that prevents this."""
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as raised:
         client.embeddings.create(model=MODEL, input=ids)
-    assert (raised.value.code, raised.value.param) == ("TOKEN_IDS_DISABLED", "input")
+    assert (raised.value.code, raised.value.param) == ("token_ids_disabled", "input")
 
 
 async def test_token_ids_are_accepted_when_enabled(model: LoadedModel, golden: list[float]) -> None:
@@ -111,7 +111,7 @@ async def test_permanent_errors_disable_retries(harness: ServiceHarness, monkeyp
 def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         client.embeddings.create(model="text-embedding-3-small", input="a")
-    assert raised.value.code == "MODEL_NOT_FOUND"
+    assert raised.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize("texts", ["", [], [""], ["a", " "], "word " * 300])

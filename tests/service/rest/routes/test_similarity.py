@@ -111,7 +111,7 @@ async def test_largest_number_of_pairs_is_explained(harness: ServiceHarness) -> 
 
 
 async def test_effect_of_the_only_word_leaves_the_special_tokens(harness: ServiceHarness) -> None:
-    """With leave_one_out, the remaining vector is the mean of those of [CLS] and [SEP]."""
+    """With leave_one_out, the remaining vector is the mean of the vectors of [CLS] and [SEP]."""
     body = {"inputs": ["bank", "money"], "outputs": ["tokens", "pooled"]}
     bank, money = (await harness.post("/v1/encode", body)).json()["results"]
     rest = np.mean([bank["token_vectors"][0], bank["token_vectors"][2]], axis=0)

@@ -132,7 +132,7 @@ async def test_deadline_applies(harness: ServiceHarness, path: str) -> None:
 async def test_full_queue_is_overload(model: LoadedModel) -> None:
     async with open_harness(model, max_queue_tokens=10) as harness:
         with fast_lane(harness).reserve(10):
-            for path in ("/", "/embed", "/embed_all", "/tokenize"):
+            for path in ("/", "/embed", "/embed_all"):
                 response = await harness.post(path, {"inputs": GOLDEN})
                 assert (response.status_code, response.json()["error_type"]) == (429, "Overloaded")
                 assert int(response.headers["retry-after"]) >= 1

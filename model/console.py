@@ -1,0 +1,88 @@
+"""Conventions that the commands `attendant` and `attendant-model` share; docs/commands.md describes them."""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+EX_OK = 0
+EX_NEGATIVE = 1
+EX_USAGE = 2
+EX_DATAERR = 65
+EX_UNAVAILABLE = 69
+EX_SOFTWARE = 70
+EX_CANTCREAT = 73
+EX_CONFIG = 78
+EX_INTERRUPTED = 130
+EX_PIPE = 141
+STATUSES = {
+    EX_OK: "success",
+    EX_NEGATIVE: "the command ran, and its result is negative: rejected rows, or a missed threshold",
+    EX_USAGE: "wrong usage",
+    EX_DATAERR: "unusable input: a text, a data file, or the files of a model",
+    EX_UNAVAILABLE: "a server or the engine failed",
+    EX_SOFTWARE: "internal error",
+    EX_CANTCREAT: "output cannot be written",
+    EX_CONFIG: "invalid setting, configuration or artifact, or a missing package",
+    EX_INTERRUPTED: "interrupted with Ctrl-C",
+    EX_PIPE: "the reader of standard output closed it",
+}
+"""Exit statuses: the numbers of sysexits.h, and 128 plus the signal."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line that names the option, the limit and a remedy."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=f"{epilog.rstrip()}\n\nExit statuses: docs/commands.md",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with status `EX_USAGE`."""
+        text = message.removeprefix("argument ").rstrip(".")
+        self.exit(EX_USAGE, f"{self.prog}: {text}. See: {self.prog} --help\n")
+
+
+def output_path(text: str) -> Path:
+    """Return a path to write; argparse reports the error."""
+    if text == "-":
+        raise argparse.ArgumentTypeError('"-" is not supported. Name a file, or ./- for a file of that name')
+    return Path(text)
+
+
+def run_command(program: str, command: Callable[[], int]) -> int:
+    """Run a command and return its exit status, also if it is interrupted or standard output cannot be written."""
+    try:
+        status = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EX_INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return EX_PIPE
+    except OSError as error:
+        if error.errno not in FULL_DISK or error.filename is not None:
+            raise
+        _discard_output()
+        print(
+            f"{program}: standard output: cannot be written ({error.strerror}). Check the free space.", file=sys.stderr
+        )
+        return EX_CANTCREAT
+    return status
+
+
+def _discard_output() -> None:
+    """Drop buffered output. The interpreter would write it at exit and report the error again."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.close(descriptor)

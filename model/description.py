@@ -1,0 +1,85 @@
+"""Lines that `attendant-model` prints about an artifact: its embedding settings, training and evaluations."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from model.manifest import ASSUMED, EvaluationRecord, Manifest, Pooling, TrainingRecord
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """The settings that turn a text into an embedding, and the origin of each: a file, an option or `ASSUMED`.
+
+    `prompts` are names. `dense` has one (inputs, outputs, activation) per layer.
+    """
+
+    pooling: Pooling
+    include_prompt: bool
+    normalize: bool
+    max_input_tokens: int
+    prompts: Sequence[str]
+    default_prompt_name: str | None
+    dense: Sequence[tuple[int, int, str]]
+    origins: Mapping[str, str]
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "EmbeddingSettings":
+        """Return the settings of an artifact; without origins if an earlier version exported it."""
+        return cls(
+            manifest.pooling,
+            manifest.include_prompt,
+            manifest.normalize,
+            manifest.max_input_tokens,
+            list(manifest.prompts),
+            manifest.default_prompt_name,
+            [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in manifest.dense],
+            manifest.origins,
+        )
+
+    def describe(self) -> Iterator[str]:
+        """Yield one line per setting, with its origin in parentheses."""
+        values = {
+            "pooling": self.pooling + ("" if self.include_prompt else ", without the prompt"),
+            "normalize": "yes" if self.normalize else "no",
+            "max_input_tokens": f"{self.max_input_tokens:,} tokens",
+            "prompts": ", ".join(self.prompts) or "none",
+            "dense": ", ".join(f"{inputs} to {outputs} {activation}" for inputs, outputs, activation in self.dense)
+            or "none",
+        }
+        if self.default_prompt_name is not None:
+            values["prompts"] += f"; default {self.default_prompt_name}"
+        labels = {"normalize": "normalization", "max_input_tokens": "maximum length", "dense": "dense layers"}
+        for name, value in values.items():
+            origin = self.origins.get(name)
+            yield f"{labels.get(name, name)}: {value}" + (f" ({origin})" if origin else "")
+
+    def warning(self) -> str | None:
+        """Return a warning about settings that no file of the model contains; None without one."""
+        values = {"pooling": f"{self.pooling} pooling", "normalize": "no normalization"}
+        assumed = [name for name in values if self.origins.get(name) == ASSUMED]
+        if not assumed:
+            return None
+        options = {"pooling": "--pooling", "normalize": "--normalize or --no-normalize"}
+        return (
+            f"warning: assumed {' and '.join(values[name] for name in assumed)} (no modules.json). The embeddings are "
+            "wrong if the model was trained with other settings. See its model card and set "
+            f"{' and '.join(options[name] for name in assumed)}."
+        )
+
+
+def describe_training(training: TrainingRecord) -> str:
+    """Return one line about how a model was trained."""
+    files = ", ".join(f"{file.name} ({file.size:,} bytes)" for file in training.data)
+    line = f"training: {training.objective}, {training.steps:,} steps, {training.tokens:,} tokens of {files}"
+    line += f", from {training.initial_model}" if training.initial_model else ""
+    line += f", teacher {training.teacher}" if training.teacher else ""
+    line += f", {training.precision}, seed {training.seed}, validation loss {training.validation_loss:.4f}"
+    return line
+
+
+def describe_evaluation(evaluation: EvaluationRecord) -> str:
+    """Return one line about a measure."""
+    line = f"evaluation {evaluation.task}, {evaluation.file}: {evaluation.measure} {evaluation.value:.3f}"
+    if evaluation.low is not None and evaluation.high is not None:
+        line += f" [{evaluation.low:.3f}, {evaluation.high:.3f}]"
+    return line

@@ -1,0 +1,69 @@
+"""Checks before an export, which takes minutes: the output directory and the tokenizer."""
+
+import json
+from pathlib import Path
+
+from model.artifact import MANIFEST, ArtifactError
+from model.checkpoint import Checkpoint
+from model.checkpoint_files import CheckpointError
+from model.console import EX_CANTCREAT
+from model.model_source import ModelSource
+from model.tokenizer import Tokenizer, TokenizerInput
+
+
+class OutputError(ArtifactError):
+    """An output directory that must not be replaced."""
+
+    status = EX_CANTCREAT
+
+
+def check_directory(out: Path) -> None:
+    """Raise OutputError unless `out` is an artifact, an empty directory, or a new path."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out}: not a directory. Choose another path.")
+    if out.exists() and not (out / MANIFEST).is_file() and any(out.iterdir()):
+        raise OutputError(f"{out}: not empty and not an artifact. Choose another directory.")
+
+
+def check_same_source(out: Path, source: ModelSource) -> None:
+    """Raise OutputError if `out` has another model's artifact, even a damaged one or one of an older format."""
+    if not (out / MANIFEST).is_file():
+        return
+    try:
+        manifest = json.loads((out / MANIFEST).read_bytes())
+        existing = manifest["source"], manifest["revision"]
+    except (ValueError, TypeError, KeyError):
+        raise OutputError(
+            f"{out}: has a damaged {MANIFEST}, so its model is unknown. Choose another directory, or set --overwrite."
+        ) from None
+    # Directories of two models can have the same name; a Hugging Face model ID has one model in all its revisions.
+    is_directory = str(source.revision).startswith("sha256:")
+    if existing[0] != source.source or (is_directory and existing[1] != source.revision):
+        raise OutputError(
+            f"{out}: has the artifact of another model ({_describe_source(*existing)}, "
+            f"not {_describe_source(source.source, source.revision)}). Choose another directory, or set --overwrite."
+        )
+
+
+def _describe_source(source: str, revision: str | None) -> str:
+    return f'"{source}"' + (f" with weights {revision[:19]}" if revision and revision.startswith("sha256:") else "")
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
+    try:
+        tokenizer = Tokenizer(checkpoint.tokenizer)
+        vocab_size, special_tokens = tokenizer.vocab_size, len(tokenizer.encode([TokenizerInput("")])[0])
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+    if vocab_size > checkpoint.encoder.config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: more tokens than the embedding table ({vocab_size}, "
+            f"limit {checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
+        )
+    if checkpoint.max_input_tokens <= special_tokens:
+        raise CheckpointError(
+            f"{checkpoint.embedding_config.origins['max_input_tokens']}: maximum length leaves no room for text "
+            f"({checkpoint.max_input_tokens} tokens, of which {special_tokens} are special). "
+            "Set --max-input-tokens to a larger value."
+        )

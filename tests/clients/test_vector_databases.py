@@ -1,0 +1,86 @@
+"""The recipes of docs/vector-databases.md: Qdrant's local mode, and PostgreSQL with pgvector."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.clients.environments import ClientEnvironment
+from tests.conftest import ROOT, run_python
+from tests.serving import ServiceThread
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "vector-databases.md").read_text()
+QDRANT = """
+import contextlib, io, os
+os.chdir(arguments["directory"])
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    exec(arguments["script"])
+send(printed.getvalue().splitlines())
+"""
+POSTGRES = """
+import json, os, subprocess
+from pathlib import Path
+import httpx, pgserver
+os.chdir(arguments["directory"])
+server = pgserver.get_server("database")
+try:
+    response = httpx.post(f"{rest}/v1/encode", json={"inputs": "a ship on the water"})
+    query = json.dumps(response.json()["results"][0]["pooled"])
+    (psql,) = Path(pgserver.__file__).parent.rglob("bin/psql")
+    script = arguments["script"].replace("$1", f"'{query}'")
+    command = [str(psql), server.get_uri(), "-v", "ON_ERROR_STOP=1", "--no-align", "--tuples-only", "--quiet"]
+    output = subprocess.run(command, input=script, text=True, capture_output=True, check=True).stdout
+finally:
+    server.cleanup()
+send([line.split("|") for line in output.splitlines()])
+"""
+
+
+def code_blocks(language: str) -> str:
+    return "".join(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> ClientEnvironment:
+    return ClientEnvironment.create("vector_databases", tmp_path_factory.mktemp("environment") / "vector_databases")
+
+
+@pytest.fixture
+def vectors(tmp_path: Path, default_artifact: Path) -> Path:
+    """Return the directory of the files that the first command of the page writes."""
+    (line,) = re.findall(r"^printf '%s\\n' (.*) > texts\.txt$", PAGE, re.MULTILINE)
+    (tmp_path / "texts.txt").write_text("\n".join(re.findall(r'"(.*?)"', line)) + "\n")
+    files = [str(tmp_path / name) for name in ("texts.txt", "vectors.jsonl")]
+    result = run_python("-m", "service", "embed", files[0], "-o", files[1], model_dir=default_artifact)
+    assert result.returncode == 0, result.stderr
+    return tmp_path
+
+
+def expected_hits() -> list[tuple[float, str]]:
+    (block,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    return [(float(score), text) for score, text in (line.split(" ", 1) for line in block.splitlines())]
+
+
+def test_qdrant_finds_the_nearest_texts(environment: ClientEnvironment, vectors: Path, service: ServiceThread) -> None:
+    code = code_blocks("python").replace("http://127.0.0.1:8080", service.rest)
+    printed = environment.call(
+        QDRANT, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=code
+    )
+    for line, (score, text) in zip(printed, expected_hits(), strict=True):
+        assert line.split(" ", 1)[1] == text
+        assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # precisions differ by CPU
+
+
+def test_pgvector_finds_the_nearest_texts(
+    environment: ClientEnvironment, vectors: Path, service: ServiceThread
+) -> None:
+    rows = environment.call(
+        POSTGRES, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=code_blocks("sql")
+    )
+    texts = (vectors / "texts.txt").read_text().splitlines()
+    for (number, cosine), (score, text) in zip(rows, expected_hits(), strict=False):
+        assert texts[int(number) - 1] == text
+        assert float(cosine) == pytest.approx(score, abs=0.01)
+    assert len(rows) == len(texts)

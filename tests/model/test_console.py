@@ -1,0 +1,151 @@
+"""Rules that both programs share: exit statuses, errors, and standard output that cannot be written."""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from model.__main__ import _parser as model_parser
+from model.__main__ import main as model_main
+from model.console import STATUSES, run_command
+from service.__main__ import main as service_main
+from service.commands import ask, compare, embed, evaluate, size
+from tests.conftest import ROOT
+
+LONG = "x" * 100_000
+"""More than the buffer of standard output, so that the write itself fails."""
+
+
+def print_long() -> int:
+    print(LONG)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[], int]] = {
+    "attendant": lambda: service_main(["size", "--texts-per-second", "1", "--mean-tokens", "1"]),
+    "attendant-model": lambda: model_main(["verify", str(ROOT / "models" / "all-MiniLM-L6-v2")]),
+    "long output": lambda: run_command("long output", print_long),
+}
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_full_disk_is_an_error(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert COMMANDS[program]() == 73
+    problem = "standard output: cannot be written (No space left on device). Check the free space."
+    assert capsys.readouterr().err == f"{program}: {problem}\n"
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_closed_pipe_ends_the_command_silently(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert COMMANDS[program]() == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_of_the_system_are_not_hidden() -> None:
+    def fail() -> int:
+        raise PermissionError(13, "Permission denied", "file")
+
+    with pytest.raises(PermissionError):
+        run_command("attendant", fail)
+
+
+@pytest.mark.parametrize(
+    ("main", "module"), [(service_main, "service.commands.size.run"), (model_main, "model.__main__._verify")]
+)
+def test_interrupted_command_exits_with_130(
+    main: Callable[[list[str]], int],
+    module: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C prints no traceback."""
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, interrupt)
+    assert main(["size"] if main is service_main else ["verify", "models/none"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (service_main, ["embed", "in.txt", "-o", "-"]),
+        (model_main, ["export", "default", "-o", "-"]),
+        (model_main, ["train", "config.toml", "-o", "-"]),
+        (model_main, ["example", "ambiguous-words", "-o", "-"]),
+    ],
+)
+def test_dash_is_not_an_output_file(
+    main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert '"-" is not supported. Name a file, or ./- for a file of that name.' in error
+    assert error.count("\n") == 1
+
+
+def test_page_lists_every_exit_status() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert {int(number): meaning for number, meaning in rows} == STATUSES
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve"], ["embed", "a text"], ["ask"], ["compare"], ["evaluate"], ["size"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_help_has_examples_and_no_python_types(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        service_main([*arguments, "--help"])
+    check_help(capsys.readouterr().out, f"attendant {arguments[0]}")
+
+
+@pytest.mark.parametrize("command", ["", "export", "train", "example", "verify"])
+def test_help_of_model_commands_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        model_main([*command.split(), "--help"])
+    check_help(capsys.readouterr().out, f"attendant-model {command}".strip())
+
+
+def check_help(text: str, command: str) -> None:
+    assert re.search(rf"^ *(example: )?{command} \S", text.partition("options:")[2], re.MULTILINE)
+    assert re.findall(r"--[a-z-]+ (int|str|Path|float|bool)\b", text) == []
+    assert "Exit statuses: docs/commands.md" in text
+
+
+def test_examples_in_help_are_accepted() -> None:
+    """Of every command whose parser can be run without files."""
+    parsers = {"embed": embed._parser, "ask": ask._parser, "compare": compare._parser}
+    parsers |= {"evaluate": evaluate._parser, "size": size._parser}
+    for name, make_parser in parsers.items():
+        parser = make_parser()
+        for arguments in examples(parser.epilog or "", f"attendant {name}"):
+            if name != "embed" or "-o" in arguments:
+                parser.parse_intermixed_args(arguments)
+    for example in examples(model_parser().epilog or "", "attendant-model"):
+        model_parser().parse_args(example)
+
+
+def examples(epilog: str, command: str) -> list[list[str]]:
+    """Return the arguments of the example commands; a backslash continues a line."""
+    lines = epilog.replace("\\\n", " ").splitlines()
+    found = [shlex.split(line.partition(f"{command} ")[2]) for line in lines if f"{command} " in line]
+    assert found, command
+    return found

@@ -1,0 +1,72 @@
+"""Estimated cost of requests: small ones are prepared on the event loop, others in a thread."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from model.manifest import Manifest
+from service.engine.costs import INLINE_COST, compare_cost, describe_cost, encode_cost
+from service.engine.encode.response import build_results
+from service.engine.schema.encode import EncodeRequest, Input, TokenizeRequest
+from service.engine.schema.explain import CompareRequest, Occurrence
+from tests.service.conftest import GOLDEN, ServiceHarness, encode, encode_request
+
+ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
+ALL_LAYERS = tuple(range(7))
+SENTENCE = "He sat down on the bank of the river and watched the water flow by, as he had done every summer."
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        encode_request(GOLDEN),
+        encode_request(*[SENTENCE] * 32),
+        encode_request(GOLDEN, outputs=ALL_OUTPUTS, layers=ALL_LAYERS),
+        encode_request("word " * 150, outputs=("words",)),
+    ],
+)
+def test_small_requests_are_prepared_on_the_event_loop(request_: EncodeRequest, manifest: Manifest) -> None:
+    assert encode_cost(request_, manifest, 0) <= INLINE_COST
+
+
+@pytest.mark.parametrize(
+    ("texts", "fields", "prompt_length"),
+    [
+        (["a"] * 2048, {}, 0),
+        (["a"] * 256, {"outputs": ALL_OUTPUTS}, 0),
+        (["a"] * 16, {"outputs": ALL_OUTPUTS, "layers": ALL_LAYERS}, 0),
+        (["word " * 250], {"outputs": ("tokens", "words"), "layers": ALL_LAYERS, "layer_reduce": "mean"}, 0),
+        (["word " * 2000], {}, 0),
+        (["a"] * 64, {}, 200),
+        ([Input(encode_request("word " * 250).inputs[0].source, ((0, 4),) * 1024)], {"outputs": ("spans",)}, 0),
+    ],
+)
+def test_requests_over_two_milliseconds_are_prepared_in_a_thread(
+    manifest: Manifest, texts: list[Any], fields: dict[str, Any], prompt_length: int
+) -> None:
+    request = encode_request(*texts, **({"layers": (-1,)} | fields))
+    assert encode_cost(request, manifest, prompt_length) > INLINE_COST
+
+
+def test_cost_of_listing_tokens_and_of_comparing_words_counts_items() -> None:
+    inputs = encode_request(*["a"] * 64).inputs
+    assert describe_cost(TokenizeRequest(inputs)) > INLINE_COST > describe_cost(TokenizeRequest(inputs[:4]))
+    occurrences = tuple(Occurrence(GOLDEN, word_index=1) for _ in range(64))
+    assert compare_cost(CompareRequest(occurrences), list(inputs[:1]), 7) > INLINE_COST
+    assert compare_cost(CompareRequest(occurrences[:4]), list(inputs[:1]), 7) < INLINE_COST
+
+
+async def test_results_of_many_inputs_are_built_in_a_thread(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, build = [], build_results
+
+    def record_thread(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return build(*arguments)
+
+    monkeypatch.setattr("service.engine.engine.build_results", record_thread)
+    await encode(harness.engine, "a")
+    await encode(harness.engine, *["a"] * 256)
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]

@@ -1,0 +1,95 @@
+"""Golden vectors: each backend is compared with them at start, and an inaccurate precision falls back to float32."""
+
+import base64
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.artifact import GOLDEN, Artifact, ArtifactError
+from service.config import ConfigError, Settings
+from service.engine.backends.openvino import OpenVinoBackend
+from service.engine.golden_check import MIN_COSINE, min_golden_cosine
+from service.engine.model_loader import LoadedModel
+from tests.shared_models import load_anew
+
+
+@pytest.fixture
+def artifact(default_artifact: Path, tmp_path: Path) -> Path:
+    """Return a copy whose golden vectors the test may change."""
+    return Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile two shapes only, so that a backend opens in a second."""
+    monkeypatch.setattr(OpenVinoBackend, "batch_shapes", ((1, 64), (1, 256)))
+
+
+def change_golden(root: Path, **fields: Any) -> None:
+    golden = json.loads((root / GOLDEN).read_text())
+    (root / GOLDEN).write_text(json.dumps(golden | fields))
+
+
+def turn_golden(root: Path, dimensions: int) -> None:
+    """Replace the golden vectors by others, which no precision computes."""
+    count = len(json.loads((root / GOLDEN).read_text())["texts"])
+    vectors = np.random.default_rng(0).standard_normal((count, dimensions)).astype("<f4")
+    change_golden(root, vectors=base64.b64encode(vectors.tobytes()).decode())
+
+
+def test_default_model_has_32_golden_vectors_and_reaches_its_limit(model: LoadedModel) -> None:
+    golden = model.artifact.read_golden_vectors()
+    assert golden is not None
+    assert len(golden.texts) == len(set(golden.texts)) == 32
+    cosine = min_golden_cosine(model.artifact, model.tokenizer, model.backend)
+    assert cosine is not None
+    print(f"{model.backend.choice.precision}: min cosine {cosine:.6f}")
+    assert MIN_COSINE[model.backend.choice.precision] <= cosine <= 1.000001
+
+
+def test_inaccurate_precision_falls_back_to_float32(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model: LoadedModel
+) -> None:
+    """The line of the selection says so. With a CPU without bfloat16, float32 is selected at once."""
+    monkeypatch.setitem(MIN_COSINE, "bfloat16", 0.9999999)
+    with caplog.at_level(logging.INFO):
+        loaded = load_anew(Settings(model_dir=artifact))
+    assert loaded.backend.choice.precision == "float32"
+    (line,) = [record.getMessage() for record in caplog.records if "backend selected" in record.getMessage()]
+    assert "precision=float32" in line
+    if model.backend.choice.precision == "bfloat16":
+        assert "bfloat16 is too inaccurate for this model (min cosine 0.99" in line
+        assert "limit 0.9999999" in loaded.backend.choice.reason
+
+
+def test_requested_precision_that_is_too_inaccurate_is_rejected(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, model: LoadedModel
+) -> None:
+    if model.backend.choice.precision != "bfloat16":
+        pytest.skip("this CPU has no bfloat16")
+    monkeypatch.setitem(MIN_COSINE, "bfloat16", 0.9999999)
+    with pytest.raises(ConfigError, match=r'ATTENDANT_PRECISION: "bfloat16" is too inaccurate .* Use "float32"\.'):
+        load_anew(Settings(model_dir=artifact, precision="bfloat16"))
+
+
+def test_float32_that_differs_from_the_export_is_rejected(artifact: Path, model: LoadedModel) -> None:
+    turn_golden(artifact, model.artifact.manifest.hidden_size)
+    with pytest.raises(ArtifactError, match=r"golden\.json: vectors differ from the export \(min cosine -?0\.\d+"):
+        load_anew(Settings(model_dir=artifact, precision="float32", provider="cpu"))
+
+
+def test_artifact_without_golden_vectors_is_served(artifact: Path, model: LoadedModel) -> None:
+    (artifact / GOLDEN).unlink()
+    assert min_golden_cosine(Artifact.open(artifact), model.tokenizer, model.backend) is None
+
+
+@pytest.mark.parametrize("fields", [{"vectors": "AAAA"}, {"vectors": "*"}, {"texts": 1}, {"other": 1}])
+def test_invalid_golden_vectors_are_rejected(artifact: Path, fields: dict[str, Any]) -> None:
+    change_golden(artifact, **fields)
+    with pytest.raises(ArtifactError, match=r"golden\.json: invalid golden vectors\. Export again\."):
+        Artifact.open(artifact).read_golden_vectors()
