@@ -3,8 +3,20 @@
 ServiceError
 ├── MalformedRequest  400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
 ├── InvalidArgument   422  INVALID_ARGUMENT      a field has an invalid value
-│   ├── EmptyInput                               only special tokens
-│   ├── InputTooLong                             more tokens than the model accepts
+│   ├── MissingField                             absent, or required by another field
+│   ├── UnknownField                             a field that the operation does not have
+│   ├── ConflictingFields                        two fields, or two of their values, exclude each other
+│   ├── WrongType                                another JSON type
+│   ├── WrongShape                               another length of an array than its shape or another array requires
+│   ├── UnknownValue                             not in a closed set
+│   ├── InvalidFormat                            a string that does not parse
+│   ├── InvalidHeader                            the same in a header
+│   ├── OutOfRange                               below `minimum` or above `maximum`
+│   ├── Empty                                    no items, or no tokens other than special tokens
+│   ├── Duplicate                                the same item twice
+│   ├── TooFew                                   fewer items than `minimum`
+│   ├── TooMany                                  more items than `maximum`
+│   ├── TooLong                                  more tokens or characters than `maximum`
 │   └── ResponseTooLarge                         the response would be over the limit
 ├── RequestTooLarge   413  RESOURCE_EXHAUSTED    too many bytes or characters
 ├── HeadersTooLarge   431  RESOURCE_EXHAUSTED
@@ -34,25 +46,24 @@ DOMAIN = "attendant"
 Reason = Literal[
     "BACKEND_FAILED",
     "CANCELLED",
+    "CONFLICTING_FIELDS",
     "DEADLINE_EXCEEDED",
     "DRAINING",
     "DTYPE_OVERFLOW",
-    "EMPTY_INPUT",
+    "DUPLICATE",
+    "EMPTY",
     "HEADERS_TOO_LARGE",
-    "HEAD_OUT_OF_RANGE",
     "HOST_NOT_ALLOWED",
-    "INPUT_TOO_LARGE",
-    "INPUT_TOO_LONG",
     "INTERNAL",
-    "INVALID_ARGUMENT",
+    "INVALID_FORMAT",
     "INVALID_HEADER",
-    "LAYER_OUT_OF_RANGE",
     "MALFORMED_REQUEST",
     "METHOD_NOT_ALLOWED",
     "METHOD_NOT_FOUND",
+    "MISSING_FIELD",
     "MODEL_NOT_FOUND",
     "NON_FINITE_OUTPUT",
-    "OCCURRENCE_COUNT",
+    "OUT_OF_RANGE",
     "OVERLOADED",
     "PROMPT_NOT_FOUND",
     "QUEUE_FULL",
@@ -62,28 +73,29 @@ Reason = Literal[
     "ROUTE_NOT_FOUND",
     "SPANS_OVERLAP",
     "SPAN_EMPTY",
-    "SPAN_OUT_OF_RANGE",
     "SPAN_TRUNCATED",
     "STARTING",
     "TOKEN_IDS_DISABLED",
-    "TOKEN_ID_OUT_OF_RANGE",
-    "TOO_MANY_INPUTS",
-    "TOO_MANY_ITEMS",
-    "TOO_MANY_PAIRS",
-    "TOO_MANY_SPANS",
+    "TOO_FEW",
+    "TOO_LONG",
+    "TOO_MANY",
     "UNAUTHENTICATED",
     "UNAVAILABLE",
     "UNKNOWN_FIELD",
+    "UNKNOWN_VALUE",
     "UNSUPPORTED",
-    "UNSUPPORTED_KIND",
+    "UNSUPPORTED_BY_MODEL",
     "UNSUPPORTED_MEDIA_TYPE",
     "UNSUPPORTED_METHOD",
     "UNSUPPORTED_TRANSFER_ENCODING",
-    "WORD_OUT_OF_RANGE",
+    "WRONG_SHAPE",
+    "WRONG_TYPE",
 ]
 """Every reason; docs/api.md describes each, and a test compares the two."""
 
 Detail = int | float | str
+
+MAX_ECHO = 64
 
 _JSON_TYPES: dict[type, str] = {
     bool: "boolean", int: "number", float: "number", str: "string", bytes: "string", list: "array", dict: "object",
@@ -93,12 +105,14 @@ _JSON_TYPES: dict[type, str] = {
 class ServiceError(Exception):
     """An error for the client.
 
-    The message is `<field>: <problem> (<actual>, limit <limit>). <Remedy>`. It never contains input text.
+    The message is `<field>: <problem> (<actual>, limit <maximum>). <Remedy>`. It never contains input text.
 
     Attributes:
         field: The path of the field in the request, such as `inputs[3]`; None if the error is not about one field.
-        limit: The limit that was exceeded.
-        actual: The value that exceeded it, or the type of a value if the type is wrong.
+        minimum: The least value allowed, if that is what `actual` violates or a range applies.
+        maximum: The greatest value allowed, likewise.
+        actual: The rejected number or size, the JSON type if the type is wrong, or the rejected value of a closed set,
+            such as a model name.
         reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.
         retry_after_s: Seconds after which a retry may succeed.
         label: The label of the rejection counter; "" if the error is not a rejection.
@@ -118,7 +132,8 @@ class ServiceError(Exception):
         *,
         field: str | None = None,
         actual: Detail | None = None,
-        limit: Detail | None = None,
+        minimum: float | None = None,
+        maximum: float | None = None,
         unit: str = "",
         reason: Reason | None = None,
         retry_after_s: float | None = None,
@@ -130,19 +145,23 @@ class ServiceError(Exception):
             remedy: What to do, one sentence.
             field: See the class attributes.
             actual: See the class attributes.
-            limit: See the class attributes.
-            unit: The unit of `actual` and `limit` in the message, such as "bytes".
+            minimum: See the class attributes.
+            maximum: See the class attributes.
+            unit: The unit of the numbers in the message, such as "bytes".
             reason: Replaces the reason of the class.
             retry_after_s: See the class attributes.
         """
-        detail = _detail(actual, limit, unit)
+        self.reason = reason or self.reason
+        quoted = isinstance(actual, str) and self.reason != "WRONG_TYPE"
+        shown = "" if actual is None else f'"{actual}"' if quoted else f"{actual}"
+        detail = _detail(shown, minimum, maximum, unit)
         self.message = f"{field}: " if field else ""
         self.message += f"{problem}{detail}." + (f" {remedy}" if remedy else "")
         super().__init__(self.message)
         self.field = field
         self.actual = actual
-        self.limit = limit
-        self.reason = reason or self.reason
+        self.minimum = minimum
+        self.maximum = maximum
         self.retry_after_s = retry_after_s
 
     def rename_field(self, field: str) -> None:
@@ -157,11 +176,23 @@ def json_type(value: object) -> str:
     return _JSON_TYPES.get(type(value), "null")
 
 
-def _detail(actual: Detail | None, limit: Detail | None, unit: str) -> str:
+def echo(value: str) -> str:
+    """Return a rejected value of a closed set for `actual`: one printable line of at most `MAX_ECHO` characters."""
+    printable = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in value)
+    return printable if len(printable) <= MAX_ECHO else f"{printable[: MAX_ECHO - 3]}..."
+
+
+def _detail(actual: str, minimum: float | None, maximum: float | None, unit: str) -> str:
+    """Return the parenthesis of a message. It omits a range, because the remedy states it."""
     unit = f" {unit}" if unit else ""
-    if actual is None:
-        return "" if limit is None else f" (limit {limit}{unit})"
-    return f" ({actual}{unit})" if limit is None else f" ({actual}{unit}, limit {limit})"
+    bound = ""
+    if minimum is None and maximum is not None:
+        bound = f"limit {maximum}"
+    elif minimum is not None and maximum is None:
+        bound = f"minimum {minimum}"
+    if not actual:
+        return f" ({bound}{unit})" if bound else ""
+    return f" ({actual}{unit}, {bound})" if bound else f" ({actual}{unit})"
 
 
 class MalformedRequest(ServiceError):
@@ -169,20 +200,75 @@ class MalformedRequest(ServiceError):
 
 
 class InvalidArgument(ServiceError):
+    """A field has an invalid value; the reason comes from a subclass or from the argument `reason`."""
+
     code, http_status, label = "INVALID_ARGUMENT", 422, "invalid"
-    reason: Reason = "INVALID_ARGUMENT"
 
 
-class EmptyInput(InvalidArgument):
-    reason = "EMPTY_INPUT"
+class MissingField(InvalidArgument):
+    reason = "MISSING_FIELD"
 
 
-class InputTooLong(InvalidArgument):
-    reason = "INPUT_TOO_LONG"
+class UnknownField(InvalidArgument):
+    reason = "UNKNOWN_FIELD"
+
+
+class ConflictingFields(InvalidArgument):
+    reason = "CONFLICTING_FIELDS"
+
+
+class WrongType(InvalidArgument):
+    reason = "WRONG_TYPE"
+
+
+class WrongShape(InvalidArgument):
+    reason = "WRONG_SHAPE"
+
+
+class UnknownValue(InvalidArgument):
+    reason = "UNKNOWN_VALUE"
+
+
+class InvalidFormat(InvalidArgument):
+    reason = "INVALID_FORMAT"
+
+
+class InvalidHeader(InvalidArgument):
+    reason = "INVALID_HEADER"
+
+
+class OutOfRange(InvalidArgument):
+    reason = "OUT_OF_RANGE"
+
+
+class Empty(InvalidArgument):
+    reason = "EMPTY"
+
+
+class Duplicate(InvalidArgument):
+    reason = "DUPLICATE"
+
+
+class TooFew(InvalidArgument):
+    reason = "TOO_FEW"
+
+
+class TooMany(InvalidArgument):
+    reason = "TOO_MANY"
+
+
+class TooLong(InvalidArgument):
+    reason = "TOO_LONG"
 
 
 class ResponseTooLarge(InvalidArgument):
     label, reason = "too_large", "RESPONSE_TOO_LARGE"
+
+
+def missing_or_conflicting(names: tuple[str, str], missing: bool, field: str) -> InvalidArgument:
+    """Return the error for two fields of which exactly one must be set."""
+    kind, state = (MissingField, "missing") if missing else (ConflictingFields, "set")
+    return kind(f"{names[0]} and {names[1]} are both {state}", "Send one of them.", field=field)
 
 
 class RequestTooLarge(ServiceError):

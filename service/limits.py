@@ -5,16 +5,9 @@ from typing import get_args
 
 from service.engine.schema.encode import Input, ModelInfo, Output
 from service.engine.validation.explain import MAX_OCCURRENCES
-from service.errors import InvalidArgument, Overloaded, Reason, RequestTooLarge
+from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
 
 SPLIT = "Split the request."
-REASONS: dict[str, Reason] = {
-    "inputs": "TOO_MANY_INPUTS",
-    "occurrences": "OCCURRENCE_COUNT",
-    "spans": "TOO_MANY_SPANS",
-    "spans_per_request": "TOO_MANY_SPANS",
-    "token_ids": "INPUT_TOO_LARGE",
-}
 REMEDIES = {
     "inputs": SPLIT,
     "occurrences": SPLIT,
@@ -40,18 +33,18 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
 
 def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument | RequestTooLarge:
     """Return the error of a list over its limit; `name` is its key in `item_limits`."""
-    reason = REASONS.get(name, "TOO_MANY_ITEMS")
     problem = "too many spans in the request" if name == "spans_per_request" else "too many items"
     remedy = REMEDIES.get(name, "Remove some.")
-    kind = RequestTooLarge if reason == "INPUT_TOO_LARGE" else InvalidArgument
-    return kind(problem, remedy, field=field, actual=actual, limit=limit, reason=reason)
+    if name == "token_ids":
+        return RequestTooLarge(problem, remedy, field=field, actual=actual, maximum=limit, reason="TOO_LONG")
+    return TooMany(problem, remedy, field=field, actual=actual, maximum=limit)
 
 
 def reject_spans(inputs: Sequence[Input]) -> None:
     """Raise `InvalidArgument` for an input with spans, for an operation that has no use for them."""
     for index, item in enumerate(inputs):
         if item.spans:
-            raise InvalidArgument("not supported here", "Remove it.", field=f"inputs[{index}].spans")
+            raise UnknownField("not supported here", "Remove it.", field=f"inputs[{index}].spans")
 
 
 class BodyBudget:
@@ -66,7 +59,7 @@ class BodyBudget:
         if self.used + size > self._limit:
             raise Overloaded(
                 "Too much memory in use for request bodies", "Retry later.",
-                actual=self.used + size, limit=self._limit, unit="bytes", retry_after_s=1,
+                actual=self.used + size, maximum=self._limit, unit="bytes", retry_after_s=1,
             )  # fmt: skip
         self.used += size
 

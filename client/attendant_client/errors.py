@@ -12,11 +12,12 @@ class AttendantError(Exception):
 
     Attributes:
         code: Canonical gRPC code, such as INVALID_ARGUMENT; UNAVAILABLE if the server cannot be reached.
-        reason: Stable name of the error, such as INPUT_TOO_LONG; docs/api.md lists all.
+        reason: Stable name of the error, such as TOO_LONG; docs/api.md lists all.
         message: Message for people.
         field: Path of the field, such as `inputs[3]`; None if the error is not about one field.
-        limit: The limit that was exceeded, if any.
-        actual: The value that exceeded it, if any.
+        minimum: The least value allowed, if any.
+        maximum: The greatest value allowed, if any.
+        actual: The rejected value or size, if any; the type of a value if the type is wrong.
         request_id: ID of the request in the server log.
         retry_after_s: Seconds after which the server suggests a retry.
     """
@@ -28,7 +29,8 @@ class AttendantError(Exception):
         message: str,
         *,
         field: str | None = None,
-        limit: int | float | str | None = None,
+        minimum: int | float | None = None,
+        maximum: int | float | None = None,
         actual: int | float | str | None = None,
         request_id: str | None = None,
         retry_after_s: float | None = None,
@@ -38,7 +40,8 @@ class AttendantError(Exception):
         self.reason = reason
         self.message = message
         self.field = field
-        self.limit = limit
+        self.minimum = minimum
+        self.maximum = maximum
         self.actual = actual
         self.request_id = request_id
         self.retry_after_s = retry_after_s
@@ -58,21 +61,25 @@ class AttendantError(Exception):
             self.args = (self.args[0].replace(old, new, 1),)
 
 
-def invalid(
+def invalid(  # noqa: PLR0913  # the parts of an error
+    reason: str,
     field: str,
     problem: str,
     remedy: str,
     *,
     actual: int | str | None = None,
-    limit: int | None = None,
-    reason: str = "INVALID_ARGUMENT",
+    minimum: int | None = None,
+    maximum: int | None = None,
 ) -> AttendantError:
-    """Return the error of a value that the client rejects, with a message in the server's format."""
-    detail = "" if actual is None else f" ({actual})" if limit is None else f" ({actual}, limit {limit})"
+    """Return the error of a value that the client rejects, with the server's reason and message format."""
+    quoted = isinstance(actual, str) and reason != "WRONG_TYPE"
+    detail = "" if actual is None else f' ("{actual}")' if quoted else f" ({actual})"
     message = f"{field}: {problem}{detail}. {remedy}"
-    return AttendantError("INVALID_ARGUMENT", reason, message, field=field, limit=limit, actual=actual)
+    return AttendantError(
+        "INVALID_ARGUMENT", reason, message, field=field, minimum=minimum, maximum=maximum, actual=actual
+    )
 
 
 def wrong_type(field: str, value: Any, remedy: str) -> AttendantError:
     """Return the error of a value of the wrong type."""
-    return invalid(field, "wrong type", remedy, actual=type(value).__name__)
+    return invalid("WRONG_TYPE", field, "wrong type", remedy, actual=type(value).__name__)

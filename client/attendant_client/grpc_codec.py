@@ -15,6 +15,7 @@ from attendant_client.errors import AttendantError
 from attendant_client.http_codec import array_of
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.similarity_codec import enum_name
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -41,6 +42,13 @@ METHODS = {
     "similarity": "Similarity",
     "tokenize": "Tokenize",
     "model": "GetModel",
+}
+MODEL_ENUMS: dict[str, Any] = {
+    "attention": pb.Attention,
+    "pooling": pb.Pooling,
+    "precision": pb.Precision,
+    "provider": pb.Provider,
+    "similarity": pb.SimilarityFunction,
 }
 LABELS = {
     value.name: f'"{value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED")).lower()}"'
@@ -82,14 +90,16 @@ def status_error(status: Status) -> AttendantError:
         info.reason,
         re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda match: LABELS.get(match[0], match[0]), status.message),
         field=metadata.get("field"),
-        limit=_number(metadata.get("limit")),
+        minimum=_number(metadata.get("minimum")),
+        maximum=_number(metadata.get("maximum")),
         actual=_number(metadata.get("actual")),
         request_id=metadata.get("request_id"),
         retry_after_s=retry_after_s,
     )
 
 
-def _number(value: str | None) -> int | float | str | None:
+def _number(value: str | None) -> Any:
+    """Return a detail of an error, which is a number if it reads as one."""
     for kind in (int, float):
         try:
             return value if value is None else kind(value)
@@ -146,7 +156,7 @@ def _encode(messages: Sequence[pb.EncodeResponse]) -> EncodeResponse:
     usage = message.usage
     return EncodeResponse(
         message.model,
-        message.precision,
+        enum_name(pb.Precision, message.precision),
         results,
         usage.tokens,
         usage.truncated_inputs,
@@ -179,7 +189,9 @@ def _attend(messages: Sequence[pb.AttendResponse]) -> AttendResponse:
         for item, item_maps in zip(header.inputs, maps, strict=True)
     ]
     usage = header.usage
-    return AttendResponse(header.model, header.precision, results, usage.tokens, usage.truncated_inputs)
+    return AttendResponse(
+        header.model, enum_name(pb.Precision, header.precision), results, usage.tokens, usage.truncated_inputs
+    )
 
 
 def _map(message: pb.AttentionMap) -> AttentionMap:
@@ -215,16 +227,18 @@ def _compare(messages: Sequence[pb.CompareResponse]) -> CompareResponse:
     ]
     layers = [LayerSimilarity(layer.layer, _tensor(layer.cosine), _tensor(layer.centered)) for layer in message.layers]
     static, tokens = _tensor(message.static), message.usage.tokens
-    return CompareResponse(message.model, message.precision, occurrences, static, layers, tokens)
+    precision = enum_name(pb.Precision, message.precision)
+    return CompareResponse(message.model, precision, occurrences, static, layers, tokens)
 
 
-def _model(messages: Sequence[pb.GetModelResponse]) -> ModelInfo:
+def _model(messages: Sequence[pb.Model]) -> ModelInfo:
     (message,) = messages
     names = [field.name for field in fields(ModelInfo)]
     values: dict[str, Any] = {name: getattr(message, name) for name in names}
-    values["pooling"] = pb.Pooling.Name(message.pooling).removeprefix("POOLING_").lower()
-    values["similarity"] = similarity_codec.function_name(message.similarity)
-    values["aliases"], values["attention_kinds"] = list(message.aliases), list(message.attention_kinds)
+    for name, enum in MODEL_ENUMS.items():
+        values[name] = enum_name(enum, values[name])
+    values["attention_kinds"] = [enum_name(pb.AttentionKind, kind) for kind in message.attention_kinds]
+    values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
     values["limits"] = Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)})

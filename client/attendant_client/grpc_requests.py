@@ -35,7 +35,7 @@ def to_message(operation: str, body: Body) -> Any:
     """Return a body as the request message; raises `AttendantError` for values that the message cannot have."""
     for prompt in PROMPTS:
         if prompt in body and f"{prompt}_name" in body:
-            raise invalid(f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
+            raise invalid("CONFLICTING_FIELDS", f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
     message = REQUESTS[operation]()
     for name, value in body.items():
         if name == "inputs":
@@ -52,7 +52,7 @@ def to_message(operation: str, body: Body) -> Any:
 def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
     if name in ("layers", "heads") and isinstance(value, str):
         if value != "all":
-            raise invalid(name, "unknown value", 'Use "all".')
+            raise invalid("UNKNOWN_VALUE", name, "unknown value", 'Use "all".', actual=value[:64])
         if operation == "encode":
             message.all_layers = True
     elif labels := _enum_labels(operation, name):
@@ -80,7 +80,10 @@ def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> No
         if isinstance(item, str) and (item in labels or item in labels.values()):
             return labels.get(item, item)
         *values, last = (f'"{value}"' for value in labels)
-        raise invalid(path, "unknown value", f"Use {', '.join(values)} or {last}.")
+        remedy = f"Use {', '.join(values)} or {last}."
+        if not isinstance(item, str):
+            raise wrong_type(path, item, remedy)
+        raise invalid("UNKNOWN_VALUE", path, "unknown value", remedy, actual=item[:64])
 
     if message.DESCRIPTOR.fields_by_name[name].is_repeated:
         items = to_list(value, name)
@@ -96,7 +99,7 @@ def _set_input(message: pb.Input, item: str | Body, path: str) -> None:
     if "token_ids" in item:
         for name in ("text", "pair"):
             if name in item:
-                raise invalid(path, f"{name} and token_ids are both set", "Send one of them.")
+                raise invalid("CONFLICTING_FIELDS", path, f"{name} and token_ids are both set", "Send one of them.")
         message.token_ids.SetInParent()
         _set_field(message.token_ids, "ids", item["token_ids"], f"{path}.token_ids", f"{path}.token_ids")
     for name in ("text", "pair"):
@@ -108,7 +111,7 @@ def _set_input(message: pb.Input, item: str | Body, path: str) -> None:
 
 def _set_occurrence(message: pb.Occurrence, item: Body, path: str) -> None:
     if "span" in item and "word_index" in item:
-        raise invalid(path, "span and word_index are both set", "Send one of them.")
+        raise invalid("CONFLICTING_FIELDS", path, "span and word_index are both set", "Send one of them.")
     for name, value in item.items():
         if name == "span":
             _set_span(message.span, value, f"{path}.span")
@@ -118,7 +121,9 @@ def _set_occurrence(message: pb.Occurrence, item: Body, path: str) -> None:
 
 def _set_span(message: pb.Span, span: list[Any], path: str) -> None:
     if len(span) != 2:
-        raise invalid(path, "wrong number of items", "Send [start, end].", actual=len(span), limit=2)
+        raise invalid(
+            "WRONG_SHAPE", path, "wrong number of items", "Send [start, end].", actual=len(span), minimum=2, maximum=2
+        )
     message.SetInParent()
     for index, name in enumerate(("start", "end")):
         _set_field(message, name, span[index], f"{path}[{index}]", path)
@@ -128,7 +133,7 @@ def _set_field(message: Any, name: str, value: Any, path: str, range_path: str |
     """Set a scalar or a list of scalars; `range_path` is the field of range errors, by default `path`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
-        raise invalid(path, "unknown field", "Remove it.", reason="UNKNOWN_FIELD")
+        raise invalid("UNKNOWN_FIELD", path, "unknown field", "Remove it.")
     remedy = REMEDIES[field.cpp_type]
     if not field.is_repeated:
         _put(partial(setattr, message, name), value, path, remedy, range_path or path)
@@ -149,7 +154,9 @@ def _put(put: Callable[[Any], None], value: Any, path: str, remedy: str, range_p
     except TypeError:
         raise wrong_type(path, value, remedy) from None
     except UnicodeError:
-        raise invalid(path, "not valid Unicode", "Remove surrogates.") from None
+        raise invalid("INVALID_FORMAT", path, "not valid Unicode", "Remove surrogates.") from None
     except ValueError:
-        limit = INT32_MAX if value > 0 else INT32_MIN
-        raise invalid(range_path, "out of range", "Use a 32-bit integer.", actual=value, limit=limit) from None
+        problem, remedy = "out of range", "Use a 32-bit integer."
+        raise invalid(
+            "OUT_OF_RANGE", range_path, problem, remedy, actual=value, minimum=INT32_MIN, maximum=INT32_MAX
+        ) from None

@@ -41,6 +41,7 @@ PATHS = {
     "tokenize": "/v1/tokenize",
     "model": "/v1/model",
 }
+MODELS_PATH = "/v1/models"
 ARRAYS = ("encode", "attend")
 """Operations that return arrays in base64."""
 CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
@@ -64,11 +65,16 @@ def error_of(status: int, document: Json, retry_after: str | None) -> AttendantE
     """Return the error of a response; `document` is None if it is not JSON of the server."""
     error = document.get("error") if isinstance(document, dict) else None
     retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
-    if not isinstance(error, dict) or "reason" not in error:
+    if not isinstance(error, dict) or not {"reason", "param"} & error.keys():
         code = CODES.get(status, "UNKNOWN")
         reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # a proxy in between answers without a reason
         return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
-    details = {name: error.get(name) for name in ("field", "limit", "actual", "request_id")}
+    if "reason" not in error:  # /v1/models has OpenAI's errors
+        return AttendantError(
+            CODES.get(status, "UNKNOWN"), error["code"].upper(), error["message"], field=error["param"],
+            retry_after_s=retry_after_s,
+        )  # fmt: skip
+    details = {name: error.get(name) for name in ("field", "minimum", "maximum", "actual", "request_id")}
     return AttendantError(error["code"], error["reason"], error["message"], retry_after_s=retry_after_s, **details)
 
 

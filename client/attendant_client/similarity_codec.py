@@ -44,8 +44,8 @@ def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityRespon
     usage = message.usage
     return SimilarityResponse(
         model=message.model,
-        precision=message.precision,
-        similarity=function_name(message.similarity),
+        precision=enum_name(pb.Precision, message.precision),
+        similarity=enum_name(pb.SimilarityFunction, message.similarity),
         scores=_tensor(message.scores),
         queries=[_text_message(text, explained) for text in message.queries],
         documents=[_text_message(text, explained) for text in message.documents],
@@ -57,9 +57,11 @@ def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityRespon
     )
 
 
-def function_name(number: Any) -> str:
-    """Return the name of a similarity function, as in the REST API."""
-    return pb.SimilarityFunction.Name(number).removeprefix("SIMILARITY_FUNCTION_").lower()
+def enum_name(enum: Any, number: int) -> str:
+    """Return an enum value as the REST API spells it: "float32" for PRECISION_FLOAT32."""
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    name: str = enum.Name(number)
+    return name.removeprefix(prefix).lower()
 
 
 def _floats(values: Any) -> Floats:

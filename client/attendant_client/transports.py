@@ -98,14 +98,14 @@ def http_request(
     timeout = httpx.Timeout(None if timeout_s is None else timeout_s + SLACK_S)
     path = http_codec.PATHS[operation]
     if operation == "model":
-        path += f"/{quote(body['model'], safe='')}" if "model" in body else ""
+        path = f"{http_codec.MODELS_PATH}/{quote(body['model'], safe='')}" if "model" in body else path
         return client.build_request("GET", path, timeout=timeout)
     if operation in http_codec.ARRAYS:
         body = {**body, "encoding_format": "base64"}
     try:
         return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
     except UnicodeEncodeError:
-        raise invalid(find_surrogates(body), "not valid Unicode", "Remove surrogates.") from None
+        raise invalid("INVALID_FORMAT", find_surrogates(body), "not valid Unicode", "Remove surrogates.") from None
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:

@@ -24,7 +24,7 @@ from service.engine.schema.encode import (
     TokenizeRequest,
     TokenizeResult,
 )
-from service.errors import InvalidArgument, ServiceError
+from service.errors import OutOfRange, ServiceError
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -112,9 +112,9 @@ def _find_span(index: int, place: WordPlace, result: TokenizeResult) -> Offsets:
     words = result.words
     if place.word_index >= len(words):
         last = len(words) - 1
-        raise InvalidArgument(
+        raise OutOfRange(
             "out of range", f"Use 0 to {last}.",
-            field=f"inputs[{index}].spans[0]", actual=place.word_index, limit=last,
+            field=f"inputs[{index}].spans[0]", actual=place.word_index, minimum=0, maximum=last,
         )  # fmt: skip
     word = words[place.word_index]
     return word.start, word.end

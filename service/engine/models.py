@@ -7,7 +7,7 @@ from service.config import Settings
 from service.engine.engine import Engine, FastLane
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import ModelInfo
-from service.errors import NotFound
+from service.errors import NotFound, echo
 from service.metrics import Metrics
 from service.request_log import note_model
 
@@ -54,7 +54,10 @@ class Models:
         engine = self._engines[0] if name is None else self._by_name.get(name)
         if engine is None:
             names = [f'"{known}"' for known in self.names]
-            raise NotFound("not found", f"This server serves {_join(names)}.", field=field, reason="MODEL_NOT_FOUND")
+            raise NotFound(
+                "not found", f"This server serves {_join(names)}.",
+                field=field, actual=echo(name or ""), reason="MODEL_NOT_FOUND",
+            )  # fmt: skip
         note_model(engine.info.name)
         return engine
 

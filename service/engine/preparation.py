@@ -75,14 +75,14 @@ class Preparation:
     def count_prompt(self, prompt: AppliedPrompt, inputs: int, field: str) -> int:
         """Return the number of tokens of a prompt, without special tokens.
 
-        Raises `InputTooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have
+        Raises `TooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have
         more characters than the largest request.
         """
         characters, limit = len(prompt.text) * inputs, self._limits.max_request_bytes
         if characters > limit:
             raise RequestTooLarge(
                 f"too many characters for {inputs} inputs", "Shorten it or send fewer inputs.",
-                field=field, actual=characters, limit=limit, reason="INPUT_TOO_LARGE",
+                field=field, actual=characters, maximum=limit, reason="TOO_LONG",
             )  # fmt: skip
         if prompt.name is not None and prompt.name in self._prompt_tokens:
             return self._prompt_tokens[prompt.name]
@@ -197,7 +197,7 @@ class Preparation:
         if size > limit:
             fitting = inputs * limit // size
             hint = f" About {fitting} of these {inputs} inputs fit." if fitting else ""
-            raise ResponseTooLarge("Response too large", remedy() + hint, actual=size, limit=limit, unit="bytes")
+            raise ResponseTooLarge("Response too large", remedy() + hint, actual=size, maximum=limit, unit="bytes")
 
 
 PAIR_CHARACTERS = 256

@@ -18,7 +18,7 @@ from service.engine.schema.encode import (
     Wire,
 )
 from service.engine.schema.explain import AttendRequest, AttendResponse
-from service.errors import InvalidArgument, ServiceError
+from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, echo
 from service.oip.inputs import InferSpelling, to_inputs
 from service.oip.parameters import (
     OUTPUT_PARAMETERS,
@@ -118,7 +118,7 @@ def _needs_encoding(outputs: Sequence[str]) -> bool:
 def _check_unset(options: Options, names: Sequence[str], output: str) -> None:
     for name in names:
         if getattr(options, name) is not None:
-            raise InvalidArgument(f'set, but "{output}" is missing from outputs', f"Add it or leave {name} out.",
+            raise ConflictingFields(f'set, but "{output}" is missing from outputs', f"Add it or leave {name} out.",
                                   field=f"{PATH}.{name}")  # fmt: skip
 
 
@@ -126,9 +126,10 @@ def _outputs(requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
     names: list[str] = []
     for output in requested:
         if output.name not in OUTPUTS:
-            raise InvalidArgument("unknown output", f"Use {listed(OUTPUTS)}.", field=f"{output.field}.name")
+            raise UnknownValue("unknown output", f"Use {listed(OUTPUTS)}.", field=f"{output.field}.name",
+                               actual=echo(output.name))  # fmt: skip
         if output.name in names:
-            raise InvalidArgument("selected twice", "Remove one.", field=f"{output.field}.name")
+            raise Duplicate("selected twice", "Remove one.", field=f"{output.field}.name")
         check_tensor_parameters(output.parameters, output.field, OUTPUT_PARAMETERS)
         names.append(output.name)
     return tuple(names) or (POOLED,)

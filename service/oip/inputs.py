@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from model.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import ApiSpelling, Input
-from service.errors import EmptyInput, InvalidArgument
+from service.errors import (
+    ConflictingFields,
+    Duplicate,
+    Empty,
+    InvalidFormat,
+    UnknownValue,
+    WrongShape,
+    echo,
+    missing_or_conflicting,
+)
 from service.limits import item_limits
 from service.oip.parameters import INPUT_PARAMETERS, check_tensor_parameters, listed
 from service.oip.tensors import InputTensor, check_axes, check_datatype, integers_of, strings_of
@@ -30,23 +39,23 @@ def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpel
     by_name: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in INPUT_DATATYPES:
-            raise InvalidArgument("unknown input", f"Use {listed(INPUT_DATATYPES)}.", field=f"{tensor.field}.name")
+            raise UnknownValue("unknown input", f"Use {listed(INPUT_DATATYPES)}.", field=f"{tensor.field}.name",
+                               actual=echo(tensor.name))  # fmt: skip
         if tensor.name in by_name:
-            raise InvalidArgument("sent twice", "Remove one.", field=f"{tensor.field}.name")
+            raise Duplicate("sent twice", "Remove one.", field=f"{tensor.field}.name")
         check_tensor_parameters(tensor.parameters, tensor.field, INPUT_PARAMETERS)
         check_datatype(tensor, INPUT_DATATYPES[tensor.name])
         by_name[tensor.name] = tensor
     text, ids, mask = (by_name.get(name) for name in INPUT_DATATYPES)
     if (text is None) == (ids is None):
-        problem = f"{TEXT} and {INPUT_IDS} are both {'missing' if text is None else 'set'}"
-        raise InvalidArgument(problem, "Send one of them.", field="inputs")
+        raise missing_or_conflicting((TEXT, INPUT_IDS), text is None, "inputs")
     if mask is not None and ids is None:
-        raise InvalidArgument(f"{ATTENTION_MASK} without {INPUT_IDS}", "Leave it out.", field=mask.field)
+        raise ConflictingFields(f"{ATTENTION_MASK} without {INPUT_IDS}", "Leave it out.", field=mask.field)
     limits = item_limits([engine.info])
     if text is not None:
         first = ("inputs", limits["inputs"])
         if len(text.shape) == 2 and text.shape[1] != 1:
-            raise InvalidArgument("not 1", f"Use {TEXT_SHAPES}.", field=f"{text.field}.shape[1]", actual=text.shape[1])
+            raise WrongShape("not 1", f"Use {TEXT_SHAPES}.", field=f"{text.field}.shape[1]", actual=text.shape[1])
         check_axes(text, [first, ("column", 1)] if len(text.shape) == 2 else [first], TEXT_SHAPES)
         return InferSpelling(TEXT), tuple(Input(TokenizerInput(item)) for item in strings_of(text))
     assert ids is not None
@@ -59,7 +68,7 @@ def _rows(ids: InputTensor, mask: InputTensor | None, limits: Sequence[tuple[str
     check_axes(ids, limits, IDS_SHAPE)
     width = ids.shape[1]
     if mask is not None and list(mask.shape) != list(ids.shape):
-        raise InvalidArgument(f"differs from the shape of {INPUT_IDS}", "Send one value per token id.",
+        raise WrongShape(f"differs from the shape of {INPUT_IDS}", "Send one value per token id.",
                               field=f"{mask.field}.shape")  # fmt: skip
     numbers, flags = integers_of(ids), None if mask is None else integers_of(mask)
     rows = []
@@ -73,7 +82,7 @@ def _unpadded(flags: Sequence[int], row: int) -> int:
     """Return the number of tokens before the padding; raises `InvalidArgument` for padding elsewhere."""
     count, field = sum(flags), f"{ATTENTION_MASK}[{row}]"
     if not 0 <= count <= len(flags) or list(flags) != [1] * count + [0] * (len(flags) - count):
-        raise InvalidArgument("not ones followed by zeros", "Pad on the right.", field=field)
+        raise InvalidFormat("not ones followed by zeros", "Pad on the right.", field=field)
     if count == 0:
-        raise EmptyInput("empty", "Send at least one token id.", field=field)
+        raise Empty("empty", "Send at least one token id.", field=field)
     return count

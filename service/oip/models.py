@@ -7,7 +7,7 @@ from service import __version__
 from service.engine.engine import Engine
 from service.engine.models import Models
 from service.engine.schema.encode import ModelInfo
-from service.errors import NotFound, Unsupported
+from service.errors import NotFound, Unsupported, echo
 from service.metrics import Metrics
 from service.oip.inference import ATTENTION, POOLED, TOKEN_COUNTS, TOKENS
 from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
@@ -30,7 +30,8 @@ def find_model(models: Models, name: str, version: str) -> Engine:
     """Return the engine of a model; raises `NotFound` for an unknown name or version."""
     engine = models.find(name, "model_name")
     if version not in ("", VERSION):
-        raise NotFound("not found", f'Use "{VERSION}".', field="model_version", reason="MODEL_NOT_FOUND")
+        raise NotFound("not found", f'Use "{VERSION}".', field="model_version", actual=echo(version),
+                       reason="MODEL_NOT_FOUND")  # fmt: skip
     return engine
 
 

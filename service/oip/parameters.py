@@ -10,7 +10,18 @@ from typing import Any, get_args
 from model.manifest import KINDS, POOLINGS, Kind, Pooling
 from service.engine.schema.encode import Truncation
 from service.engine.schema.explain import HeadReduce
-from service.errors import InvalidArgument, ServiceError, Unsupported, json_type
+from service.errors import (
+    InvalidArgument,
+    InvalidFormat,
+    OutOfRange,
+    ServiceError,
+    UnknownField,
+    UnknownValue,
+    Unsupported,
+    WrongType,
+    echo,
+    json_type,
+)
 from service.limits import too_many
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -67,7 +78,7 @@ class Options:
             return None
         assert self.layers is not None
         if not LAYERS.fullmatch(self.layers):
-            raise InvalidArgument("not a list of layers", 'Send "all", or numbers like "1,-1".',
+            raise InvalidFormat("not a list of layers", 'Send "all", or numbers like "1,-1".',
                                   field=f"{PATH}.layers")  # fmt: skip
         count = self.layers.count(",") + 1
         if count > limit:
@@ -107,11 +118,11 @@ def _checked(name: str, value: Any) -> Any:
     field, (kind, noun) = f"{PATH}.{name}", TYPES[name]
     number: Any = value
     if type(value) is not kind:  # bool is a subclass of int
-        raise InvalidArgument("wrong type", f"Send {noun}.", field=field, actual=json_type(value))
+        raise WrongType("wrong type", f"Send {noun}.", field=field, actual=json_type(value))
     if name in CHOICES and value not in CHOICES[name]:
-        raise InvalidArgument("unknown value", f"Use {listed(CHOICES[name])}.", field=field)
+        raise UnknownValue("unknown value", f"Use {listed(CHOICES[name])}.", field=field, actual=echo(str(value)))
     if name == "timeout" and number < 0:
-        raise InvalidArgument("negative", "Send microseconds.", field=field, actual=number, limit=0)
+        raise OutOfRange("negative", "Send microseconds.", field=field, actual=number, minimum=0)
     return value
 
 
@@ -121,7 +132,7 @@ def _unknown(name: str, field: str, known: Sequence[str]) -> InvalidArgument:
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_NAME else []
     if nearest:
         remedy = f'Did you mean "{nearest[0]}"? {remedy}'
-    return InvalidArgument("unknown parameter", remedy, field=path, reason="UNKNOWN_FIELD")
+    return UnknownField("unknown parameter", remedy, field=path)
 
 
 def renamed(error: ServiceError) -> ServiceError:

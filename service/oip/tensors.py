@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.engine.schema.encode import Array
-from service.errors import EmptyInput, InvalidArgument, MalformedRequest, json_type
+from service.errors import (
+    Empty,
+    MalformedRequest,
+    OutOfRange,
+    UnknownValue,
+    WrongShape,
+    WrongType,
+    echo,
+    json_type,
+)
 from service.limits import too_many
 
 LENGTH_BYTES = 4
@@ -76,9 +85,10 @@ class OutputTensor:
 def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:
     """Raise `InvalidArgument` for another element type."""
     if tensor.datatype not in allowed:
-        raise InvalidArgument(
-            f'not supported for "{tensor.name}"', f"Use {' or '.join(allowed)}.", field=f"{tensor.field}.datatype"
-        )
+        raise UnknownValue(
+            f'not supported for "{tensor.name}"', f"Use {' or '.join(allowed)}.",
+            field=f"{tensor.field}.datatype", actual=echo(tensor.datatype),
+        )  # fmt: skip
 
 
 def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: str) -> None:
@@ -88,14 +98,14 @@ def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: s
     """
     field, shape = f"{tensor.field}.shape", tensor.shape
     if len(shape) != len(limits):
-        raise InvalidArgument("wrong number of axes", f"Use {shapes}.", field=field, actual=len(shape))
+        raise WrongShape("wrong number of axes", f"Use {shapes}.", field=field, actual=len(shape))
     for index, (size, (name, limit)) in enumerate(zip(shape, limits, strict=True)):
         if size < 0:
-            raise InvalidArgument("negative", "Send the size.", field=f"{field}[{index}]", actual=size, limit=0)
+            raise OutOfRange("negative", "Send the size.", field=f"{field}[{index}]", actual=size, minimum=0)
         if size > limit:
             raise too_many(f"{field}[{index}]", name, size, limit)
         if size == 0:
-            raise EmptyInput("empty", "Send at least one item.", field=f"{field}[{index}]")
+            raise Empty("empty", "Send at least one item.", field=f"{field}[{index}]")
 
 
 def strings_of(tensor: InputTensor) -> list[str]:
@@ -117,7 +127,7 @@ def integers_of(tensor: InputTensor) -> Sequence[int]:
     expected = count * numbers.itemsize
     if len(tensor.raw) != expected:
         problem = f"{len(tensor.raw)} bytes of binary data, but the shape needs {expected}"
-        raise InvalidArgument(problem, "Correct one of them.", field=tensor.elements)
+        raise WrongShape(problem, "Correct one of them.", field=tensor.elements)
     numbers.frombytes(tensor.raw)
     return _little_endian(numbers)
 
@@ -133,13 +143,13 @@ def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
     """Return the items of a flat or nested list; raises `InvalidArgument` unless they are `count` of the right type."""
     items, field = tensor.items, tensor.elements
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
-        raise InvalidArgument("wrong type", "Send an array.", field=field, actual=json_type(items))
+        raise WrongType("wrong type", "Send an array.", field=field, actual=json_type(items))
     if items and isinstance(items[0], list) and len(tensor.shape) > 1:
         rows, columns = tensor.shape
         _check_length(items, rows, field, "row")
         for index, row in enumerate(items):
             if not isinstance(row, list):
-                raise InvalidArgument("wrong type", "Send an array.", field=f"{field}[{index}]", actual=json_type(row))
+                raise WrongType("wrong type", "Send an array.", field=f"{field}[{index}]", actual=json_type(row))
             _check_length(row, columns, f"{field}[{index}]")
         items = [item for row in items for item in row]
     _check_length(items, count, field)
@@ -147,7 +157,7 @@ def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not set(map(type, items)) <= set(allowed):  # bool is a subclass of int
         actual = next(json_type(item) for item in items if type(item) not in allowed)
-        raise InvalidArgument("wrong type of an element", REMEDIES[tensor.datatype], field=field, actual=actual)
+        raise WrongType("wrong type of an element", REMEDIES[tensor.datatype], field=field, actual=actual)
     flat: Sequence[Any] = items
     return flat
 
@@ -155,7 +165,7 @@ def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
 def _check_length(items: Sized, expected: int, field: str, noun: str = "element") -> None:
     if len(items) != expected:
         problem = f"{len(items)} {noun}{'' if len(items) == 1 else 's'}, but the shape has {expected}"
-        raise InvalidArgument(problem, "Correct one of them.", field=field)
+        raise WrongShape(problem, "Correct one of them.", field=field)
 
 
 def _delimited(raw: bytes, count: int, tensor: InputTensor) -> Iterator[bytes]:
@@ -169,12 +179,12 @@ def _delimited(raw: bytes, count: int, tensor: InputTensor) -> Iterator[bytes]:
         if max(begin, end) > len(raw):
             problem = f"{len(raw)} bytes of binary data, but element {index} ends after {max(begin, end)}"
             remedy = "Send the length of each element before it, as 4 bytes, little-endian."
-            raise InvalidArgument(problem, remedy, field=tensor.elements)
+            raise WrongShape(problem, remedy, field=tensor.elements)
         yield raw[begin:end]
         start = end
     if start != len(raw):
         problem = f"{len(raw)} bytes of binary data, but the elements of the shape have {start}"
-        raise InvalidArgument(problem, "Correct one of them.", field=tensor.elements)
+        raise WrongShape(problem, "Correct one of them.", field=tensor.elements)
 
 
 def _decoded(item: bytes, field: str) -> str:

@@ -112,6 +112,27 @@ class Effect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EFFECT_NONE: _ClassVar[Effect]
     EFFECT_LEAVE_ONE_OUT: _ClassVar[Effect]
     EFFECT_OCCLUSION: _ClassVar[Effect]
+
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRECISION_UNSPECIFIED: _ClassVar[Precision]
+    PRECISION_FLOAT32: _ClassVar[Precision]
+    PRECISION_BFLOAT16: _ClassVar[Precision]
+    PRECISION_FLOAT16: _ClassVar[Precision]
+    PRECISION_INT8: _ClassVar[Precision]
+
+class Provider(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROVIDER_UNSPECIFIED: _ClassVar[Provider]
+    PROVIDER_OPENVINO: _ClassVar[Provider]
+    PROVIDER_CPU: _ClassVar[Provider]
+    PROVIDER_CUDA: _ClassVar[Provider]
+
+class Attention(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTENTION_UNSPECIFIED: _ClassVar[Attention]
+    ATTENTION_BIDIRECTIONAL: _ClassVar[Attention]
+    ATTENTION_CAUSAL: _ClassVar[Attention]
 OUTPUT_UNSPECIFIED: Output
 OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
@@ -175,6 +196,18 @@ EFFECT_UNSPECIFIED: Effect
 EFFECT_NONE: Effect
 EFFECT_LEAVE_ONE_OUT: Effect
 EFFECT_OCCLUSION: Effect
+PRECISION_UNSPECIFIED: Precision
+PRECISION_FLOAT32: Precision
+PRECISION_BFLOAT16: Precision
+PRECISION_FLOAT16: Precision
+PRECISION_INT8: Precision
+PROVIDER_UNSPECIFIED: Provider
+PROVIDER_OPENVINO: Provider
+PROVIDER_CPU: Provider
+PROVIDER_CUDA: Provider
+ATTENTION_UNSPECIFIED: Attention
+ATTENTION_BIDIRECTIONAL: Attention
+ATTENTION_CAUSAL: Attention
 
 class EncodeRequest(_message.Message):
     __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt")
@@ -241,12 +274,12 @@ class EncodeResponse(_message.Message):
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     model: str
-    precision: str
+    precision: Precision
     results: _containers.RepeatedCompositeFieldContainer[EncodeResult]
     usage: Usage
     prompt_name: str
     prompt: str
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., results: _Optional[_Iterable[_Union[EncodeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[EncodeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
 
 class EncodeResult(_message.Message):
     __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -335,10 +368,10 @@ class AttendHeader(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
-    precision: str
+    precision: Precision
     inputs: _containers.RepeatedCompositeFieldContainer[AttendInputInfo]
     usage: Usage
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[AttendInputInfo, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., inputs: _Optional[_Iterable[_Union[AttendInputInfo, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class AttendInputInfo(_message.Message):
     __slots__ = ("truncated", "units", "rows", "columns", "map_count")
@@ -433,12 +466,12 @@ class CompareResponse(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
-    precision: str
+    precision: Precision
     occurrences: _containers.RepeatedCompositeFieldContainer[OccurrenceResult]
     static: Tensor
     layers: _containers.RepeatedCompositeFieldContainer[LayerSimilarity]
     usage: Usage
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., occurrences: _Optional[_Iterable[_Union[OccurrenceResult, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., occurrences: _Optional[_Iterable[_Union[OccurrenceResult, _Mapping]]] = ..., static: _Optional[_Union[Tensor, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerSimilarity, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class OccurrenceResult(_message.Message):
     __slots__ = ("text", "start", "end", "contributors")
@@ -524,7 +557,7 @@ class SimilarityResponse(_message.Message):
     DOCUMENT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_PROMPT_FIELD_NUMBER: _ClassVar[int]
     model: str
-    precision: str
+    precision: Precision
     similarity: SimilarityFunction
     scores: Tensor
     queries: _containers.RepeatedCompositeFieldContainer[SimilarityText]
@@ -536,7 +569,7 @@ class SimilarityResponse(_message.Message):
     query_prompt: str
     document_prompt_name: str
     document_prompt: str
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., documents: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., pairs: _Optional[_Iterable[_Union[SimilarityPair, _Mapping]]] = ..., contributions_unavailable: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., query_prompt_name: _Optional[str] = ..., query_prompt: _Optional[str] = ..., document_prompt_name: _Optional[str] = ..., document_prompt: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., documents: _Optional[_Iterable[_Union[SimilarityText, _Mapping]]] = ..., pairs: _Optional[_Iterable[_Union[SimilarityPair, _Mapping]]] = ..., contributions_unavailable: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., query_prompt_name: _Optional[str] = ..., query_prompt: _Optional[str] = ..., document_prompt_name: _Optional[str] = ..., document_prompt: _Optional[str] = ...) -> None: ...
 
 class SimilarityText(_message.Message):
     __slots__ = ("token_count", "truncated", "units")
@@ -672,7 +705,17 @@ class GetModelRequest(_message.Message):
     model: str
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
-class GetModelResponse(_message.Message):
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+
+class Model(_message.Message):
     __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -728,20 +771,20 @@ class GetModelResponse(_message.Message):
     normalize: bool
     prompts: _containers.ScalarMap[str, str]
     default_prompt_name: str
-    precision: str
-    provider: str
+    precision: Precision
+    provider: Provider
     threads: int
     backend_reason: str
     length_buckets: _containers.RepeatedScalarFieldContainer[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
-    attention_kinds: _containers.RepeatedScalarFieldContainer[str]
+    attention_kinds: _containers.RepeatedScalarFieldContainer[AttentionKind]
     limits: Limits
     version: str
     similarity: SimilarityFunction
-    attention: str
+    attention: Attention
     training: TrainingRecord
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationRecord]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[str] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")

@@ -1,12 +1,9 @@
 """The REST applications: routes, error handlers and OpenAPI."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,14 +18,15 @@ from service.limits import BodyBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.cors import Cors
-from service.rest.examples import add_examples
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
+from service.rest.openapi import complete_document
 from service.rest.requests import RequestReader
 from service.rest.routes import (
     docs,
     explain,
     health,
+    models,
     native,
     oip,
     oip_bodies,
@@ -62,6 +60,7 @@ def make_app(
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
         *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai, tei)),
+        models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
         page.make_router(files),
@@ -73,10 +72,10 @@ def make_app(
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
             api = api_of(min(route.methods or ()), route.path)
-            if api != health.API and route.path != openai.MODELS_PATH:  # the list of models belongs to no model
+            if api != health.API and route.path != models.PATH:  # the list of models belongs to no model
                 metrics.create_requests(api, [route.path.replace(":path}", "}")])
     install_error_handlers(app)
-    describe_bodies(
+    complete_document(
         app,
         (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES, *oip_bodies.BODIES),
     )
@@ -99,28 +98,6 @@ def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -
     return RequestMiddleware(
         app, routers, lifecycle, None, None, public_paths=(), hosts=HostCheck(settings.admin_host, "")
     )
-
-
-def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    """Add to FastAPI's document the schemas of the bodies that routes read themselves."""
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    fastapi_document = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = fastapi_document()
-        components = document.setdefault("components", {})
-        components.setdefault("schemas", {}).update(schemas["$defs"])
-        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        for path, operations in document["paths"].items():
-            for operation in operations.values():
-                # {} makes the key optional: the server may run without keys.
-                add_examples(operation)
-                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {}]
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -8,7 +8,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input
-from service.errors import InvalidArgument
+from service.errors import ConflictingFields, MissingField
 from service.rest.problems import ITEM_TAG, LIST_TAG, NUMBERS_TAG, OTHER_TAG, TOO_MANY
 
 JSON = "application/json"
@@ -154,11 +154,11 @@ def to_inputs(inputs: str | list[str | InputBody]) -> tuple[Input, ...]:
 def _to_input(body: InputBody, field: str) -> Input:
     if body.token_ids is None:
         if body.text is None:
-            raise InvalidArgument("text and token_ids are both missing", "Send one of them.", field=field)
+            raise MissingField("text and token_ids are both missing", "Send one of them.", field=field)
     else:
         for name in ("text", "pair"):
             if getattr(body, name) is not None:
-                raise InvalidArgument(f"{name} and token_ids are both set", "Send one of them.", field=field)
+                raise ConflictingFields(f"{name} and token_ids are both set", "Send one of them.", field=field)
     ids = None if body.token_ids is None else tuple(body.token_ids)
     spans = tuple((start, end) for start, end in body.spans or ())
     return Input(TokenizerInput(body.text or "", body.pair, ids), spans)

@@ -26,7 +26,7 @@ def inflate(body: bytes | bytearray, coding: str, limit: int) -> bytes:
     except zlib.error:
         raise MalformedRequest(f"not {coding}", "Correct it.", field=ENCODING_HEADER) from None
     if len(inflated) > limit:
-        raise RequestTooLarge("Decompressed request body too large", "Split the request.", limit=limit, unit="bytes")
+        raise RequestTooLarge("Decompressed request body too large", "Split the request.", maximum=limit, unit="bytes")
     if not decompressor.eof or decompressor.unused_data:
         problem = f"not one complete {coding} stream"
         raise MalformedRequest(problem, "Correct it.", field=ENCODING_HEADER)

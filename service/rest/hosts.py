@@ -2,7 +2,7 @@
 
 import ipaddress
 
-from service.errors import HostNotAllowed
+from service.errors import HostNotAllowed, echo
 
 LOCALHOST = "localhost"
 
@@ -27,7 +27,7 @@ class HostCheck:
             return
         name = host_name(host)
         if not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
-            raise HostNotAllowed("not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host")
+            raise HostNotAllowed("not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host", actual=echo(host))
         if len(self._checked) < 64:
             self._checked.add(host)
 

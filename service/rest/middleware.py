@@ -28,6 +28,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("attendant.rest")
 
+IDS_SUFFIX = ".token_ids"
+"""The end of paths to token ids, which are items of an array themselves in some APIs."""
+
 
 class RequestMiddleware:
     """The outermost ASGI application.
@@ -187,13 +190,21 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})
-    if record.api == openai.API:
-        return Response(openai.render_error(error), openai.http_status(error), headers, JSON)
-    if record.api == tei.API:
-        return Response(tei_conversion.render_error(error), tei_conversion.http_status(error), headers, JSON)
-    if record.api == oip.API:
-        return Response(oip_conversion.render_error(error), oip_conversion.http_status(error), headers, JSON)
-    return Response(native_error(error, record.request_id), error.http_status, headers, JSON)
+    body, status = render_error(error, record.api, record.request_id)
+    return Response(body, status, headers, JSON)
+
+
+def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes, int]:
+    """Return an error in the format of an API, and its HTTP status there."""
+    if api in (openai.API, tei.API) and (error.field or "").endswith(IDS_SUFFIX):
+        error.rename_field((error.field or "").removesuffix(IDS_SUFFIX))
+    if api == openai.API:
+        return openai.render_error(error), openai.http_status(error)
+    if api == tei.API:
+        return tei_conversion.render_error(error), tei_conversion.http_status(error)
+    if api == oip.API:
+        return oip_conversion.render_error(error), oip_conversion.http_status(error)
+    return native_error(error, request_id), error.http_status
 
 
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:

@@ -7,7 +7,18 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidArgument, RequestTooLarge, json_type
+from service.errors import (
+    InvalidArgument,
+    MissingField,
+    OutOfRange,
+    RequestTooLarge,
+    UnknownField,
+    UnknownValue,
+    WrongShape,
+    WrongType,
+    echo,
+    json_type,
+)
 from service.limits import too_many
 
 TOO_MANY = "too_many"
@@ -51,26 +62,33 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
         case "extra_forbidden":
             return _unknown_field(steps, document, model)
         case "missing":
-            return InvalidArgument("missing", "Send it.", field=path)
+            return MissingField("missing", "Send it.", field=path)
         case "too_many":
             return too_many(path, details["name"], details["actual"], details["limit"])
         case "too_long" | "too_short":
-            return InvalidArgument(
-                "wrong number of items", "Send [start, end].", field=path, actual=details["actual_length"], limit=2
+            size = details["actual_length"]
+            return WrongShape(
+                "wrong number of items", "Send [start, end].", field=path, actual=size, minimum=2, maximum=2
             )
         case "literal_error":
             allowed = re.sub(r"'([^']*)'", r'"\1"', details["expected"])
-            return InvalidArgument("unknown value", f"Use {allowed}.", field=path)
+            return _unknown_value(path, _value(steps, document), f"Use {allowed}.")
     return _wrong_type(problem, steps, document)
+
+
+def _unknown_value(path: str, value: Any, remedy: str) -> InvalidArgument:
+    if isinstance(value, str):
+        return UnknownValue("unknown value", remedy, field=path, actual=echo(value))
+    return WrongType("wrong type", remedy, field=path, actual=json_type(value))
 
 
 def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any) -> InvalidArgument:
     path, value = _path(steps), _value(steps, document)
     if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
-        return InvalidArgument("out of range", "Send a smaller integer.", field=path)  # the parser made it a float
+        return OutOfRange("out of range", "Send a smaller integer.", field=path)  # the parser made it a float
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
-    return InvalidArgument("wrong type", remedy, field=path, actual=json_type(value))
+    return WrongType("wrong type", remedy, field=path, actual=json_type(value))
 
 
 def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:
@@ -82,7 +100,7 @@ def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel])
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
     remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
     path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])
-    return InvalidArgument("unknown field", remedy, field=path, reason="UNKNOWN_FIELD")
+    return UnknownField("unknown field", remedy, field=path)
 
 
 def _nested_fields(model: type[BaseModel]) -> Sequence[str]:

@@ -80,7 +80,7 @@ class HttpProtocol(HttpToolsProtocol):
         limit = self.limits.max_connections
         if limit is not None and len(self.connections) > limit:
             self.connections.discard(self)
-            self._reject_connection(Overloaded("Too many connections", "Retry later.", limit=limit, retry_after_s=1))
+            self._reject_connection(Overloaded("Too many connections", "Retry later.", maximum=limit, retry_after_s=1))
             return
         self._start_header_timer()
 
@@ -279,4 +279,4 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _headers_too_large() -> ServiceError:
-    return HeadersTooLarge("Request headers too large", "Shorten them.", limit=MAX_HEADER_BYTES, unit="bytes")
+    return HeadersTooLarge("Request headers too large", "Shorten them.", maximum=MAX_HEADER_BYTES, unit="bytes")

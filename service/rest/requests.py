@@ -16,9 +16,12 @@ from service.config import Settings
 from service.errors import (
     Cancelled,
     InvalidArgument,
+    InvalidHeader,
     MalformedRequest,
     RequestTimeout,
     RequestTooLarge,
+    TooMany,
+    UnknownField,
     UnsupportedMedia,
 )
 from service.lifecycle import Lifecycle
@@ -84,9 +87,7 @@ class RequestReader:
             return None
         value = value.strip(" \t")
         if not re.fullmatch(r"[0-9]+", value):
-            raise InvalidArgument(
-                "not a whole number of milliseconds", "Send digits only.", field=TIMEOUT_HEADER, reason="INVALID_HEADER"
-            )
+            raise InvalidHeader("not a whole number of milliseconds", "Send digits only.", field=TIMEOUT_HEADER)
         limit = self.settings.max_timeout_ms
         milliseconds = limit if len(value) > MAX_TIMEOUT_DIGITS else min(int(value), limit)
         return time.monotonic() + milliseconds / 1000
@@ -108,7 +109,7 @@ class RequestReader:
                     body += chunk
         except TimeoutError:
             raise RequestTimeout(
-                "Request body not received in time", "Retry the request.", limit=settings.body_timeout_ms, unit="ms"
+                "Request body not received in time", "Retry the request.", maximum=settings.body_timeout_ms, unit="ms"
             ) from None
         except ClientDisconnect:
             raise Cancelled from None
@@ -122,13 +123,11 @@ def reject_query(request: Request) -> None:
     """Raise `InvalidArgument` for a query parameter, which would be ignored: options are fields of the body."""
     for name in request.query_params:
         known = name if name.isidentifier() and len(name) <= MAX_NAME else "query"
-        raise InvalidArgument(
-            "unknown query parameter", "Send options in the body.", field=known, reason="UNKNOWN_FIELD"
-        )
+        raise UnknownField("unknown query parameter", "Send options in the body.", field=known)
 
 
 def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
-    return RequestTooLarge("Request body too large", "Split the request.", actual=actual, limit=limit, unit="bytes")
+    return RequestTooLarge("Request body too large", "Split the request.", actual=actual, maximum=limit, unit="bytes")
 
 
 def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
@@ -172,9 +171,9 @@ def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
 
 
 def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
-    return InvalidArgument(
+    return TooMany(
         f"Too many {noun} in the request body", "Send fewer.",
-        actual=actual, limit=limit, reason="TOO_MANY_ITEMS",
+        actual=actual, maximum=limit,
     )  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def native_error(error: ServiceError, request_id: str) -> bytes:
                 "reason": error.reason,
                 "message": error.message,
                 "field": error.field,
-                "limit": error.limit,
+                "minimum": error.minimum,
+                "maximum": error.maximum,
                 "actual": error.actual,
                 "request_id": request_id,
             }

@@ -218,22 +218,6 @@ class EmbeddingsResponseBody(BaseModel):
     usage: EmbeddingsUsageBody
 
 
-class OpenAIModelBody(BaseModel):
-    """A model in the format of OpenAI."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class OpenAIModelsBody(BaseModel):
-    """The response of /v1/models."""
-
-    object: Literal["list"]
-    data: list[OpenAIModelBody]
-
-
 class StatusBody(BaseModel):
     """The state of the server."""
 
@@ -247,8 +231,11 @@ class ErrorDetailBody(BaseModel):
     reason: Reason = Field(description="Stable name of the error for programs.")
     message: str = Field(description="Message for people: field, problem, actual value, limit and remedy.")
     field: str | None = Field(description="Path of the field, such as `inputs[3]`.")
-    limit: int | float | str | None = Field(description="The limit that was exceeded.")
-    actual: int | float | str | None = Field(description="The value that exceeded it, or a type.")
+    minimum: int | float | None = Field(description="The least value allowed, if a range applies.")
+    maximum: int | float | None = Field(description="The greatest value allowed, if a range applies.")
+    actual: int | float | str | None = Field(
+        description="The rejected number or size, the type if it is wrong, or the rejected name or enum value."
+    )
     request_id: str = Field(description="Request ID, as in the server log.")
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import ApiSpelling, Array, DType, Input, MapDType, Truncation
 from service.engine.schema.explain import Unit
-from service.errors import InvalidArgument
+from service.errors import ConflictingFields, MissingField, UnknownValue
 from service.limits import too_many
 from service.pb import encoder_pb2 as pb
 
@@ -38,18 +38,21 @@ class ProtoSpelling(ApiSpelling):
     """The spelling of gRPC: enum values by their names in the proto."""
 
     def value(self, field: str, value: str) -> str:
-        return f"{ENUM_PREFIXES[field]}_{value.upper()}"
+        return enum_label(ENUM_PREFIXES[field], value)
 
 
 PROTO = ProtoSpelling()
 
 
+def enum_label(prefix: str, value: str) -> str:
+    """Return the label of an enum value, such as PRECISION_FLOAT32; message constructors accept labels."""
+    return f"{prefix}_{value.upper()}"
+
+
 def enum_value(values: Sequence[Any], number: int, field: str) -> Any:
     """Return the value of an enum's number; raises `InvalidArgument` for an unknown number."""
     if not 0 <= number < len(values):
-        raise InvalidArgument(
-            "unknown value", "Use a value of the enum.", field=field, actual=number, limit=len(values) - 1
-        )
+        raise UnknownValue("unknown value", "Use a value of the enum.", field=field, actual=number)
     return values[number]
 
 
@@ -73,9 +76,9 @@ def _to_input(item: pb.Input, field: str, limits: Mapping[str, int]) -> Input:
     if item.HasField("text"):
         return Input(TokenizerInput(item.text, pair), spans)
     if not item.HasField("token_ids"):
-        raise InvalidArgument("text and token_ids are both missing", "Send one of them.", field=field)
+        raise MissingField("text and token_ids are both missing", "Send one of them.", field=field)
     if pair is not None:
-        raise InvalidArgument("pair and token_ids are both set", "Send one of them.", field=field)
+        raise ConflictingFields("pair and token_ids are both set", "Send one of them.", field=field)
     check_count("token_ids", len(item.token_ids.ids), limits, f"{field}.token_ids")
     return Input(TokenizerInput(token_ids=tuple(item.token_ids.ids)), spans)
 

@@ -21,9 +21,9 @@ from service.engine.schema.explain import (
     SpecialTokens,
     UnitKind,
 )
-from service.errors import InvalidArgument
+from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs, unit_message
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs, unit_message
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 ATTENTION_KINDS = ("probs", *KINDS)
@@ -45,7 +45,7 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
     for name in ("layers", "heads"):
         check_count(name, len(getattr(request, name)), limits)
     if request.dtype not in MAP_DTYPES:
-        raise InvalidArgument(
+        raise UnknownValue(
             "not supported for attention maps", "Use DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_SQRT_UINT8.", field="dtype"
         )
     return AttendRequest(
@@ -72,7 +72,9 @@ def attend_responses(response: AttendResponse) -> Iterator[pb.AttendResponse]:
     """Yield the header, then one message per map; each map is freed once its message exists."""
     inputs = [_attend_input_info(result) for result in response.results]
     usage = pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs)
-    header = pb.AttendHeader(model=response.model, precision=response.precision, inputs=inputs, usage=usage)
+    header = pb.AttendHeader(
+        model=response.model, precision=enum_label("PRECISION", response.precision), inputs=inputs, usage=usage
+    )
     yield pb.AttendResponse(header=header)
     for index, result in enumerate(response.results):
         result.maps.reverse()
@@ -105,7 +107,7 @@ def compare_response(response: CompareResponse) -> pb.CompareResponse:
     """Return the response as a message."""
     return pb.CompareResponse(
         model=response.model,
-        precision=response.precision,
+        precision=enum_label("PRECISION", response.precision),
         occurrences=[
             pb.OccurrenceResult(
                 text=item.text,

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from service.errors import InvalidArgument
+from service.errors import ConflictingFields, WrongShape, WrongType
 from service.lifecycle import Lifecycle
 from service.limits import too_many
 from service.metrics import Metrics
@@ -149,7 +149,7 @@ def _infer_request(request: pb.ModelInferRequest, deadline: float | None) -> Inf
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         problem = f"length {len(raw)}, but inputs has {len(request.inputs)}"
-        raise InvalidArgument(problem, "Send one item per input.", field="raw_input_contents")
+        raise WrongShape(problem, "Send one item per input.", field="raw_input_contents")
     return InferRequest(
         [_input_tensor(tensor, index, raw[index] if raw else None) for index, tensor in enumerate(request.inputs)],
         [
@@ -168,7 +168,7 @@ def _input_tensor(tensor: Any, index: int, raw: bytes | None) -> InputTensor:
     if raw is None:
         items = _items(tensor, elements)
     elif tensor.HasField("contents"):
-        raise InvalidArgument(
+        raise ConflictingFields(
             "set, but raw_input_contents is not empty", "Send one of them.", field=f"{field}.contents"
         )
     parameters = _parameters(tensor.parameters)
@@ -181,9 +181,7 @@ def _items(tensor: Any, field: str) -> Any:
     if tensor.datatype in INPUT_DATATYPES.get(tensor.name, ()):  # another datatype is rejected later
         for descriptor, _ in tensor.contents.ListFields():
             if descriptor.name != name:
-                raise InvalidArgument(
-                    "wrong field", f"{tensor.datatype} uses {name}.", field=field, actual=descriptor.name
-                )
+                raise WrongType("wrong field", f"{tensor.datatype} uses {name}.", field=field, actual=descriptor.name)
     return getattr(tensor.contents, name)
 
 

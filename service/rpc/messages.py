@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from service.errors import InvalidArgument, MalformedRequest, ServiceError
+from service.errors import MalformedRequest, ServiceError, TooMany
 
 SCAN_FROM_BYTES = 64 * 1024
 MAX_FIELDS = 32 * 1024
@@ -51,7 +51,7 @@ def tolerant(deserializer: Callable[[bytes], M], layout: Layout) -> Callable[[by
 
     def deserialize(data: bytes) -> M | Rejected:
         if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS, layout) > MAX_FIELDS:
-            error = InvalidArgument("Message has too many fields", "Split the request.", limit=MAX_FIELDS)
+            error = TooMany("Message has too many fields", "Split the request.", maximum=MAX_FIELDS)
             return Rejected(error)
         try:
             return deserializer(data)

@@ -1,18 +1,18 @@
-"""The response message of GetModel."""
+"""The message of a served model."""
 
 from dataclasses import asdict
 
 from model.manifest import POOLINGS
 from service.engine.schema.encode import ModelInfo
 from service.pb import encoder_pb2 as pb
-from service.rpc.similarity import SIMILARITIES
+from service.rpc.codec import enum_label
 
 POOLING_MODES = (None, *POOLINGS)
 
 
-def model_response(info: ModelInfo) -> pb.GetModelResponse:
+def model_message(info: ModelInfo) -> pb.Model:
     """Return the served model as a message."""
-    return pb.GetModelResponse(
+    return pb.Model(
         name=info.name,
         aliases=info.aliases,
         digest=info.digest,
@@ -26,21 +26,21 @@ def model_response(info: ModelInfo) -> pb.GetModelResponse:
         dimensions=info.dimensions,
         vocab_size=info.vocab_size,
         max_input_tokens=info.max_input_tokens,
-        pooling=POOLING_MODES.index(info.pooling),  # type: ignore[arg-type]  # the numbers are those of the enum
+        pooling=enum_label("POOLING", info.pooling),
         normalize=info.normalize,
         prompts=info.prompts,
         default_prompt_name=info.default_prompt_name,
-        precision=info.precision,
-        provider=info.provider,
+        precision=enum_label("PRECISION", info.precision),
+        provider=enum_label("PROVIDER", info.provider),
         threads=info.threads,
         backend_reason=info.backend_reason,
         length_buckets=info.length_buckets,
         layers=info.layers,
-        attention_kinds=info.attention_kinds,
+        attention_kinds=[enum_label("ATTENTION_KIND", kind) for kind in info.attention_kinds],
         limits=pb.Limits(**asdict(info.limits)),
         version=info.version,
-        similarity=SIMILARITIES.index(info.similarity),  # type: ignore[arg-type]  # likewise
-        attention=info.attention,
+        similarity=enum_label("SIMILARITY_FUNCTION", info.similarity),
+        attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),
         evaluations=[pb.EvaluationRecord(**record.model_dump()) for record in info.evaluations],
     )

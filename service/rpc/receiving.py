@@ -43,7 +43,7 @@ class Receiver:
                 data = await self._receive(requests)
         except TimeoutError:
             raise RequestTimeout(
-                "Message not received in time", "Retry the call.", limit=self._timeout_ms, unit="ms"
+                "Message not received in time", "Retry the call.", maximum=self._timeout_ms, unit="ms"
             ) from None
         except StopAsyncIteration:
             raise MalformedRequest("Call without a message", "Send one.") from None

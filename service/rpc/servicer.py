@@ -20,17 +20,17 @@ from service.engine.schema.encode import (
     TokenizeRequest,
     Word,
 )
-from service.errors import InvalidArgument
+from service.errors import ConflictingFields, UnknownValue
 from service.lifecycle import Lifecycle
 from service.limits import item_limits, reject_spans
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from service.request_log import RequestLog, RequestRecord, current_record
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, to_inputs
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs
 from service.rpc.context import add_models, add_timing, deadline_of, identity_of
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.messages import Rejected, reject_malformed
-from service.rpc.model_info import POOLING_MODES, model_response
+from service.rpc.model_info import POOLING_MODES, model_message
 from service.rpc.similarity import similarity_request, similarity_response
 from service.rpc.status import status_of
 from service.rpc.stream import Failed, respond_in_order, run_in_stream
@@ -114,8 +114,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             usage=pb.Usage(tokens=response.token_count),
         )
 
-    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
-        return model_response(self._lifecycle.models.find(request.model or None).info)
+    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.Model:
+        return model_message(self._lifecycle.models.find(request.model or None).info)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=map(model_message, self._lifecycle.models.infos))
 
     def _limits(self, engine: Engine) -> Mapping[str, int]:
         return item_limits([engine.info])
@@ -188,13 +193,13 @@ def _layers(request: pb.EncodeRequest) -> tuple[int, ...] | None:
     if not request.all_layers:
         return tuple(request.layers) or (-1,)
     if request.layers:
-        raise InvalidArgument("set, but layers is not empty", "Send one of them.", field="all_layers")
+        raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers")
     return None
 
 
 def _dtype(number: int) -> DType:
     if number == pb.DTYPE_SQRT_UINT8:
-        raise InvalidArgument(
+        raise UnknownValue(
             "DTYPE_SQRT_UINT8 is not supported for embeddings (they may be negative)",
             "Use DTYPE_FLOAT16.",
             field="dtype",
@@ -206,7 +211,7 @@ def _dtype(number: int) -> DType:
 def _encode_response(response: EncodeResponse) -> pb.EncodeResponse:
     return pb.EncodeResponse(
         model=response.model,
-        precision=response.precision,
+        precision=enum_label("PRECISION", response.precision),
         results=[
             pb.EncodeResult(
                 token_count=result.token_count,

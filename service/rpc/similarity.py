@@ -15,9 +15,9 @@ from service.engine.schema.similarity import (
     SimilarityText,
     SimilarityUnit,
 )
-from service.errors import InvalidArgument
+from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_value, tensor, unit_message
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, unit_message
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 PAIRS = ("all", *get_args(Pairs))
@@ -33,7 +33,7 @@ def similarity_request(
     for name in ("queries", "documents"):
         check_count("inputs", len(getattr(request, name)), limits, name)
     if request.unit == pb.UNIT_KIND_SPAN:
-        raise InvalidArgument(
+        raise UnknownValue(
             "UNIT_KIND_SPAN is not supported for similarity", "Use UNIT_KIND_TOKEN or UNIT_KIND_WORD.", field="unit"
         )
     return SimilarityRequest(
@@ -61,8 +61,8 @@ def similarity_response(response: SimilarityResponse) -> pb.SimilarityResponse:
     """Return the response as a message."""
     return pb.SimilarityResponse(
         model=response.model,
-        precision=response.precision,
-        similarity=SIMILARITIES.index(response.similarity),  # type: ignore[arg-type]  # the numbers are those of the enum
+        precision=enum_label("PRECISION", response.precision),
+        similarity=enum_label("SIMILARITY_FUNCTION", response.similarity),
         scores=tensor(response.scores),
         queries=[_text(text) for text in response.queries],
         documents=[_text(text) for text in response.documents],

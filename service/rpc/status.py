@@ -34,7 +34,8 @@ def retry_after_ms(seconds: float) -> int:
 
 
 def _error_info(error: ServiceError, call_id: str) -> ErrorInfo:
-    metadata = {"field": error.field, "limit": error.limit, "actual": error.actual, "request_id": call_id}
+    metadata = {name: getattr(error, name) for name in ("field", "minimum", "maximum", "actual")}
+    metadata["request_id"] = call_id
     present = {name: str(value) for name, value in metadata.items() if value is not None}
     return ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=present)
 

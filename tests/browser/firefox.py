@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,27 @@ class WebSocket:
         return payload.decode()
 
 
+def wait_until_listening(log: Path) -> tuple[str, str]:
+    """Return the host and port that Firefox writes to its log."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        if match := LISTENING.search(log.read_text()):
+            return match[1], match[2]
+        time.sleep(0.05)
+    raise TimeoutError(f"Firefox does not listen after {TIMEOUT_S} s: {log.read_text()[-2000:]}")
+
+
 class Firefox:
-    """A window of Firefox."""
+    """A Firefox window."""
 
     def __init__(self, profile: Path) -> None:
         command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
         environment = os.environ | {"HOME": str(profile)}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True
-        )
-        host, port = next(match.groups() for line in self.process.stderr or () if (match := LISTENING.search(line)))
+        # A file: Firefox blocks when nobody reads a full pipe.
+        log = profile / "stderr.log"
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
+        host, port = wait_until_listening(log)
         self.ids = itertools.count()
         self.socket = WebSocket(host, int(port))
         self.call("session.new", capabilities={})
@@ -97,4 +109,4 @@ class Firefox:
         self.socket.stream.close()
         self.socket.socket.close()
         self.process.terminate()
-        self.process.communicate(timeout=TIMEOUT_S)
+        self.process.wait(TIMEOUT_S)

@@ -65,7 +65,7 @@ def test_model_info_has_records_of_training_and_evaluation(default_artifact: Pat
     assert asdict(infos[0].training) == body["training"] == TRAINING.model_dump(mode="json")
     evaluations = [record.model_dump(mode="json") for record in EVALUATIONS]
     assert list(map(asdict, infos[0].evaluations)) == body["evaluations"] == evaluations
-    schema = {"$ref": "#/components/schemas/ModelInfo", "components": document["components"]}
+    schema = {"$ref": "#/components/schemas/ModelBody", "components": document["components"]}
     Draft202012Validator(schema).validate(body)
 
 
@@ -139,8 +139,8 @@ def test_error_has_reason_field_and_limit(client: Client) -> None:
     with pytest.raises(AttendantError) as raised:
         client.encode([CASHED, "word " * 300])
     error = raised.value
-    assert (error.code, error.reason, error.field) == ("INVALID_ARGUMENT", "INPUT_TOO_LONG", "inputs[1]")
-    assert (error.actual, error.limit, error.retryable) == (302, 256, False)
+    assert (error.code, error.reason, error.field) == ("INVALID_ARGUMENT", "TOO_LONG", "inputs[1]")
+    assert (error.actual, error.maximum, error.retryable) == (302, 256, False)
     assert error.request_id
 
 

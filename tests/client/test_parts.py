@@ -34,7 +34,7 @@ def test_error_in_a_part_counts_inputs_of_nested_fields(client: Client) -> None:
 
 @pytest.mark.parametrize("field", [None, "dtype", "inputs"])
 def test_error_in_a_part_keeps_fields_without_index(field: str | None) -> None:
-    error = AttendantError("INVALID_ARGUMENT", "EMPTY_INPUT", "inputs[1]: empty", field=field)
+    error = AttendantError("INVALID_ARGUMENT", "EMPTY", "inputs[1]: empty", field=field)
     error.count_from(5)
     assert (error.field, error.message) == (field, "inputs[1]: empty")
 

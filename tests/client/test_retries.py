@@ -23,7 +23,7 @@ def test_delay_is_multiplied_by_4_without_a_hint() -> None:
         assert expected <= delay <= 1.25 * expected
 
 
-@pytest.mark.parametrize("reason", ["INVALID_ARGUMENT", "INPUT_TOO_LONG", "INTERNAL", "DEADLINE_EXCEEDED"])
+@pytest.mark.parametrize("reason", ["INVALID_ARGUMENT", "TOO_LONG", "INTERNAL", "DEADLINE_EXCEEDED"])
 def test_permanent_errors_are_not_retried(reason: str) -> None:
     assert RetryPolicy().delay_s(error(reason, 1.0), 1, None) is None
 

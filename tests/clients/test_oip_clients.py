@@ -22,7 +22,7 @@ MODEL = "all-MiniLM-L6-v2"
 TEXTS = ["money bank grows", "the river bank, déjà vu", *["word " * 100] * 6]
 IDS = [[2769, 2924, 7502, 0], [2314, 2924, 1010, 2003]]
 MASK = [[1, 1, 1, 0], [1, 1, 1, 1]]
-NOT_FOUND = f'model_name: not found. This server serves "{MODEL}".'
+NOT_FOUND = f'model_name: not found ("unknown"). This server serves "{MODEL}".'
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def test_tritonclient_http(server: Server, tmp_path: Any) -> None:
     assert results["errors"] == [
         ["404", NOT_FOUND],
         ["404", NOT_FOUND],
-        ["404", 'model_version: not found. Use "1".'],
-        ["400", 'outputs[0].name: unknown output. Use "pooled", "tokens", "token_counts" or "attention".'],
+        ["404", 'model_version: not found ("2"). Use "1".'],
+        ["400", 'outputs[0].name: unknown output ("unknown"). Use "pooled", "tokens", "token_counts" or "attention".'],
         ["501", "outputs[0].parameters: classification is not supported. Leave it out."],
-        ["400", "parameters.dimensions: out of range (500, limit 384). Use 1 to 384."],
+        ["400", "parameters.dimensions: out of range (500). Use 1 to 384."],
         ["501", "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."],
     ]
 
@@ -105,7 +105,7 @@ def test_tritonclient_grpc(server: Server, tmp_path: Any) -> None:
     response = server.rest.post("/v1/attend", json={"inputs": [{"token_ids": IDS[1]}], "layers": [-1]}).json()
     server.check([attention[1][0]], [item["matrix"] for item in response["results"][0]["maps"]])
     assert results["reads"] == [True] * 4 + ["attendant", *[MODEL] * 4]
-    dimensions = "parameters.dimensions: out of range (500, limit 384). Use 1 to 384."
+    dimensions = "parameters.dimensions: out of range (500). Use 1 to 384."
     assert results["stream"] == ["0", "1", "2", dimensions, "4", "5", "6", "7"]
     assert results["errors"] == [
         ["StatusCode.NOT_FOUND", NOT_FOUND],

@@ -143,8 +143,8 @@ def test_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -
     assert (results["models"], results["model"]) == ([record], record)
     invalid = ("BadRequestError", 400)
     kind = "invalid_request_error"
-    assert results["empty"] == [*invalid, "input[1]", "empty_input", kind]
-    assert results["long"] == [*invalid, "input[0]", "input_too_long", kind]
+    assert results["empty"] == [*invalid, "input[1]", "empty", kind]
+    assert results["long"] == [*invalid, "input[0]", "too_long", kind]
     assert results["dimensions_error"][:3] == [*invalid, "dimensions"]
     assert results["unknown_field"] == [*invalid, "no", "unknown_field", kind]
     not_found = ["NotFoundError", 404, "model", "model_not_found", kind]

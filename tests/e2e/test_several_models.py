@@ -156,7 +156,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 @pytest.mark.parametrize(("name", "model"), [(name, model) for model, names in NAMES.items() for name in names])
 def test_every_name_selects_its_model(together: Clients, name: str, model: str) -> None:
-    info = together.rest.get(f"/v1/model/{name}").json()
+    info = together.rest.get(f"/v1/models/{name}").json()
     assert (info["name"], info["aliases"]) == (model, NAMES[model][1:])
     assert together.stub.GetModel(pb.GetModelRequest(model=name)).name == model
     assert together.rest.get(f"/v1/models/{name}").json()["id"] == name
@@ -175,7 +175,7 @@ def test_first_model_is_the_default(together: Clients, loaded: dict[str, LoadedM
     sizes = [len(together.rest.post(path, json={"inputs": ["bank"]}).json()[0]) for path in ("/embed", "/")]
     assert sizes == [loaded["large"].artifact.manifest.dimensions] * 2
     listed = [item["id"] for item in together.rest.get("/v1/models").json()["data"]]
-    assert listed == [name for names in NAMES.values() for name in names]
+    assert listed == list(NAMES) == [model.name for model in together.stub.ListModels(pb.ListModelsRequest()).models]
 
 
 @pytest.mark.parametrize("operation", ["encode", "attend", "compare", "similarity", "tokenize", "embeddings"])
@@ -187,7 +187,7 @@ def test_unknown_name_is_not_found(together: Clients, operation: str) -> None:
     }
     response = together.rest.post(f"/v1/{operation}", json={**texts.get(operation, {"inputs": "a"}), "model": "nobody"})
     error = response.json()["error"]
-    message = 'model: not found. This server serves "large", "text-embedding-3-small", "org/tiny" and "t".'
+    message = 'model: not found ("nobody"). This server serves "large", "text-embedding-3-small", "org/tiny" and "t".'
     assert (response.status_code, error["message"]) == (404, message)
     assert (error.get("reason") or error["code"].upper(), error.get("field") or error["param"]) == (
         "MODEL_NOT_FOUND",
@@ -204,7 +204,7 @@ def test_unknown_name_is_not_found(together: Clients, operation: str) -> None:
 
 
 def test_unknown_model_has_no_description(together: Clients) -> None:
-    for path in ("/v1/model/nobody", "/v1/models/nobody", "/v1/model/org", "/v1/model/"):
+    for path in ("/v1/models/nobody", "/v1/models/org", "/v1/models/", "/v1/model/large"):
         assert together.rest.get(path).status_code == 404, path
     with pytest.raises(grpc.RpcError) as raised:
         together.stub.GetModel(pb.GetModelRequest(model="nobody"))

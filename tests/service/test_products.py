@@ -128,7 +128,7 @@ def check_error(operation: str, request: Body, response: httpx.Response) -> None
     assert response.status_code in (400, 404, 413, 422, 501)
     error = response.json()["error"]
     if response.status_code == 501:
-        assert error["reason"] == "UNSUPPORTED_KIND"
+        assert error["reason"] == "UNSUPPORTED_BY_MODEL"
     assert error["message"]
     for text in (word for word in str(request).split() if len(word) > 60):
         assert text not in error["message"]

@@ -71,8 +71,8 @@ FINISHED = {
 REJECTED = {
     ("rest-1", "rest", "/v1/encode", "422", "UNKNOWN_FIELD"),
     ("openai-1", "openai", "/v1/embeddings", "400", "UNKNOWN_FIELD"),
-    ("grpc-1", "grpc", "/attendant.v1.EncoderService/Encode", "INVALID_ARGUMENT", "EMPTY_INPUT"),
-    ("stream", "grpc", "/attendant.v1.EncoderService/EncodeStream", "INVALID_ARGUMENT", "EMPTY_INPUT"),
+    ("grpc-1", "grpc", "/attendant.v1.EncoderService/Encode", "INVALID_ARGUMENT", "EMPTY"),
+    ("stream", "grpc", "/attendant.v1.EncoderService/EncodeStream", "INVALID_ARGUMENT", "EMPTY"),
     ("unknown", "rest", "_OTHER", "404", "ROUTE_NOT_FOUND"),
 }
 

@@ -28,8 +28,8 @@ if _version_not_supported:
 class EncoderServiceStub:
     """EncoderService returns the embeddings and attention maps of a transformer encoder.
 
-    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
-    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field",
+    "minimum", "maximum", "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
     allow a retry a google.rpc.RetryInfo.
     """
 
@@ -72,15 +72,20 @@ class EncoderServiceStub:
         self.GetModel = channel.unary_unary(
                 '/attendant.v1.EncoderService/GetModel',
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=attendant_dot_v1_dot_encoder__pb2.GetModelResponse.FromString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.Model.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/attendant.v1.EncoderService/ListModels',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
 
 
 class EncoderServiceServicer:
     """EncoderService returns the embeddings and attention maps of a transformer encoder.
 
-    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
-    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field",
+    "minimum", "maximum", "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
     allow a retry a google.rpc.RetryInfo.
     """
 
@@ -138,6 +143,13 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """ListModels returns all served models; the first is the default model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -174,7 +186,12 @@ def add_EncoderServiceServicer_to_server(servicer, server):
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=attendant_dot_v1_dot_encoder__pb2.GetModelRequest.FromString,
-                    response_serializer=attendant_dot_v1_dot_encoder__pb2.GetModelResponse.SerializeToString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.Model.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.ListModelsRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -187,8 +204,8 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 class EncoderService:
     """EncoderService returns the embeddings and attention maps of a transformer encoder.
 
-    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field", "limit",
-    "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
+    Errors carry a google.rpc.ErrorInfo with the domain "attendant", a reason, and the metadata "field",
+    "minimum", "maximum", "actual" and "request_id" where they apply. Errors of a field also carry a google.rpc.BadRequest, and errors that
     allow a retry a google.rpc.RetryInfo.
     """
 
@@ -370,7 +387,34 @@ class EncoderService:
             target,
             '/attendant.v1.EncoderService/GetModel',
             attendant_dot_v1_dot_encoder__pb2.GetModelRequest.SerializeToString,
-            attendant_dot_v1_dot_encoder__pb2.GetModelResponse.FromString,
+            attendant_dot_v1_dot_encoder__pb2.Model.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/ListModels',
+            attendant_dot_v1_dot_encoder__pb2.ListModelsRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -103,7 +103,7 @@ def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[A
             "Use float32.",
             field="dtype",
             actual=round(largest),
-            limit=65504,
+            maximum=65504,
             reason="DTYPE_OVERFLOW",
         )
     return result

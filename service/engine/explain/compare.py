@@ -22,7 +22,7 @@ from service.engine.schema.explain import (
     Occurrence,
     OccurrenceResult,
 )
-from service.errors import InvalidArgument
+from service.errors import InvalidArgument, OutOfRange
 
 SHARE_DECIMALS = 6
 """Further digits are float32 rounding error."""
@@ -59,10 +59,9 @@ def find_occurrence(occurrence: Occurrence, tokens: TokenizedInput, path: str) -
         assert index is not None
         if not 0 <= index < len(words):
             limit = len(words) - 1
-            raise InvalidArgument(
+            raise OutOfRange(
                 "out of range", f"Use 0 to {limit}.",
-                field=f"{path}.word_index", actual=index, limit=limit if index > limit else 0,
-                reason="WORD_OUT_OF_RANGE",
+                field=f"{path}.word_index", actual=index, minimum=0, maximum=limit,
             )  # fmt: skip
         span = words[index].start, words[index].end
     else:

@@ -6,7 +6,16 @@ from model.manifest import Manifest
 from model.prompts import Role, role_prompt_name
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Limits, Output
 from service.engine.validation.inputs import check_layers
-from service.errors import InvalidArgument, NotFound, RequestTooLarge
+from service.errors import (
+    ConflictingFields,
+    Duplicate,
+    Empty,
+    MissingField,
+    NotFound,
+    OutOfRange,
+    RequestTooLarge,
+    echo,
+)
 
 
 def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
@@ -14,20 +23,20 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
     spell = request.spelling
     outputs = set(request.outputs)
     if not outputs:
-        raise InvalidArgument("empty", "Leave it out or name at least one.", field="outputs")
+        raise Empty("empty", "Leave it out or name at least one.", field="outputs")
     if len(outputs) < len(request.outputs):
-        raise InvalidArgument("contains the same output twice", "Remove one.", field="outputs")
+        raise Duplicate("contains the same output twice", "Remove one.", field="outputs")
     spans = spell.value("outputs", "spans")
     needs_spans, needs_words = "spans" in outputs, "words" in outputs
     for index, item in enumerate(request.inputs):
         if needs_spans != bool(item.spans):
             field = f"{spell.inputs}[{index}].spans"
             if needs_spans:
-                raise InvalidArgument(f"missing, but outputs contains {spans}", "Send spans.", field=field)
-            raise InvalidArgument(f"set, but {spans} is missing from outputs", "Add it.", field=field)
+                raise MissingField(f"missing, but outputs contains {spans}", "Send spans.", field=field)
+            raise ConflictingFields(f"set, but {spans} is missing from outputs", "Add it.", field=field)
         if needs_words and item.source.token_ids is not None:
             words, path = spell.value("outputs", "words"), f"{spell.inputs}[{index}]"
-            raise InvalidArgument(
+            raise ConflictingFields(
                 f"{words} is not supported for token_ids", f"Remove it or send text in {path}.", field="outputs"
             )
     if request.layers is None:
@@ -44,7 +53,7 @@ def _check_no_pooled_options(request: EncodeRequest) -> None:
     for field in ("pooling", "normalize", "dimensions"):
         if getattr(request, field) is not None:
             pooled = request.spelling.value("outputs", "pooled")
-            raise InvalidArgument(
+            raise ConflictingFields(
                 f"set, but {pooled} is missing from outputs", f"Add it or leave {field} out.", field=field
             )
 
@@ -53,23 +62,24 @@ def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Outpu
     dimensions = request.dimensions
     size = pooled_size(request, manifest)
     if dimensions is not None and not 1 <= dimensions <= size:
-        raise InvalidArgument(
+        raise OutOfRange(
             "out of range",
             f"Use 1 to {size}.",
             field="dimensions",
             actual=dimensions,
-            limit=max(1, min(dimensions, size)),
+            minimum=1,
+            maximum=size,
         )
     if request.dtype in ("int8", "ubinary"):
         dtype = request.spelling.value("dtype", request.dtype)
         if outputs != {"pooled"}:
-            raise InvalidArgument(
+            raise ConflictingFields(
                 f"{dtype} is supported for pooled vectors only", "Remove the other outputs.", field="dtype"
             )
         if request.normalize is False:
-            raise InvalidArgument(f"{dtype} requires normalized vectors", "Leave normalize out.", field="dtype")
+            raise ConflictingFields(f"{dtype} requires normalized vectors", "Leave normalize out.", field="dtype")
         if request.dtype == "ubinary" and (dimensions or size) % 8:
-            raise InvalidArgument(
+            raise ConflictingFields(
                 f"{dtype} requires a multiple of 8", "Change dimensions.", field="dimensions", actual=dimensions or size
             )
 
@@ -83,7 +93,7 @@ def select_prompt(request: EncodeRequest, limits: Limits, manifest: Manifest) ->
             if item.source.token_ids is not None:
                 field = "prompt" if name is None else "prompt_name"
                 path = f"{request.spelling.inputs}[{index}]"
-                raise InvalidArgument("not supported for token_ids", f"Send text in {path}.", field=field)
+                raise ConflictingFields("not supported for token_ids", f"Send text in {path}.", field=field)
     return prompt
 
 
@@ -96,12 +106,12 @@ def find_prompt(
     """
     field = "prompt" if role is None else f"{role}_prompt"
     if name is not None and text is not None:
-        raise InvalidArgument(f"set together with {field}", "Send one of them.", field=f"{field}_name")
+        raise ConflictingFields(f"set together with {field}", "Send one of them.", field=f"{field}_name")
     if text is not None:
         if len(text) > limits.max_input_characters:
             raise RequestTooLarge(
                 "too many characters", "Shorten it.",
-                field=field, actual=len(text), limit=limits.max_input_characters, reason="INPUT_TOO_LARGE",
+                field=field, actual=len(text), maximum=limits.max_input_characters, reason="TOO_LONG",
             )  # fmt: skip
         return AppliedPrompt(None, text) if text else None
     if name is None:
@@ -109,7 +119,7 @@ def find_prompt(
     elif name not in manifest.prompts:
         known = ", ".join(f'"{prompt}"' for prompt in manifest.prompts)
         remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
-        raise NotFound("not found", remedy, field=f"{field}_name", reason="PROMPT_NOT_FOUND")
+        raise NotFound("not found", remedy, field=f"{field}_name", actual=echo(name), reason="PROMPT_NOT_FOUND")
     return AppliedPrompt(name, manifest.prompts[name]) if name is not None and manifest.prompts[name] else None
 
 

@@ -6,7 +6,7 @@ from service.engine.schema.encode import Input, Limits
 from service.engine.schema.similarity import SimilarityRequest, SimilaritySpec, UnavailableReason
 from service.engine.validation.encode import find_prompt
 from service.engine.validation.inputs import check_text
-from service.errors import EmptyInput, InvalidArgument, RequestTooLarge, Unsupported
+from service.errors import ConflictingFields, Empty, OutOfRange, RequestTooLarge, TooMany, Unsupported, WrongShape
 
 MAX_EXPLAINED_PAIRS = 256
 MAX_OCCLUDED_SEQUENCES = 4096
@@ -21,15 +21,16 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
     _check_texts(request, limits)
     if request.pairs == "zip" and len(request.queries) != len(request.documents):
         value = request.spelling.value("pairs", "zip")
-        raise InvalidArgument(
+        raise WrongShape(
             f"{value} requires as many documents as queries", "Send one document per query.",
-            field="documents", actual=len(request.documents), limit=len(request.queries),
+            field="documents", actual=len(request.documents),
+            minimum=len(request.queries), maximum=len(request.queries),
         )  # fmt: skip
     dimensions = request.dimensions
     if dimensions is not None and not 1 <= dimensions <= manifest.dimensions:
-        raise InvalidArgument(
+        raise OutOfRange(
             "out of range", f"Use 1 to {manifest.dimensions}.",
-            field="dimensions", actual=dimensions, limit=max(1, min(dimensions, manifest.dimensions)),
+            field="dimensions", actual=dimensions, minimum=1, maximum=manifest.dimensions,
         )  # fmt: skip
     spec = SimilaritySpec(
         request.similarity or manifest.similarity,
@@ -49,12 +50,12 @@ def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
     for side in ("queries", "documents"):
         texts, field = getattr(request, side), spell(side)
         if not texts:
-            raise EmptyInput("empty", "Send at least one text.", field=field)
+            raise Empty("empty", "Send at least one text.", field=field)
         count = len(texts) if side == "queries" else len(texts) + len(request.queries)
         if count > limits.max_inputs:
-            raise InvalidArgument(
+            raise TooMany(
                 "too many items" if side == "queries" else f"too many items, together with {spell('queries')}",
-                "Split the request.", field=field, actual=count, limit=limits.max_inputs, reason="TOO_MANY_INPUTS",
+                "Split the request.", field=field, actual=count, maximum=limits.max_inputs,
             )  # fmt: skip
         for index, text in enumerate(texts):
             check_text(Input(TokenizerInput(text)), spell(side, index), limits.max_input_characters)
@@ -68,12 +69,12 @@ def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:
 
 def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
     if request.pair_count > MAX_EXPLAINED_PAIRS:
-        raise InvalidArgument(
+        raise TooMany(
             "too many pairs to explain", "Send fewer queries or documents.",
-            field="explain", actual=request.pair_count, limit=MAX_EXPLAINED_PAIRS, reason="TOO_MANY_PAIRS",
+            field="explain", actual=request.pair_count, maximum=MAX_EXPLAINED_PAIRS,
         )  # fmt: skip
     if request.top_k is not None and request.top_k < 1:
-        raise InvalidArgument("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, limit=1)
+        raise OutOfRange("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, minimum=1)
     if request.effect == "leave_one_out" and manifest.pooling == "cls":
         spell = request.spelling.value
         raise Unsupported(
@@ -86,7 +87,7 @@ def _check_no_explanation(request: SimilarityRequest) -> None:
     fields = {"unit": request.unit != "token", "top_k": request.top_k is not None, "effect": request.effect != "none"}
     for field, is_set in fields.items():
         if is_set:
-            raise InvalidArgument(
+            raise ConflictingFields(
                 "set, but explain is false", f"Set explain to true or leave {field} out.", field=field
             )
 
@@ -101,7 +102,7 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
     if size > limit:
         raise RequestTooLarge(
             "token vectors too large", "Send fewer or shorter texts.",
-            field="explain", actual=size, limit=limit, unit="bytes",
+            field="explain", actual=size, maximum=limit, unit="bytes",
         )  # fmt: skip
 
 
@@ -119,5 +120,5 @@ def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Mani
     ):
         if actual > limit:
             raise RequestTooLarge(
-                f"{occlusion} needs too many {noun}", f"{remedy}.", field="effect", actual=actual, limit=limit
+                f"{occlusion} needs too many {noun}", f"{remedy}.", field="effect", actual=actual, maximum=limit
             )

@@ -1,15 +1,16 @@
 const KEY = "attendant-key";
 
-/** An error of the server or the network, with the message, field, limit and actual value of the API. */
+/** An error of the server or the network, with the message, reason, field, maximum and actual value of the API. */
 export class ApiError extends Error {
   constructor(
     /** @type {number} */ status,
     /** @type {string} */ message,
-    /** @type {{field?: string | null, limit?: number | string | null, actual?: number | string | null}} */ details = {},
+    /** @type {{reason?: string, field?: string | null, maximum?: number | null, actual?: number | string | null}} */ details = {},
   ) {
     super(message);
+    this.reason = details.reason ?? "";
     this.field = details.field ?? "";
-    this.limit = details.limit ?? null;
+    this.maximum = details.maximum ?? null;
     this.actual = details.actual ?? null;
     this.status = status;
   }

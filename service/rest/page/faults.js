@@ -19,8 +19,8 @@ export function faultyItem({ field }, request) {
 }
 
 /** Return whether an error is about a text over a limit of tokens or characters. */
-export function isTooLong(/** @type {ApiError} */ { message, limit }) {
-  return limit !== null && UNIT.test(message);
+export function isTooLong(/** @type {ApiError} */ { reason }) {
+  return reason === "TOO_LONG";
 }
 
 /** Return an error with the name that the page has for its input in place of the field. */
@@ -28,7 +28,7 @@ export function nameInput(/** @type {ApiError} */ error, /** @type {string} */ n
   if (!name) return error;
   const [, unit] = UNIT.exec(error.message) ?? [];
   const message = isTooLong(error)
-    ? `${name}: too long (${error.actual} ${unit}, limit ${error.limit}). Shorten it.`
+    ? `${name}: too long (${error.actual} ${unit}, limit ${error.maximum}). Shorten it.`
     : error.message.replace(error.field, name);
   return new ApiError(error.status, message);
 }
@@ -44,7 +44,7 @@ export function nameInput(/** @type {ApiError} */ error, /** @type {string} */ n
 export async function truncate(input, error, prompt) {
   const texts = typeof input === "string" ? [input] : [input.text, input.pair];
   const isCharacters = error.message.includes(" characters");
-  const parts = texts.map((text) => (isCharacters ? Array.from(text).slice(0, Number(error.limit)).join("") : text));
+  const parts = texts.map((text) => (isCharacters ? Array.from(text).slice(0, Number(error.maximum)).join("") : text));
   const [text, pair] = parts;
   const body = { inputs: [pair === undefined ? text : { text, pair }], outputs: ["tokens"], truncation: "right", ...prompt };
   const { results: [{ tokens }] } = await call("v1/encode", body);

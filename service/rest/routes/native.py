@@ -1,11 +1,11 @@
-"""The native API: /v1/encode, /v1/tokenize, /v1/model."""
+"""The native API: /v1/encode and /v1/tokenize."""
 
 import asyncio
 import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from model.manifest import Pooling
 from service.engine.schema.encode import (
@@ -15,7 +15,6 @@ from service.engine.schema.encode import (
     EncodeResponse,
     EncodeResult,
     LayerReduce,
-    ModelInfo,
     Output,
     TokenizeRequest,
     Truncation,
@@ -38,13 +37,12 @@ from service.rest.codec import (
 )
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
-from service.rest.schemas import GET_ERRORS, EncodeResponseBody, TokenizeResponseBody, responses
+from service.rest.schemas import EncodeResponseBody, TokenizeResponseBody, responses
 
 API = "rest"
 ENCODE_PATH = "/v1/encode"
 MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 """In valid JSON, quotes within strings are escaped, so this matches fields only."""
-MODEL_INFO = TypeAdapter(ModelInfo)
 
 
 class EncodeBody(StrictModel):
@@ -141,26 +139,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         ]
         document = {"model": response.model, "results": results, "usage": usage_body(response.token_count)}
         return await json_response(request, document)
-
-    @router.get(
-        "/v1/model",
-        operation_id="get_model",
-        summary="Get the default model",
-        responses=responses(ModelInfo, statuses=GET_ERRORS),
-    )
-    async def model(request: Request) -> Response:
-        """Return the default model: its properties, digest, precision and limits."""
-        return await json_response(request, MODEL_INFO.dump_python(lifecycle.models.find().info, mode="json"))
-
-    @router.get(
-        "/v1/model/{name:path}",
-        operation_id="get_model_by_name",
-        summary="Get a served model by name",
-        responses=responses(ModelInfo, statuses=(*GET_ERRORS, 404)),
-    )
-    async def named_model(request: Request, name: str) -> Response:
-        """Return the model of this name or alias: its properties, digest, precision and limits."""
-        return await json_response(request, MODEL_INFO.dump_python(lifecycle.models.find(name).info, mode="json"))
 
     return router
 

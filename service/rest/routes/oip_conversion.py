@@ -7,7 +7,17 @@ import orjson
 from fastapi import Request, Response
 
 from service.engine.schema.encode import ModelInfo, Wire
-from service.errors import InvalidArgument, MalformedRequest, ServiceError, json_type
+from service.errors import (
+    InvalidArgument,
+    InvalidHeader,
+    MalformedRequest,
+    OutOfRange,
+    ServiceError,
+    WrongShape,
+    WrongType,
+    json_type,
+    missing_or_conflicting,
+)
 from service.limits import item_limits
 from service.oip.inference import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput
 from service.oip.models import VERSION
@@ -43,12 +53,12 @@ def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | byt
         return body, b""
     length = length.strip(" \t")
     if not (length.isascii() and length.isdigit() and len(length) <= MAX_DIGITS):
-        raise InvalidArgument("not a size in bytes", "Send digits only.", field=LENGTH_HEADER, reason="INVALID_HEADER")
+        raise InvalidHeader("not a size in bytes", "Send digits only.", field=LENGTH_HEADER)
     size = int(length)
     if size > len(body):
-        raise InvalidArgument(
+        raise InvalidHeader(
             "over the size of the body", "Send the size of the JSON.",
-            field=LENGTH_HEADER, actual=size, limit=len(body), unit="bytes", reason="INVALID_HEADER",
+            field=LENGTH_HEADER, actual=size, maximum=len(body), unit="bytes",
         )  # fmt: skip
     return body[:size], bytes(body[size:])
 
@@ -61,7 +71,7 @@ def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_l
         if has_length or SIZE_PARAMETER.encode() not in document:
             raise
         problem, remedy = f"missing, but the body has {SIZE_PARAMETER}", "Send the size of the JSON."
-        raise InvalidArgument(problem, remedy, field=LENGTH_HEADER, reason="INVALID_HEADER") from None
+        raise InvalidHeader(problem, remedy, field=LENGTH_HEADER) from None
 
 
 def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
@@ -83,7 +93,7 @@ def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tup
 def _flag(parameters: Mapping[str, Any], name: str, field: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidArgument("wrong type", "Send true or false.", field=field, actual=json_type(value))
+        raise WrongType("wrong type", "Send true or false.", field=field, actual=json_type(value))
     return value
 
 
@@ -97,22 +107,21 @@ def _tensors(inputs: Sequence[InferInputBody], binary: bytes) -> list[InputTenso
             raw = binary[start : start + size]
             start += size
         if (raw is None) == (item.data is None):
-            problem = f"data and {SIZE_PARAMETER} are both {'missing' if raw is None else 'set'}"
-            raise InvalidArgument(problem, "Send one of them.", field=field)
+            raise missing_or_conflicting(("data", SIZE_PARAMETER), raw is None, field)
         elements = f"{field}.data" if raw is None else field
         tensors.append(InputTensor(field, item.name, item.datatype, item.shape, parameters, elements, raw, item.data))
     if start != len(binary):
         problem = f"{len(binary)} bytes of binary data, but the sum of {SIZE_PARAMETER} is {start}"
-        raise InvalidArgument(problem, f"Correct {SIZE_PARAMETER} or {LENGTH_HEADER}.", field="inputs")
+        raise WrongShape(problem, f"Correct {SIZE_PARAMETER} or {LENGTH_HEADER}.", field="inputs")
     return tensors
 
 
 def _size(value: Any, field: str, limit: int) -> int:
     if type(value) is not int:  # bool is a subclass of int
-        raise InvalidArgument("wrong type", "Send an integer.", field=field, actual=json_type(value))
+        raise WrongType("wrong type", "Send an integer.", field=field, actual=json_type(value))
     if not 0 <= value <= limit:
-        problem, bound = ("negative", 0) if value < 0 else ("over the size of the binary data", limit)
-        raise InvalidArgument(problem, "Send the size of the tensor.", field=field, actual=value, limit=bound)
+        problem = "negative" if value < 0 else "over the size of the binary data"
+        raise OutOfRange(problem, "Send the size of the tensor.", field=field, actual=value, minimum=0, maximum=limit)
     return value
 
 

@@ -1,4 +1,4 @@
-"""The OpenAI API: /v1/embeddings and /v1/models."""
+"""The OpenAI API: /v1/embeddings, and the errors of /v1/models."""
 
 import asyncio
 from typing import Annotated, Any
@@ -26,19 +26,12 @@ from service.rest.codec import (
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import Base64, json_response, metadata_headers
-from service.rest.schemas import (
-    GET_ERRORS,
-    EmbeddingsResponseBody,
-    OpenAIErrorBody,
-    OpenAIModelBody,
-    OpenAIModelsBody,
-    responses,
-)
+from service.rest.routes import models
+from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
 
 API = "openai"
 EMBEDDINGS_PATH = "/v1/embeddings"
-MODELS_PATH = "/v1/models"
-PATHS = (EMBEDDINGS_PATH, MODELS_PATH)
+PATHS = (EMBEDDINGS_PATH, models.PATH)
 MAX_INPUTS = 2048
 
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
@@ -135,28 +128,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         document = _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
-    @router.get(
-        MODELS_PATH,
-        operation_id="list_models",
-        summary="List models",
-        responses=responses(OpenAIModelsBody, OpenAIErrorBody, GET_ERRORS),
-    )
-    async def models(request: Request) -> Response:
-        """Return the served models and their aliases."""
-        data = [_model(name) for name in lifecycle.models.names]
-        return await json_response(request, {"object": "list", "data": data})
-
-    @router.get(
-        "/v1/models/{name:path}",
-        operation_id="retrieve_model",
-        summary="Retrieve a model",
-        responses=responses(OpenAIModelBody, OpenAIErrorBody, GET_ERRORS),
-    )
-    async def model(request: Request, name: str) -> Response:
-        """Return one model."""
-        lifecycle.models.find(name)
-        return await json_response(request, _model(name))
-
     return router
 
 
@@ -209,7 +180,3 @@ def _document(response: EncodeResponse, encoding: EncodingFormat | None) -> dict
 def _embedding(result: EncodeResult, encoding: EncodingFormat | None) -> Any:
     assert result.pooled is not None
     return Base64(result.pooled) if encoding == "base64" else result.pooled.values
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "attendant"}

@@ -10,7 +10,7 @@ from fastapi.types import DecoratedCallable
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest
 from service.engine.schema.similarity import SimilarityRequest
-from service.errors import InvalidArgument, Unavailable, Unsupported
+from service.errors import ConflictingFields, Unavailable, Unsupported
 from service.lifecycle import Lifecycle
 from service.rest.codec import JSON, body_schema
 from service.rest.requests import RequestReader, while_connected
@@ -115,7 +115,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
         info, items = lifecycle.models.find().info, items_of(body.inputs)
         prompt = prompt_text(info, body.prompt_name, "prompt_name")
         if body.prompt_name is not None and not all(isinstance(item, str) for item in items):
-            raise InvalidArgument("not supported for token ids", "Send texts.", field="prompt_name")
+            raise ConflictingFields("not supported for token ids", "Send texts.", field="prompt_name")
         response = await encode(
             request,
             # As a part of the text, the prompt has token vectors too; the engine leaves out its own prompts' vectors.

@@ -11,7 +11,7 @@ from model.tokenizer import TokenizerInput
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.engine.schema.encode import ApiSpelling, Array, EncodeResponse, Input, ModelInfo, Token, Truncation
 from service.engine.schema.similarity import SimilarityResponse
-from service.errors import EmptyInput, InvalidArgument, NotFound, Overloaded, ServiceError, Unsupported
+from service.errors import Empty, NotFound, Overloaded, ServiceError, Unsupported, WrongShape, echo
 from service.rest.responses import metadata_headers
 
 LISTS = ("inputs", "inputs.sentences", "texts", "ids")
@@ -64,13 +64,13 @@ def _error_type(error: ServiceError) -> str:
 
 
 def _is_empty_list(error: ServiceError) -> bool:
-    return isinstance(error, EmptyInput) and error.field in LISTS
+    return isinstance(error, Empty) and error.field in LISTS
 
 
 def check_not_empty(items: Sequence[Any], field: str) -> None:
-    """Raise `EmptyInput` for an empty list. An empty text has an error of its own."""
+    """Raise `Empty` for an empty list. An empty text has an error of its own."""
     if not items and not isinstance(items, str):
-        raise EmptyInput("empty", "Send at least one item.", field=field)
+        raise Empty("empty", "Send at least one item.", field=field)
 
 
 def check_pairs(inputs: str | Sequence[str | list[str]]) -> None:
@@ -80,7 +80,9 @@ def check_pairs(inputs: str | Sequence[str | list[str]]) -> None:
     sizes = {f"inputs[{index}]": len(item) for index, item in enumerate(inputs) if not isinstance(item, str)}
     for field, size in (sizes or {"inputs": len(inputs)}).items():
         if size not in (1, 2):
-            raise InvalidArgument("wrong number of texts", "Send one or two.", field=field, actual=size, limit=2)
+            raise WrongShape(
+                "wrong number of texts", "Send one or two.", field=field, actual=size, minimum=1, maximum=2
+            )
 
 
 def items_of(inputs: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
@@ -125,7 +127,7 @@ def prompt_text(info: ModelInfo, name: str | None, field: str) -> str:
     if name not in info.prompts:
         known = ", ".join(f'"{prompt}"' for prompt in info.prompts)
         remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
-        raise NotFound("not found", remedy, field=field, reason="PROMPT_NOT_FOUND")
+        raise NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
     return info.prompts[name]
 
 

@@ -76,7 +76,7 @@ def test_options_of_the_model_are_checked_first(
     path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
     status, err = run_embed(path, "-o", out, "--dimensions", 500, *options)
     assert (status, err.count("\n")) == (78, 1)
-    assert err.startswith("attendant embed: dimensions: out of range (500, limit 384). ")
+    assert err.startswith("attendant embed: dimensions: out of range (500). ")
     status, err = run_embed(path, "-o", out, "--prompt-name", "query", *options)
     assert (status, err.count("\n")) == (78, 1)
     assert err.startswith("attendant embed: prompt_name: not found")

@@ -12,10 +12,10 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Input, TokenizeRequest
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.errors import (
-    EmptyInput,
-    InputTooLong,
+    Empty,
     NonFiniteOutput,
     ResponseTooLarge,
+    TooLong,
 )
 from tests.service.conftest import (
     GOLDEN,
@@ -46,7 +46,7 @@ async def test_usage_and_metrics_count_tokens_with_special_tokens(harness: Servi
 
 
 async def test_long_text_is_rejected_without_truncation(engine: Engine) -> None:
-    with pytest.raises(InputTooLong) as raised:
+    with pytest.raises(TooLong) as raised:
         await encode(engine, GOLDEN, LONG)
     assert (
         raised.value.message == 'inputs[1]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".'
@@ -112,7 +112,7 @@ async def test_tokenize_applies_the_limits_of_encode(model: LoadedModel) -> None
     async with open_harness(model, max_response_bytes=2000, max_queue_tokens=100) as harness:
         with pytest.raises(ResponseTooLarge, match="limit 2000"):
             await tokenize(harness.engine, LONG)
-        with pytest.raises(EmptyInput, match=r"inputs\[1\]: empty or blank"):
+        with pytest.raises(Empty, match=r"inputs\[1\]: empty or blank"):
             await tokenize(harness.engine, GOLDEN, "")
         assert (await tokenize(harness.engine, GOLDEN)).results[0].token_count == 5
         assert harness.sample("attendant_queue_utilization", lane="fast") == 0

@@ -13,11 +13,11 @@ from service.engine.schema.encode import EncodeResponse, Input, TokenizeRequest
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.errors import (
     DeadlineExceeded,
-    EmptyInput,
-    InputTooLong,
+    Empty,
     InvalidArgument,
     QueueFull,
     RequestTooLarge,
+    TooLong,
     Unavailable,
 )
 from tests.service.conftest import (
@@ -110,7 +110,7 @@ async def test_cancelled_requests_are_removed_from_the_queue(harness: ServiceHar
 
 @pytest.mark.parametrize("text", ["\u0001", "\u200d\u200b", "\x00\x7f"])
 async def test_text_without_content_after_tokenization_is_rejected(harness: ServiceHarness, text: str) -> None:
-    with pytest.raises(EmptyInput, match=r"inputs\[1\]: no content after tokenization"):
+    with pytest.raises(Empty, match=r"inputs\[1\]: no content after tokenization"):
         await encode(harness.engine, GOLDEN, text)
     assert harness.batches_run == 0
 
@@ -224,7 +224,7 @@ async def test_long_prompt_for_many_inputs_does_not_lock_out_other_requests(
     others = await gather(*(encode(harness.engine, GOLDEN) for _ in range(55)))
     assert [type(result) for result in others] == [EncodeResponse] * 55
     (error,) = await gather(attack)
-    assert isinstance(error, (InputTooLong, RequestTooLarge))
+    assert isinstance(error, (TooLong, RequestTooLarge))
     assert error.field == "prompt"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from service.engine.schema.encode import Array
-from service.errors import EmptyInput, InvalidArgument, MalformedRequest, ServiceError
+from service.errors import Empty, InvalidArgument, MalformedRequest, ServiceError
 from service.oip.tensors import InputTensor, OutputTensor, check_axes, integers_of, strings_of
 from tests.oip_messages import Tensor, text
 
@@ -71,10 +71,10 @@ def test_items_that_do_not_match_the_shape_are_rejected(items: Any, message: str
     ("shape", "kind", "message"),
     [
         ([2], InvalidArgument, r"shape: wrong number of axes \(1\). Use \[N, T"), ([1, 1, 1], InvalidArgument, "axes"),
-        ([-1, 3], InvalidArgument, r"shape\[0\]: negative \(-1, limit 0\)"), ([2**40, 1], InvalidArgument, "256"),
+        ([-1, 3], InvalidArgument, r"shape\[0\]: negative \(-1, minimum 0\)"), ([2**40, 1], InvalidArgument, "256"),
         ([257, 1], InvalidArgument, r"too many items \(257, limit 256\)"), ([2**62, 2**62], InvalidArgument, "256"),
-        ([1, 2**62], ServiceError, r"shape\[1\]: too many items"), ([0, 3], EmptyInput, r"shape\[0\]: empty"),
-        ([3, 0], EmptyInput, r"shape\[1\]: empty"),
+        ([1, 2**62], ServiceError, r"shape\[1\]: too many items"), ([0, 3], Empty, r"shape\[0\]: empty"),
+        ([3, 0], Empty, r"shape\[1\]: empty"),
     ],
 )  # fmt: skip
 def test_invalid_shapes_are_rejected(shape: list[int], kind: type[ServiceError], message: str) -> None:

@@ -26,7 +26,7 @@ def error_message(response: httpx.Response, status: int, code: str, reason: str 
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code), error
     assert reason in (None, error["reason"]), error
-    assert set(error) == {"code", "reason", "message", "field", "limit", "actual", "request_id"}
+    assert set(error) == {"code", "reason", "message", "field", "minimum", "maximum", "actual", "request_id"}
     assert error["request_id"] == response.headers["x-request-id"]
     assert len(response.content) <= 1024
     assert SECRET not in response.text
@@ -63,7 +63,7 @@ def test_too_many_characters_are_rejected_with_truncation(client: httpx.Client, 
     """The limit applies before tokenization."""
     item = {"text": "a", field: "word " * 3276 + "abcde"}
     response = client.post("/v1/encode", json={"inputs": ["a", item], "truncation": "right"})
-    message = error_message(response, 413, "RESOURCE_EXHAUSTED", "INPUT_TOO_LARGE")
+    message = error_message(response, 413, "RESOURCE_EXHAUSTED", "TOO_LONG")
     path = "inputs[1]" if field == "text" else "inputs[1].pair"
     assert message.startswith(f"{path}: too many characters (16385, limit 16384).")
 

@@ -36,7 +36,7 @@ def test_loopback_names_are_allowed(host: str) -> None:
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "", "["]
 )
 def test_other_names_are_rejected_on_loopback(host: str) -> None:
-    with pytest.raises(HostNotAllowed, match=r"^Host: not allowed\. Add it to ATTENDANT_ALLOWED_HOSTS\.$"):
+    with pytest.raises(HostNotAllowed, match=r"^Host: not allowed \(\".*\"\)\. Add it to ATTENDANT_ALLOWED_HOSTS\.$"):
         HostCheck("127.0.0.1", "").check(host)
 
 
@@ -62,7 +62,7 @@ def test_list_applies_beyond_loopback() -> None:
 def test_every_route_checks_the_host(rest: httpx.Client, path: str) -> None:
     response = rest.get(path, headers={"host": "evil.example"})
     assert response.status_code == 403
-    assert "evil" not in response.text
+    assert "evil.example" in response.text
 
 
 async def test_cross_origin_headers_are_absent_by_default(model: LoadedModel) -> None:

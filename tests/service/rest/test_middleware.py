@@ -19,7 +19,6 @@ ROUTES = {
     ("post", "/v1/compare"),
     ("post", "/v1/similarity"),
     ("get", "/v1/model"),
-    ("get", "/v1/model/{name}"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),

@@ -124,16 +124,16 @@ ORDER: dict[str, tuple[Any, str]] = {
     "nested typo": ({"inputs": [{"texts": "a"}]}, "inputs[0].texts: unknown field. Did you mean `text`?"),
     "unknown before invalid": ({"x": 1, "inputs": 5}, "x: unknown field. Remove it."),
     "invalid before unknown": ({"inputs": 5, "x": 1}, "inputs: wrong type (number). Send a string or an array."),
-    "order of the document": ({"dtype": 1, "layers": 1, "inputs": "a"}, "dtype: unknown value."),
+    "order of the document": ({"dtype": 1, "layers": 1, "inputs": "a"}, "dtype: wrong type (number)."),
     "order of the items": (
         {"inputs": ["a", {"pair": 5, "text": 5}]},
         "inputs[1].pair: wrong type (number). Send a string.",
     ),
-    "missing comes last": ({"dtype": "float64"}, "dtype: unknown value."),
+    "missing comes last": ({"dtype": "float64"}, 'dtype: unknown value ("float64").'),
     "missing": ({}, "inputs: missing. Send it."),
     "literal": (
-        {"inputs": "a", "layer_reduce": "Sesame"},
-        'layer_reduce: unknown value. Use "concat", "mean" or "stack".',
+        {"inputs": "a", "layer_reduce": "sum"},
+        'layer_reduce: unknown value ("sum"). Use "concat", "mean" or "stack".',
     ),
     "named like a branch": ({"<item>": 1}, "(another name): unknown field. Remove it."),
 }
@@ -231,4 +231,4 @@ async def test_declared_size_over_the_limit_is_named(harness: ServiceHarness) ->
     size = Settings().max_request_bytes + 100
     headers = {"content-type": "application/json"}
     error = (await harness.client.post("/v1/encode", content=b" " * size, headers=headers)).json()["error"]
-    assert (error["actual"], error["limit"]) == (size, Settings().max_request_bytes)
+    assert (error["actual"], error["maximum"]) == (size, Settings().max_request_bytes)

@@ -80,7 +80,10 @@ async def test_values_equal_those_of_rest(
     expected = response.raise_for_status().json()
     header, *maps = [message async for message in stub.Attend(attend_request(body))]
     assert header.WhichOneof("message") == "header"
-    assert (header.header.model, header.header.precision) == (expected["model"], expected["precision"])
+    assert (header.header.model, pb.Precision.Name(header.header.precision)) == (
+        expected["model"],
+        f"PRECISION_{expected['precision'].upper()}",
+    )
     expected_maps = [(index, item) for index, result in enumerate(expected["results"]) for item in result["maps"]]
     assert len(maps) == len(expected_maps) == sum(info.map_count for info in header.header.inputs)
     for info, result in zip(header.header.inputs, expected["results"], strict=True):

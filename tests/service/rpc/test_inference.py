@@ -103,7 +103,7 @@ async def test_stream_keeps_the_order_and_survives_errors(inference: GRPCInferen
         if not response.error_message:
             assert grpc_outputs(response.infer_response)["pooled"].shape == (1 + index % 3, 384)
             assert response.infer_response.parameters["triton_final_response"].bool_param
-    assert responses[3].error_message == f'model_name: not found. This server serves "{MODEL}".'
+    assert responses[3].error_message == f'model_name: not found ("other"). This server serves "{MODEL}".'
     assert responses[5].error_message.startswith("raw_input_contents[0]: 3 elements, but the shape has 9.")
 
 

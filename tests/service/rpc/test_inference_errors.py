@@ -55,15 +55,15 @@ def move_ids(request: pb.ModelInferRequest) -> None:
 
 IDS_TENSORS = token_ids([IDS, IDS[:1]])
 INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
-    "unknown model": (changed(lambda r: setattr(r, "model_name", "x")), "model_name: not found."),
+    "unknown model": (changed(lambda r: setattr(r, "model_name", "x")), 'model_name: not found ("x").'),
     "no model": (changed(lambda r: setattr(r, "model_name", "")), "model_name: not found"),
-    "unknown version": (changed(lambda r: setattr(r, "model_version", "2")), 'model_version: not found.'),
+    "unknown version": (changed(lambda r: setattr(r, "model_version", "2")), 'model_version: not found ("2").'),
     "no inputs": (pb.ModelInferRequest(model_name=MODEL), "inputs: text and input_ids are both missing."),
     "both inputs": (grpc_request(MODEL, [text(GOLDEN), IDS_TENSORS[0]]), "inputs: text and input_ids are both set."),
     "mask alone": (grpc_request(MODEL, [IDS_TENSORS[1]]), "inputs: text and input_ids are both missing."),
     "mask with text": (grpc_request(MODEL, [text(GOLDEN), IDS_TENSORS[1]]), "inputs[1]: attention_mask without"),
     "repeated input": (grpc_request(MODEL, [text(GOLDEN)] * 2), "inputs[1].name: sent twice."),
-    "unknown input": (changed(lambda r: setattr(r.inputs[0], "name", "x")), "inputs[0].name: unknown input."),
+    "unknown input": (changed(lambda r: setattr(r.inputs[0], "name", "x")), 'inputs[0].name: unknown input ("x").'),
     "many inputs": (grpc_request(MODEL, [text(GOLDEN)] * 9), "inputs: too many items (9, limit 8)."),
     "datatype": (changed(lambda r: setattr(r.inputs[0], "datatype", "FP32")), "inputs[0].datatype: not supported"),
     "typed datatype": (
@@ -73,7 +73,7 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
         changed(move_ids, token_ids([IDS])[0], raw=False),
         "inputs[0].contents: wrong field (int_contents). INT64 uses int64_contents.",
     ),
-    "negative axis": (changed(set_shape(-1)), "inputs[0].shape[0]: negative (-1, limit 0)"),
+    "negative axis": (changed(set_shape(-1)), "inputs[0].shape[0]: negative (-1, minimum 0)"),
     "huge axis": (changed(set_shape(2**40)), "inputs[0].shape[0]: too many items (1099511627776, limit 256)."),
     "overflowing axes": (changed(set_shape(2**62, 2**62), *IDS_TENSORS), "inputs[0].shape[0]: too many items"),
     "no axes": (changed(set_shape()), "inputs[0].shape: wrong number of axes (0). Use [N] or [N, 1]."),
@@ -116,7 +116,7 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     ),
     "id": (grpc_request(MODEL, [token_ids([[30522]])[0]]), "input_ids[0]: id outside"),
     "negative id": (grpc_request(MODEL, [token_ids([[-1]])[0]]), "input_ids[0]: id outside"),
-    "unknown output": (grpc_request(MODEL, [text("a")], outputs=["x"]), "outputs[0].name: unknown output."),
+    "unknown output": (grpc_request(MODEL, [text("a")], outputs=["x"]), 'outputs[0].name: unknown output ("x").'),
     "repeated output": (
         grpc_request(MODEL, [text("a")], outputs=["pooled"] * 2), "outputs[1].name: selected twice"
     ),
@@ -131,8 +131,8 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "unknown parameter": (changed(set_parameter("x y", bool_param=True)), "parameters.(another name): unknown"),
     "negative timeout": (changed(set_parameter("timeout", int64_param=-1)), "parameters.timeout: negative"),
     "sequence": (changed(set_parameter("sequence_id", int64_param=5)), "parameters.sequence_id: sequences"),
-    "truncation": (changed(set_parameter("truncation", string_param="x")), "parameters.truncation: unknown value."),
-    "prompt": (changed(set_parameter("prompt_name", string_param="x")), "parameters.prompt_name: not found."),
+    "truncation": (changed(set_parameter("truncation", string_param="x")), 'parameters.truncation: unknown value'),
+    "prompt": (changed(set_parameter("prompt_name", string_param="x")), 'parameters.prompt_name: not found ("x").'),
     "kind": (changed(set_parameter("kind", string_param="norm")), 'parameters.kind: set, but "attention" is missing'),
 }  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_message_with_too_many_fields_is_not_parsed(name: str) -> None:
 
     result = tolerant(parse, INFER_LAYOUT)(FLOODS[name])
     assert isinstance(result, Rejected)
-    assert result.error.limit == MAX_FIELDS
+    assert result.error.maximum == MAX_FIELDS
 
 
 @pytest.mark.parametrize("raw", [True, False])

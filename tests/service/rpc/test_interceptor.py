@@ -40,11 +40,11 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ids out of range": ({"inputs": [{"token_ids": [-1]}]}, {}),
     "neither text nor ids": ({"inputs": [{}]}, {}),
     "pair and ids": ({"inputs": [{"pair": "a", "token_ids": [1]}]}, {}),
-    "unknown prompt": ({"inputs": ["a"], "prompt_name": SECRET}, {"prompt_name": SECRET}),
+    "unknown prompt": ({"inputs": ["a"], "prompt_name": "passage"}, {"prompt_name": "passage"}),
     "no spans": ({"inputs": [{"text": "a"}], "outputs": ["spans"]}, {"outputs": [4]}),
     "span outside": ({"inputs": [{"text": SECRET, "spans": [(3, 99)]}], "outputs": ["spans"]}, {"outputs": [4]}),
     "blank span": ({"inputs": [{"text": "a   b", "spans": [(2, 3)]}], "outputs": ["spans"]}, {"outputs": [4]}),
-    "unknown model": ({"inputs": [{"text": "a"}], "model": SECRET}, {"model": SECRET}),
+    "unknown model": ({"inputs": [{"text": "a"}], "model": "other"}, {"model": "other"}),
     "repeated layer": ({"inputs": [{"text": "a"}], "layers": [2, -5]}, {"layers": [2, -5]}),
     "layer out of range": ({"inputs": [{"text": "a"}], "layers": [7]}, {"layers": [7]}),
     "dimensions": ({"inputs": [{"text": "a"}], "dimensions": 0}, {"dimensions": 0}),
@@ -75,7 +75,7 @@ async def test_encode_errors_are_the_same_in_rest_and_grpc(
     code, reason, message, info = parse_error(raised.value)
     assert (code, reason) == (error["code"], error["reason"])
     assert rest_spelling(message) == error["message"]
-    details = {key: info.metadata.get(key) for key in ("field", "limit", "actual")}
+    details = {key: info.metadata.get(key) for key in ("field", "minimum", "maximum", "actual")}
     assert details == {key: None if error[key] is None else str(error[key]) for key in details}
     status = Status.FromString(dict(raised.value.trailing_metadata())["grpc-status-details-bin"])
     if len(status.details) > 1:
@@ -118,9 +118,9 @@ async def test_unknown_enum_value_is_rejected(stub: EncoderServiceStub, field: s
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")], **fields))
     code, reason, message, *_ = parse_error(raised.value)
-    assert (code, reason) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
+    assert (code, reason) == ("INVALID_ARGUMENT", "UNKNOWN_VALUE")
     path = "outputs[0]" if field == "outputs" else field
-    assert message.startswith(f"{path}: unknown value (99, limit ")
+    assert message.startswith(f"{path}: unknown value (99). ")
 
 
 async def test_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:

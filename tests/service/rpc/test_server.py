@@ -72,7 +72,16 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
     assert "google/rpc/status.proto" in files
     methods = [method.name for method in file.service[0].method]
     assert file.package == "attendant.v1"
-    assert methods == ["Encode", "EncodeStream", "Attend", "Compare", "Similarity", "Tokenize", "GetModel"]
+    assert methods == [
+        "Encode",
+        "EncodeStream",
+        "Attend",
+        "Compare",
+        "Similarity",
+        "Tokenize",
+        "GetModel",
+        "ListModels",
+    ]
 
 
 async def test_reflection_returns_the_proto_of_the_open_inference_protocol(channel: grpc.aio.Channel) -> None:

@@ -164,13 +164,13 @@ def test_occurrence_covers_all_overlapping_tokens(
     [
         (
             Occurrence(CHEQUE, word_index=8),
-            "WORD_OUT_OF_RANGE",
-            "occurrences[3].word_index: out of range (8, limit 7). Use 0 to 7.",
+            "OUT_OF_RANGE",
+            "occurrences[3].word_index: out of range (8). Use 0 to 7.",
         ),
         (
             Occurrence(CHEQUE, word_index=-1),
-            "WORD_OUT_OF_RANGE",
-            "occurrences[3].word_index: out of range (-1, limit 0).",
+            "OUT_OF_RANGE",
+            "occurrences[3].word_index: out of range (-1).",
         ),
         (Occurrence(CHEQUE, span=(2, 3)), "SPAN_EMPTY", "occurrences[3].span: contains no token."),
         (Occurrence("bank \x01", word_index=1), "SPAN_EMPTY", "occurrences[3].word_index: contains no token."),

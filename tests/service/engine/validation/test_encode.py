@@ -22,16 +22,16 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"inputs": (SPAN,)}, 'inputs[0].spans: set, but "spans" is missing from outputs. Add it.'),
     ({"inputs": (IDS,), "outputs": ("words",)}, 'outputs: "words" is not supported for token_ids.'),
     ({"layers": ()}, "layers: empty."),
-    ({"layers": (7,)}, "layers[0]: out of range (7, limit 6). Use 0 to 6, or -7 to -1 from the end."),
-    ({"layers": (-1, -8)}, "layers[1]: out of range (-8, limit -7)."),
+    ({"layers": (7,)}, "layers[0]: out of range (7). Use 0 to 6, or -7 to -1 from the end."),
+    ({"layers": (-1, -8)}, "layers[1]: out of range (-8)."),
     ({"layers": (6, -1)}, "layers: contains the same layer twice."),
     ({"layers": (0, 3, -7)}, "layers: contains the same layer twice."),
-    ({"layers": (0, 6), "dimensions": 769}, "dimensions: out of range (769, limit 768). Use 1 to 768."),
-    ({"layers": (0, 6), "layer_reduce": "mean", "dimensions": 385}, "dimensions: out of range (385, limit 384)."),
-    ({"layers": None, "dimensions": 2689}, "dimensions: out of range (2689, limit 2688)."),
-    ({"dimensions": 0}, "dimensions: out of range (0, limit 1). Use 1 to 384."),
-    ({"dimensions": 385}, "dimensions: out of range (385, limit 384)."),
-    ({"dimensions": -5}, "dimensions: out of range (-5, limit 1)."),
+    ({"layers": (0, 6), "dimensions": 769}, "dimensions: out of range (769). Use 1 to 768."),
+    ({"layers": (0, 6), "layer_reduce": "mean", "dimensions": 385}, "dimensions: out of range (385)."),
+    ({"layers": None, "dimensions": 2689}, "dimensions: out of range (2689)."),
+    ({"dimensions": 0}, "dimensions: out of range (0). Use 1 to 384."),
+    ({"dimensions": 385}, "dimensions: out of range (385)."),
+    ({"dimensions": -5}, "dimensions: out of range (-5)."),
     ({"dimensions": 8, "outputs": ("tokens",)}, 'dimensions: set, but "pooled" is missing from outputs.'),
     ({"pooling": "cls", "outputs": ("tokens",)}, 'pooling: set, but "pooled" is missing from outputs.'),
     ({"normalize": False, "outputs": ("static",)}, 'normalize: set, but "pooled" is missing from outputs.'),
@@ -104,8 +104,8 @@ def test_prompt_is_none_for_a_model_without_prompts(limits: Limits, manifest: Ma
 def test_unknown_prompt_is_rejected(limits: Limits, prompted: Manifest, manifest: Manifest) -> None:
     with pytest.raises(NotFound) as raised:
         select_prompt(EncodeRequest((TEXT,), prompt_name="Sesame"), limits, prompted)
-    assert raised.value.message == 'prompt_name: not found. Use one of "query", "document".'
-    with pytest.raises(NotFound, match=r"^prompt_name: not found\. Leave it out: the model has no prompts\.$"):
+    assert raised.value.message == 'prompt_name: not found ("Sesame"). Use one of "query", "document".'
+    with pytest.raises(NotFound, match=r"^prompt_name: not found \(\"\w+\"\)\. Leave it out: "):
         select_prompt(EncodeRequest((TEXT,), prompt_name="query"), limits, manifest)
 
 

@@ -6,7 +6,7 @@ from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input, Limits
 from service.engine.validation.inputs import check_inputs
-from service.errors import EmptyInput, ServiceError
+from service.errors import Empty, ServiceError
 
 SECRET = "Sesame"
 
@@ -26,25 +26,25 @@ def small(manifest: Manifest) -> Manifest:
 
 
 INVALID: list[tuple[list[Input], str, str]] = [
-    ([], "EMPTY_INPUT", "inputs: empty. Send at least one item."),
-    ([text()] * 5, "TOO_MANY_INPUTS", "inputs: too many items (5, limit 4). Split the request."),
-    ([text(), text("")], "EMPTY_INPUT", "inputs[1]: empty or blank. Send text."),
-    ([text(" \t\u3000\n")], "EMPTY_INPUT", "inputs[0]: empty or blank. Send text."),
-    ([text("a" * 21)], "INPUT_TOO_LARGE", "inputs[0]: too many characters (21, limit 20). Split the text."),
-    ([text("a", "b" * 21)], "INPUT_TOO_LARGE", "inputs[0].pair: too many characters (21, limit 20)."),
-    ([text(spans=((0, 7),))], "SPAN_OUT_OF_RANGE", "inputs[0].spans[0]: ends after the text (7 characters, limit 6"),
-    ([text(spans=((0, 1), (2, 2)))], "SPAN_OUT_OF_RANGE", "inputs[0].spans[1]: empty or negative range."),
-    ([text(spans=((-1, 2),))], "SPAN_OUT_OF_RANGE", "inputs[0].spans[0]: empty or negative range."),
-    ([text(spans=((3, 2),))], "SPAN_OUT_OF_RANGE", "inputs[0].spans[0]: empty or negative range."),
-    ([ids()], "EMPTY_INPUT", "inputs[0].token_ids: empty. Send at least one id."),
-    ([ids(*[1] * 21)], "INPUT_TOO_LARGE", "inputs[0].token_ids: too many items (21, limit 20)."),
-    ([ids(1, 100)], "TOKEN_ID_OUT_OF_RANGE", "inputs[0].token_ids: id outside of the vocabulary (100, limit 99)."),
-    ([ids(-1)], "TOKEN_ID_OUT_OF_RANGE", "inputs[0].token_ids: id outside of the vocabulary (-1, limit 0)."),
-    ([ids(1, spans=((0, 1),))], "INVALID_ARGUMENT", "inputs[0].spans: not supported with token_ids. Send text."),
-    ([text(), text("a", " ")], "EMPTY_INPUT", "inputs[1].pair: empty or blank."),
-    ([text("a", "")], "EMPTY_INPUT", "inputs[0].pair: empty or blank."),
-    ([text(spans=((0, 1),) * 4)], "TOO_MANY_SPANS", "inputs[0].spans: too many items (4, limit 3)."),
-    ([text(spans=((0, 1),) * 3)] * 2, "TOO_MANY_SPANS", "inputs: too many spans in the request (6, limit 5)."),
+    ([], "EMPTY", "inputs: empty. Send at least one item."),
+    ([text()] * 5, "TOO_MANY", "inputs: too many items (5, limit 4). Split the request."),
+    ([text(), text("")], "EMPTY", "inputs[1]: empty or blank. Send text."),
+    ([text(" \t\u3000\n")], "EMPTY", "inputs[0]: empty or blank. Send text."),
+    ([text("a" * 21)], "TOO_LONG", "inputs[0]: too many characters (21, limit 20). Split the text."),
+    ([text("a", "b" * 21)], "TOO_LONG", "inputs[0].pair: too many characters (21, limit 20)."),
+    ([text(spans=((0, 7),))], "OUT_OF_RANGE", "inputs[0].spans[0]: ends after the text (7 characters, limit 6"),
+    ([text(spans=((0, 1), (2, 2)))], "OUT_OF_RANGE", "inputs[0].spans[1]: empty or negative range."),
+    ([text(spans=((-1, 2),))], "OUT_OF_RANGE", "inputs[0].spans[0]: empty or negative range."),
+    ([text(spans=((3, 2),))], "OUT_OF_RANGE", "inputs[0].spans[0]: empty or negative range."),
+    ([ids()], "EMPTY", "inputs[0].token_ids: empty. Send at least one id."),
+    ([ids(*[1] * 21)], "TOO_LONG", "inputs[0].token_ids: too many items (21, limit 20)."),
+    ([ids(1, 100)], "OUT_OF_RANGE", "inputs[0].token_ids: id outside of the vocabulary (100)."),
+    ([ids(-1)], "OUT_OF_RANGE", "inputs[0].token_ids: id outside of the vocabulary (-1)."),
+    ([ids(1, spans=((0, 1),))], "CONFLICTING_FIELDS", "inputs[0].spans: not supported with token_ids. Send text."),
+    ([text(), text("a", " ")], "EMPTY", "inputs[1].pair: empty or blank."),
+    ([text("a", "")], "EMPTY", "inputs[0].pair: empty or blank."),
+    ([text(spans=((0, 1),) * 4)], "TOO_MANY", "inputs[0].spans: too many items (4, limit 3)."),
+    ([text(spans=((0, 1),) * 3)] * 2, "TOO_MANY", "inputs: too many spans in the request (6, limit 5)."),
 ]
 
 
@@ -57,9 +57,9 @@ def test_inputs_are_rejected(small: Manifest, limits: Limits, inputs: list[Input
     assert error.message.startswith(message)
     assert error.field is not None
     assert message.startswith(f"{error.field}: ")
-    if error.limit is not None:
+    if error.maximum is not None:
         assert f"({error.actual}" in message
-        assert f"limit {error.limit}" in message
+        assert f"limit {error.maximum}" in message or error.minimum is not None
     assert SECRET not in error.message
 
 
@@ -69,5 +69,5 @@ def test_inputs_at_the_limit_are_accepted(small: Manifest, limits: Limits) -> No
 
 
 def test_errors_name_the_field_of_the_api(small: Manifest, limits: Limits) -> None:
-    with pytest.raises(EmptyInput, match=r"^input: empty"):
+    with pytest.raises(Empty, match=r"^input: empty"):
         check_inputs([], "input", limits, small)

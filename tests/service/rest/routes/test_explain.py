@@ -208,17 +208,17 @@ async def test_too_large_error_names_the_number_of_inputs_that_fit(model: Loaded
     [
         ("attend", {"layers": [1.5]}, "layers[0]: wrong type (number). Send an integer."),
         ("attend", {"heads": ["1"]}, "heads[0]: wrong type (string). Send an integer."),
-        ("attend", {"layers": "last"}, 'layers: unknown value. Use "all".'),
+        ("attend", {"layers": "last"}, 'layers: unknown value ("last"). Use "all".'),
         (
             "attend",
             {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
-            "inputs[0].spans[0]: wrong number of items (3, limit 2). Send [start, end].",
+            "inputs[0].spans[0]: wrong number of items (3). Send [start, end].",
         ),
         ("attend", {"top_p": "half"}, "top_p: wrong type (string). Send a number."),
         (
             "attend",
             {"kind": "gradient"},
-            'kind: unknown value. Use "probs", "scores", "norm", "block_norm" or "projection".',
+            'kind: unknown value ("gradient"). Use "probs", "scores", "norm", "block_norm" or "projection".',
         ),
         ("attend", {"color": "red"}, "color: unknown field. Remove it."),
         (

@@ -85,8 +85,8 @@ async def test_tokenize_rejects_unknown_fields(harness: ServiceHarness) -> None:
 def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
     for route in ("/v1/encode", "/v1/tokenize"):
         response = rest.post(route, json={"inputs": "a", "model": "gpt-9"})
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "NOT_FOUND")
-        assert "gpt-9" not in response.text
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["actual"]) == (404, "NOT_FOUND", "gpt-9")
 
 
 def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
@@ -169,8 +169,8 @@ async def test_usage_of_compare_counts_equal_texts_once(harness: ServiceHarness)
 
 
 async def test_endpoint_of_a_path_with_a_parameter_is_its_template(harness: ServiceHarness) -> None:
-    assert (await harness.client.get("/v1/model/all-MiniLM-L6-v2")).status_code == 200
-    assert harness.sample("attendant_requests_total", endpoint="/v1/model/{name}", code="200") == 1
+    assert (await harness.client.get("/v1/models/all-MiniLM-L6-v2")).status_code == 200
+    assert harness.sample("attendant_requests_total", endpoint="/v1/models/{name}", code="200") == 1
 
 
 async def test_equal_scores_are_printed_equally(harness: ServiceHarness) -> None:

@@ -69,28 +69,28 @@ async def test_zipped_pairs_are_the_diagonal(harness: ServiceHarness) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "reason"),
     [
-        ({"queries": []}, "queries", "EMPTY_INPUT"),
-        ({"documents": ["a", " "]}, "documents[1]", "EMPTY_INPUT"),
-        ({"documents": ["word " * 300]}, "documents[0]", "INPUT_TOO_LONG"),
-        ({"queries": ["x" * 20_000]}, "queries[0]", "INPUT_TOO_LARGE"),
-        ({"queries": ["a"] * 257}, "queries", "TOO_MANY_INPUTS"),
-        ({"queries": ["a"] * 128, "documents": ["a"] * 129}, "documents", "TOO_MANY_INPUTS"),
-        ({"pairs": "zip"}, "documents", "INVALID_ARGUMENT"),
-        ({"dimensions": 385}, "dimensions", "INVALID_ARGUMENT"),
-        ({"dimensions": 0}, "dimensions", "INVALID_ARGUMENT"),
+        ({"queries": []}, "queries", "EMPTY"),
+        ({"documents": ["a", " "]}, "documents[1]", "EMPTY"),
+        ({"documents": ["word " * 300]}, "documents[0]", "TOO_LONG"),
+        ({"queries": ["x" * 20_000]}, "queries[0]", "TOO_LONG"),
+        ({"queries": ["a"] * 257}, "queries", "TOO_MANY"),
+        ({"queries": ["a"] * 128, "documents": ["a"] * 129}, "documents", "TOO_MANY"),
+        ({"pairs": "zip"}, "documents", "WRONG_SHAPE"),
+        ({"dimensions": 385}, "dimensions", "OUT_OF_RANGE"),
+        ({"dimensions": 0}, "dimensions", "OUT_OF_RANGE"),
         ({"query_prompt_name": "query"}, "query_prompt_name", "PROMPT_NOT_FOUND"),
-        ({"document_prompt": "a", "document_prompt_name": "b"}, "document_prompt_name", "INVALID_ARGUMENT"),
-        ({"document_prompt": "x" * 20_000}, "document_prompt", "INPUT_TOO_LARGE"),
-        ({"query_prompt": "word " * 300}, "query_prompt", "INPUT_TOO_LONG"),
-        ({"document_prompt": "word " * 300, "truncation": "left"}, "document_prompt", "INPUT_TOO_LONG"),
-        ({"unit": "word"}, "unit", "INVALID_ARGUMENT"),
-        ({"top_k": 3}, "top_k", "INVALID_ARGUMENT"),
-        ({"effect": "occlusion"}, "effect", "INVALID_ARGUMENT"),
-        ({"explain": True, "top_k": 0}, "top_k", "INVALID_ARGUMENT"),
-        ({"explain": True, "unit": "span"}, "unit", "INVALID_ARGUMENT"),
-        ({"queries": ["a"] * 17, "documents": ["a"] * 16, "explain": True}, "explain", "TOO_MANY_PAIRS"),
-        ({"queries": 3}, "queries", "INVALID_ARGUMENT"),
-        ({"queries": ["a", 3]}, "queries[1]", "INVALID_ARGUMENT"),
+        ({"document_prompt": "a", "document_prompt_name": "b"}, "document_prompt_name", "CONFLICTING_FIELDS"),
+        ({"document_prompt": "x" * 20_000}, "document_prompt", "TOO_LONG"),
+        ({"query_prompt": "word " * 300}, "query_prompt", "TOO_LONG"),
+        ({"document_prompt": "word " * 300, "truncation": "left"}, "document_prompt", "TOO_LONG"),
+        ({"unit": "word"}, "unit", "CONFLICTING_FIELDS"),
+        ({"top_k": 3}, "top_k", "CONFLICTING_FIELDS"),
+        ({"effect": "occlusion"}, "effect", "CONFLICTING_FIELDS"),
+        ({"explain": True, "top_k": 0}, "top_k", "OUT_OF_RANGE"),
+        ({"explain": True, "unit": "span"}, "unit", "UNKNOWN_VALUE"),
+        ({"queries": ["a"] * 17, "documents": ["a"] * 16, "explain": True}, "explain", "TOO_MANY"),
+        ({"queries": 3}, "queries", "WRONG_TYPE"),
+        ({"queries": ["a", 3]}, "queries[1]", "WRONG_TYPE"),
         ({"query": "a"}, "query", "UNKNOWN_FIELD"),
     ],
 )
@@ -146,10 +146,10 @@ async def test_too_many_occluded_sequences_are_rejected(harness: ServiceHarness)
     }
     problem = await error(harness, **fields, pairs="zip", explain=True, effect="occlusion")
     assert (problem["field"], problem["reason"]) == ("effect", "REQUEST_TOO_LARGE")
-    assert problem["actual"] == 128 * 34 > problem["limit"] == MAX_OCCLUDED_SEQUENCES
+    assert problem["actual"] == 128 * 34 > problem["maximum"] == MAX_OCCLUDED_SEQUENCES
     long = "word " * 250
     problem = await error(harness, queries=[long], documents=[long] * 4, explain=True, effect="occlusion")
-    assert (problem["field"], problem["limit"]) == ("effect", harness.settings.max_queue_tokens)
+    assert (problem["field"], problem["maximum"]) == ("effect", harness.settings.max_queue_tokens)
     assert harness.sample("attendant_batch_size_sum", lane="fast") == before
 
 
@@ -157,7 +157,7 @@ async def test_explanation_over_the_memory_limit_is_rejected(model: LoadedModel)
     async with open_harness(model, max_response_bytes=200_000) as harness:
         problem = await error(harness, queries="word " * 75, documents="word", explain=True, top_k=1)
         assert (problem["field"], problem["reason"]) == ("explain", "REQUEST_TOO_LARGE")
-        assert problem["actual"] > problem["limit"] == 200_000
+        assert problem["actual"] > problem["maximum"] == 200_000
         await similarity(harness, queries="word " * 50, documents="word", explain=True, top_k=1)
 
 

@@ -173,7 +173,7 @@ async def test_prompt_name_is_rejected_for_token_ids(prompted: ServiceHarness, p
 )
 async def test_unknown_prompt_is_rejected(prompted: ServiceHarness, path: str, field: str) -> None:
     response = await prompted.post(path, {"inputs": GOLDEN, "prompt_name": "passage"})
-    message = f'{field}: not found. Use one of "query", "document", "none".'
+    message = f'{field}: not found ("passage"). Use one of "query", "document", "none".'
     assert (response.status_code, response.json()) == (422, {"error": message, "error_type": "Validation"})
 
 
@@ -181,7 +181,7 @@ async def test_unknown_prompt_of_similarity_is_rejected(prompted: ServiceHarness
     body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"prompt_name": "passage"}}
     response = await prompted.post("/similarity", body)
     assert response.status_code == 422
-    assert response.json()["error"].startswith("parameters.prompt_name: not found.")
+    assert response.json()["error"].startswith('parameters.prompt_name: not found ("passage").')
 
 
 @pytest.mark.parametrize("text", [GOLDEN, "déjà 漢字 vu 👩‍👩‍👧 x", "e\u0301 \U0001d54f", "[CLS] </s>"])

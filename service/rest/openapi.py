@@ -1,0 +1,120 @@
+"""Additions to the OpenAPI document: bodies, headers, and the errors that the server itself adds to a route."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from service import errors
+from service.errors import ServiceError
+from service.request_ids import HEADER, TRACE_HEADER
+from service.rest.examples import add_examples
+from service.rest.middleware import api_of, render_error
+from service.rest.routes import health
+
+EXAMPLES: dict[int, ServiceError] = {
+    400: errors.MalformedRequest("Request body is not valid JSON", "Correct it."),
+    401: errors.Unauthenticated("API key missing or invalid", "Send it as a bearer token.", field="Authorization"),
+    403: errors.HostNotAllowed(
+        "not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host", actual="vectors.internal"
+    ),
+    404: errors.NotFound(
+        "not found", 'This server serves "a" and "b".', field="model", actual="c", reason="MODEL_NOT_FOUND"
+    ),
+    405: errors.MethodNotAllowed("Method not allowed for this path", "Use a method listed in the Allow header."),
+    408: errors.RequestTimeout("Request body not received in time", "Retry the request.", maximum=15000, unit="ms"),
+    413: errors.RequestTooLarge(
+        "Request body too large", "Split the request.", actual=3145728, maximum=2097152, unit="bytes"
+    ),
+    415: errors.UnsupportedMedia("not supported", "Send application/json.", field="Content-Type"),
+    422: errors.OutOfRange("out of range", "Use 1 to 384.", field="dimensions", actual=512, minimum=1, maximum=384),
+    424: errors.Unsupported("The model is not a reranking model", "Use /similarity."),
+    429: errors.QueueFull("Queue full", "Retry later.", retry_after_s=1),
+    431: errors.HeadersTooLarge("Request headers too large", "Shorten them.", maximum=65536, unit="bytes"),
+    500: errors.Internal(),
+    501: errors.Unsupported("not supported for this model", "Use another.", field="kind"),
+    503: errors.Overloaded("Too many connections", "Retry later.", maximum=2048, retry_after_s=1),
+    504: errors.DeadlineExceeded("Deadline exceeded", "Retry with a higher timeout."),
+}
+REQUEST_ID = "3b9950e19c38cfea"
+ADDED = {405: "Method not allowed.", 431: "Request headers too large."}
+"""The errors of every path, which no route declares."""
+
+_TEXT = {"type": "string"}
+_COMMON = {
+    HEADER: {"description": "ID of the request, as in the server log: the client's own, or a new one.", "schema": _TEXT}
+}
+_STATUS_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"description": "Bearer.", "schema": _TEXT}},
+    405: {"Allow": {"description": "The methods of the path.", "schema": _TEXT}},
+}
+INFERENCE_HEADERS = {
+    "x-attendant-model": {"description": "Name and digest of the model.", "schema": _TEXT},
+    "x-attendant-precision": {"description": "Precision of inference.", "schema": _TEXT},
+    "server-timing": {"description": "Milliseconds of each stage.", "schema": _TEXT},
+}
+INFERENCE = ("encode", "attend", "compare", "similarity", "create_embeddings")
+"""Operations of which each response has the headers `INFERENCE_HEADERS`."""
+_REQUEST_HEADERS = [
+    {
+        "name": HEADER, "in": "header", "required": False, "schema": _TEXT,
+        "description": "ID of the request in logs and in the response: up to 128 letters, digits, `.`, `_` and `-`.",
+    },
+    {
+        "name": TRACE_HEADER, "in": "header", "required": False, "schema": _TEXT,
+        "description": "W3C Trace Context, for logs; returned with the response.",
+    },
+]  # fmt: skip
+
+
+def complete_document(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    """Complete FastAPI's document. `bodies` are the bodies that routes read themselves."""
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    fastapi_document = app.openapi
+
+    @cache  # FastAPI returns the same object to every call
+    def openapi() -> dict[str, Any]:
+        document = fastapi_document()
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {}).update(schemas["$defs"])
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route returns
+            components["schemas"].pop(name, None)
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                add_examples(operation)
+                # {} makes the key optional: the server may run without keys.
+                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {}]
+                _complete_responses(operation, api_of(method.upper(), path))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete_responses(operation: dict[str, Any], api: str) -> None:
+    """Remove FastAPI's response to invalid parameters; add headers, common errors and examples of errors."""
+    described = operation["responses"]
+    if "HTTPValidationError" in str(described.get("422")):
+        del described["422"]
+    rejected = described.get("401")
+    if rejected is None:  # a probe
+        return
+    operation["parameters"] = [*operation.get("parameters", []), *_REQUEST_HEADERS]
+    schema = rejected["content"]["application/json"]["schema"]
+    for status, description in ADDED.items():
+        content = {"application/json": {"schema": schema}}
+        described.setdefault(str(status), {"description": description, "content": content})
+    for status, response in described.items():
+        headers = response.setdefault("headers", {})
+        headers.update(_COMMON | _STATUS_HEADERS.get(int(status), {}))
+        if int(status) in EXAMPLES:
+            example, _ = render_error(EXAMPLES[int(status)], api, REQUEST_ID)
+            response["content"]["application/json"]["example"] = orjson.loads(example)
+    if operation["operationId"] in INFERENCE:
+        described["200"]["headers"].update(INFERENCE_HEADERS)
