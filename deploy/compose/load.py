@@ -1,6 +1,6 @@
-"""A small load for the dashboard: requests to every REST operation, at a fixed rate, with one connection.
+"""Steady traffic for the dashboard: every REST operation at a fixed rate over one connection.
 
-It needs only the standard library, so that it runs in the image of the server. It exits with 1 if a request failed.
+It needs only the standard library, so that it runs in the server image. It exits with 1 if a request failed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ log = logging.getLogger("load")
 
 
 def calls(model: str) -> Iterator[Call]:
-    """Yield requests without end. Most are embeddings; every tenth one uses the explain lane."""
+    """Yield requests forever. Most are embeddings; every tenth one uses the explain lane."""
     for number in itertools.count():
         texts = [SENTENCES[index % len(SENTENCES)] for index in range(number, number + 1 + number % 8)]
         match number % 10:
@@ -45,14 +45,14 @@ def calls(model: str) -> Iterator[Call]:
 
 
 class Client:
-    """One connection that is opened again after an error."""
+    """A connection that reconnects after an error."""
 
     def __init__(self, url: str) -> None:
         self._host = urllib.parse.urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._host, timeout=30)
 
     def send(self, method: str, path: str, body: dict[str, Any] | None) -> int:
-        """Return the status; 0 if there is no response."""
+        """Return the status, or 0 if there was no response."""
         data = None if body is None else json.dumps(body).encode()
         try:
             self._connection.request(method, path, data, {"content-type": "application/json"})
@@ -64,20 +64,19 @@ class Client:
         return response.status
 
     def model(self) -> str:
-        """Return the name of the served model, which the OpenAI API requires."""
+        """Return the served model's name, which the OpenAI API requires."""
         self._connection.request("GET", "/v1/model")
         name: str = json.loads(self._connection.getresponse().read())["name"]
         return name
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
 def run(url: str, rate: float, seconds: float) -> int:
-    """Send `rate` requests per second for some seconds (0: without end); return the number of failed requests.
+    """Send `rate` requests per second for `seconds` (0: forever); return the number of failed requests.
 
-    A slow server lowers the rate: the next request waits for the response to the previous one.
+    A slow server lowers the rate, because each request waits for the previous response.
     """
     started = reported = time.monotonic()
     sent = failed = 0
@@ -91,7 +90,7 @@ def run(url: str, rate: float, seconds: float) -> int:
                 reported = now
             sent += 1
             failed += client.send(method, path, body) != http.HTTPStatus.OK
-            # A request that is late does not make the next ones faster: the rate is a limit.
+            # Don't catch up after a late request: the rate is an upper limit.
             time.sleep(max(0.0, now + 1 / rate - time.monotonic()))
     log.info("sent=%d failed=%d", sent, failed)
     return failed

@@ -1,4 +1,4 @@
-"""The generated files of this folder; `python -m tests.check_generated` compares them with their sources."""
+"""Generated files in this folder. `python -m tests.check_generated` compares them with their sources."""
 
 import textwrap
 from pathlib import Path
@@ -23,16 +23,15 @@ spec:
 
 
 def render_prometheus_rule() -> str:
-    """Return the object of the Prometheus operator with the groups of rules.yaml.
+    """Return a PrometheusRule with the groups in rules.yaml.
 
-    Its `spec` has the format of a rules file, so that the text is only indented.
+    Its `spec` has the format of a rules file, so the text only needs indentation.
     """
     rules = RULES.read_text()
     return HEADER + textwrap.indent(rules[rules.index("groups:") :], "  ")
 
 
 def render_dashboard() -> str:
-    """Return the dashboard of Grafana."""
     return render(
         "Attendant",
         "attendant",
@@ -42,7 +41,7 @@ def render_dashboard() -> str:
 
 
 def generated_files() -> dict[Path, str]:
-    """Return the expected content of every generated file of this folder."""
+    """Return the expected content of every generated file in this folder."""
     return {
         FOLDER / "prometheusrule.yaml": render_prometheus_rule(),
         FOLDER / "dashboard.json": render_dashboard(),

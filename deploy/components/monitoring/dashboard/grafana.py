@@ -1,4 +1,4 @@
-"""Panels, rows and variables of a Grafana dashboard, as the JSON model of schema version 39."""
+"""Panels, rows and variables of a Grafana dashboard, in the JSON model of schema version 39."""
 
 import json
 import string
@@ -14,7 +14,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL expression and the name of its series; an instant query returns one value per series."""
+    """A PromQL expression and its legend. An instant query returns one value per series."""
 
     expression: str
     legend: str
@@ -23,7 +23,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of some columns' width; `type` is timeseries, stat or table."""
+    """A panel with a width in columns; `type` is timeseries, stat or table."""
 
     title: str
     description: str
@@ -38,7 +38,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A titled row of panels; panels that do not fit continue on the next line."""
+    """A titled row of panels, which wrap onto the next line if they do not fit."""
 
     title: str
     panels: Sequence[Panel] = field(default_factory=tuple)
@@ -46,7 +46,7 @@ class Row:
 
 
 def render(title: str, uid: str, description: str, rows: Iterable[Row]) -> str:
-    """Return the dashboard in JSON, with variables for the data source, the namespace and the pods."""
+    """Return the dashboard as JSON, with variables for the data source, the namespace and the pods."""
     model = {
         "annotations": {"list": []},
         "description": description,
@@ -70,7 +70,7 @@ def render(title: str, uid: str, description: str, rows: Iterable[Row]) -> str:
 
 
 def _lay_out(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
-    """Place the rows below each other, and number rows and panels."""
+    """Stack the rows, and number rows and panels."""
     identifier = y = 0
     for row in rows:
         identifier += 1
@@ -91,7 +91,7 @@ def _lay_out(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
             panels.append(_panel(panel, identifier, {"h": HEIGHT, "w": panel.width, "x": x, "y": y}))
             x += panel.width
         y += HEIGHT
-        # Grafana expects panels inside a collapsed row, and after an open row.
+        # Grafana nests panels inside a collapsed row, but lists them after an open one.
         if row.collapsed:
             yield header | {"panels": panels}
         else:

@@ -1,4 +1,4 @@
-"""Rows about the work of the replicas: queue and batches, replicas, GPUs."""
+"""Rows about replicas: queue and batches, processes, GPUs."""
 
 from deploy.components.monitoring.dashboard.grafana import Panel, Query, Row
 from deploy.components.monitoring.dashboard.queries import largest, mean, metric, quantile, rate
@@ -8,7 +8,7 @@ QUEUE = Row(
     [
         Panel(
             "Tokens per second",
-            "Tokens processed by the model, without padding, and inputs per second that were truncated.",
+            "Tokens processed by the model, not counting padding, and truncated inputs, both per second.",
             "short",
             [
                 Query(rate("attendant_tokens_total", "namespace"), "tokens"),
@@ -36,7 +36,7 @@ QUEUE = Row(
         ),
         Panel(
             "Queue time, p99",
-            "Time that inputs wait for a batch.",
+            "Time that inputs spend waiting for a batch.",
             "s",
             [Query(quantile(0.99, "attendant_stage_duration_seconds", "lane", 'stage="queue"'), "{{lane}}")],
         ),
@@ -63,14 +63,14 @@ QUEUE = Row(
         ),
         Panel(
             "Threads in inference",
-            "Mean number of threads that run the model. At the number of threads of all replicas, the CPUs are the "
-            "limit.",
+            "Mean number of threads running the model. If it reaches the total number of threads, CPU is the "
+            "bottleneck.",
             "short",
             [Query(rate("attendant_inference_thread_seconds_total", "lane"), "{{lane}}")],
         ),
         Panel(
             "Inference errors",
-            "Failed batches, repeated parts of failed batches, and inputs with NaN or infinity, per second.",
+            "Failed batches, retried parts of failed batches, and inputs with NaN or infinity, per second.",
             "ops",
             [
                 Query(rate("attendant_inference_errors_total", "lane"), "failed batches {{lane}}"),
@@ -86,13 +86,13 @@ REPLICAS = Row(
     [
         Panel(
             "Tokens per second by replica",
-            "Replicas with equal resources have equal lines if the load is balanced.",
+            "If the load is balanced, replicas with equal resources have equal lines.",
             "short",
             [Query(rate("attendant_tokens_total", "pod"), "{{pod}}")],
         ),
         Panel(
             "Ready and draining replicas",
-            "A replica that is neither has not loaded the model, or its backend has failed.",
+            "A replica that is neither is still loading the model, or its backend has failed.",
             "short",
             [
                 Query(f"sum ({metric('attendant_ready')})", "ready"),
@@ -102,14 +102,14 @@ REPLICAS = Row(
         ),
         Panel(
             "Restarts",
-            "Restarts of containers. Source: kube-state-metrics.",
+            "Container restarts. Source: kube-state-metrics.",
             "short",
             [Query(f"sum by (pod) ({metric('kube_pod_container_status_restarts_total')})", "{{pod}}")],
         ),
         Panel(
             "Memory",
             "Resident memory of the process, and working set and limit of the container. The kernel kills a container "
-            "at its limit. Sources of the last two: cAdvisor and kube-state-metrics.",
+            "at its limit. Sources of the latter two: cAdvisor and kube-state-metrics.",
             "bytes",
             [
                 Query(metric("process_resident_memory_bytes"), "resident {{pod}}"),
@@ -119,19 +119,19 @@ REPLICAS = Row(
         ),
         Panel(
             "Event loop lag, p99",
-            "Delay of a periodic callback. Every request and probe of the replica is delayed by as much.",
+            "Delay of a periodic callback. It delays every request and probe of the replica by the same amount.",
             "s",
             [Query(quantile(0.99, "attendant_event_loop_lag_seconds", "pod"), "{{pod}}")],
         ),
         Panel(
             "CPU",
-            "CPU seconds per second of the process.",
+            "CPU seconds per second, per process.",
             "short",
             [Query(rate("process_cpu_seconds_total", "pod"), "{{pod}}")],
         ),
         Panel(
             "Throttled periods",
-            "Share of the CPU periods in which the limit stopped the container. Source: cAdvisor.",
+            "Share of CPU periods in which the container hit its limit. Source: cAdvisor.",
             "percentunit",
             [
                 Query(
@@ -143,8 +143,8 @@ REPLICAS = Row(
         ),
         Panel(
             "Models",
-            "Artifacts, precisions and backends that are served, with the number of pods. More than one line per model "
-            "means that the same text has different embeddings, depending on the replica.",
+            "Served artifacts, precisions and backends with the number of pods. If a model has more than one line, "
+            "embeddings of the same text depend on the replica.",
             "none",
             [
                 Query(
@@ -158,7 +158,7 @@ REPLICAS = Row(
         ),
         Panel(
             "Server versions",
-            "Number of pods per version of the server.",
+            "Number of pods per server version.",
             "none",
             [Query(f"count by (version) ({metric('attendant_build_info')})", "{{version}}", instant=True)],
             type="stat",
@@ -169,23 +169,23 @@ REPLICAS = Row(
 
 
 def device(name: str, title: str, description: str, unit: str) -> Panel:
-    """Return a panel with one metric of the DCGM exporter."""
+    """Return a panel with one DCGM exporter metric."""
     return Panel(title, description, unit, [Query(metric(name), "{{pod}} GPU {{gpu}}")])
 
 
 GPU = Row(
     "GPU (needs the DCGM exporter)",
     [
-        device("DCGM_FI_DEV_GPU_UTIL", "Utilization", "Share of the time with at least one kernel running.", "percent"),
+        device("DCGM_FI_DEV_GPU_UTIL", "Utilization", "Share of time with at least one kernel running.", "percent"),
         device(
             "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
             "Tensor cores",
-            "Share of the cycles in which tensor cores work. It shows how well batches are filled.",
+            "Share of cycles in which tensor cores are active. It shows how well batches are filled.",
             "percentunit",
         ),
-        device("DCGM_FI_DEV_FB_USED", "GPU memory", "Used memory of the GPU.", "decmbytes"),
+        device("DCGM_FI_DEV_FB_USED", "GPU memory", "GPU memory in use.", "decmbytes"),
         device("DCGM_FI_DEV_GPU_TEMP", "Temperature", "A hot GPU lowers its clock.", "celsius"),
-        device("DCGM_FI_DEV_XID_ERRORS", "Last XID error", "Code of the last error of the driver; 0 is none.", "none"),
+        device("DCGM_FI_DEV_XID_ERRORS", "Last XID error", "Code of the last driver error; 0 means none.", "none"),
     ],
     collapsed=True,
 )

@@ -7,7 +7,6 @@ OBJECTIVE = "0.001"
 
 
 def burn(window: str) -> Query:
-    """Return the burn rate over a window."""
     return Query(f"namespace:attendant_failed_requests:ratio{window}{NAMESPACE} / {OBJECTIVE}", window)
 
 
@@ -16,7 +15,7 @@ OBJECTIVES = Row(
     [
         Panel(
             "Availability, 3 days",
-            "Share of the requests that did not fail on the server side. Rejections with 429 and during a rollout do "
+            "Share of requests without server errors. Rejections with 429 and rejections during a rollout do "
             "not count. Objective: 99.9%.",
             "percentunit",
             [Query(f"1 - namespace:attendant_failed_requests:ratio3d{NAMESPACE}", "availability", instant=True)],
@@ -27,8 +26,7 @@ OBJECTIVES = Row(
         ),
         Panel(
             "Error budget left, 30 days",
-            "Share of the failures that the objective allows in 30 days and that have not occurred. It covers as much "
-            "time as Prometheus retains.",
+            "Unused share of the failures that the objective allows in 30 days, as far back as Prometheus keeps data.",
             "percentunit",
             [
                 Query(
@@ -52,8 +50,8 @@ OBJECTIVES = Row(
         ),
         Panel(
             "Slow and rejected requests",
-            "Slow: share of the accepted requests over the latency objective, which may be 1%. Rejected: share of all "
-            "requests that got 429 or RESOURCE_EXHAUSTED because of a full queue; the alert limit is 5%.",
+            "Slow: share of accepted requests over the latency objective (up to 1% is acceptable). Rejected: share of "
+            "all requests that got 429 or RESOURCE_EXHAUSTED because the queue was full; the alert fires at 5%.",
             "percentunit",
             [
                 Query(f"namespace:attendant_slow_requests:ratio5m{NAMESPACE}", "slow"),
@@ -63,7 +61,7 @@ OBJECTIVES = Row(
         *(
             Panel(
                 f"Latency of {label}",
-                "Time from request to response of successful requests by API and lane, without streams.",
+                "Duration of successful requests by API and lane, excluding streams.",
                 "s",
                 [
                     Query(
@@ -95,20 +93,20 @@ TRAFFIC = Row(
         ),
         Panel(
             "Rejections by reason",
-            "Rejected requests per second. The lane is none if the request was rejected before a lane was selected.",
+            "Rejected requests per second. The lane is none if no lane had been selected yet.",
             "reqps",
             [Query(rate("attendant_rejected_requests_total", "reason, api, lane"), "{{reason}} {{api}} {{lane}}")],
         ),
         Panel(
             "Cancelled inputs",
-            "Inputs per second that were discarded because their request was cancelled, expired or failed. Inputs "
-            "discarded in a batch have cost inference time.",
+            "Inputs per second discarded because their request was cancelled, expired or failed. Inputs discarded "
+            "in a batch have already cost inference time.",
             "ops",
             [Query(rate("attendant_cancelled_inputs_total", "stage"), "in {{stage}}")],
         ),
         Panel(
             "Requests in progress",
-            "Requests between their headers and the end of their response, and open REST connections.",
+            "Requests from headers received to response sent, and open REST connections.",
             "short",
             [
                 Query(f"sum by (pod) ({metric('attendant_requests_in_flight')})", "{{pod}}"),
@@ -117,7 +115,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Request and response size",
-            "Mean inputs and tokens per request. Compare with the sizes that the capacity was planned for.",
+            "Mean inputs and tokens per request. Compare them with the sizes you planned capacity for.",
             "short",
             [
                 Query(mean("attendant_request_inputs", "namespace"), "inputs per request"),
@@ -127,7 +125,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Response bytes",
-            "Mean size of a response.",
+            "Mean response size.",
             "bytes",
             [Query(mean("attendant_response_bytes", "api"), "{{api}}")],
             width=4,
