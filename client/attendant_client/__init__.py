@@ -1,4 +1,4 @@
-"""Client of Attendant: contextual embeddings and attention maps as numpy arrays, over gRPC or HTTP."""
+"""Client for Attendant: contextual embeddings and attention maps as numpy arrays, over gRPC or HTTP."""
 
 from attendant_client.aio import AsyncClient
 from attendant_client.client import Client

@@ -40,10 +40,10 @@ CONCURRENT_PARTS = 4
 
 
 class AsyncClient:
-    """A client of one server, for one event loop.
+    """A client for one server, on one event loop.
 
     Requests with more inputs than the server accepts are split and sent up to four at a time. Transient errors are
-    retried after the delay that the server suggests. `timeout_s` of a method overrides the default of the client.
+    retried after the delay that the server suggests. Each method's `timeout_s` overrides the client's default.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class AsyncClient:
         Args:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
-            timeout_s: Default timeout of a call in seconds, including retries. None sends no timeout; the limit of the
-                server applies.
+            timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
+                limit applies.
             retries: Retry policy.
 
         Raises:
@@ -82,7 +82,7 @@ class AsyncClient:
     async def embed(
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> Array:
-        """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
         options["outputs"] = ["pooled"]
         response = await self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])

@@ -23,7 +23,7 @@ class AsyncTransport(Protocol):
 
 
 class AsyncHttpTransport:
-    """REST with a pool of connections."""
+    """REST over a connection pool."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._client = httpx.AsyncClient(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
@@ -45,7 +45,7 @@ class AsyncHttpTransport:
 
 
 class AsyncGrpcTransport:
-    """gRPC with one channel."""
+    """gRPC over one channel."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._metadata = tuple(authorization(api_key).items())
@@ -68,6 +68,6 @@ class AsyncGrpcTransport:
 
 
 def open_async_transport(url: str, api_key: str | None) -> AsyncTransport:
-    """Return the transport of a URL. Call it on the event loop."""
+    """Return the transport for a URL. Call it on the event loop."""
     address = Address.parse(url)
     return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)

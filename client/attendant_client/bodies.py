@@ -1,4 +1,4 @@
-"""Request bodies, as the REST API defines them, and their division by the limits of the server."""
+"""REST request bodies, and splitting them by the server's limits."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,26 +13,26 @@ Inputs = str | Input | Sequence[str | Input]
 
 
 class Part(NamedTuple):
-    """A body with consecutive inputs of a request; `first` is the index of the first of them."""
+    """A body with consecutive inputs of a request; `first` is the index of the first one."""
 
     first: int
     body: Body
 
 
 FILL = 0.9
-"""The part of a byte limit to use: sizes are estimates."""
+"""Fraction of a byte limit to fill, because sizes are estimates."""
 INPUT_BYTES = 64
-"""Size of an input without its strings."""
+"""Estimated size of an input apart from its strings."""
 
 
 def make_body(inputs: Inputs, **options: Any) -> Body:
-    """Return a body; options that are None are left out."""
+    """Return a body, leaving out options that are None."""
     items = [inputs] if isinstance(inputs, (str, Input)) else to_list(inputs, "inputs")
     return {"inputs": [_item(item, f"inputs[{index}]") for index, item in enumerate(items)], **_present(options)}
 
 
 def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
-    """Return the body of a comparison; options that are None are left out."""
+    """Return the body of a comparison, leaving out options that are None."""
     items = []
     for index, occurrence in enumerate(to_list(occurrences, "occurrences")):
         path = f"occurrences[{index}]"
@@ -46,14 +46,14 @@ def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
 
 
 def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Body:
-    """Return the body of a similarity request; options that are None are left out."""
+    """Return the body of a similarity request, leaving out options that are None."""
     texts = {"queries": queries, "documents": documents}
     lists = {name: [value] if isinstance(value, str) else to_list(value, name) for name, value in texts.items()}
     return {**lists, **_present(options)}
 
 
 def make_model_query(name: str | None) -> Body:
-    """Return the fields of a request for the description of a model; None selects the default model."""
+    """Return the fields of a model info request; None selects the default model."""
     if name is None:
         return {}
     if not isinstance(name, str):
@@ -62,7 +62,7 @@ def make_model_query(name: str | None) -> Body:
 
 
 def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Part]:
-    """Yield the parts of a body, each within the limits if its inputs are."""
+    """Yield the parts of a body. Each part is within the limits if its inputs are."""
     part: list[Any] = []
     first = size = spans = 0
     for item in body["inputs"]:
@@ -84,7 +84,6 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[Part]:
 
 
 def halves(part: Part) -> tuple[Part, Part]:
-    """Return two parts with half of the inputs each."""
     first, body = part
     middle = len(body["inputs"]) // 2
     return (
@@ -94,14 +93,14 @@ def halves(part: Part) -> tuple[Part, Part]:
 
 
 def to_list(value: Any, path: str) -> list[Any]:
-    """Return the items of a list; raises `AttendantError` for a string and for a value that has no items."""
+    """Return the items as a list; raises `AttendantError` for a string or a value without items."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise wrong_type(path, value, "Send a list.")
     return list(value)
 
 
 def find_surrogates(value: Any, path: str = "") -> str:
-    """Return the path of the first string that is not valid Unicode in a body; "" if there is none."""
+    """Return the path of the first string in a body that is not valid Unicode, or ""."""
     if isinstance(value, str):
         return path if any("\ud800" <= character <= "\udfff" for character in value) else ""
     items: Iterable[tuple[str, Any]] = ()

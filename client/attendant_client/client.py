@@ -36,10 +36,10 @@ from attendant_client.types import (
 
 
 class Client:
-    """A thread-safe client of one server.
+    """A thread-safe client for one server.
 
     Requests with more inputs than the server accepts are split and sent sequentially. Transient errors are retried
-    after the delay that the server suggests. `timeout_s` of a method overrides the default of the client.
+    after the delay that the server suggests. Each method's `timeout_s` overrides the client's default.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Client:
         Args:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
-            timeout_s: Default timeout of a call in seconds, including retries. None sends no timeout; the limit of the
-                server applies.
+            timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
+                limit applies.
             retries: Retry policy.
 
         Raises:
@@ -76,7 +76,7 @@ class Client:
         return merge(parts)
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
-        """Return the pooled vectors of the texts, (N, D); raises `AttendantError`."""
+        """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
         options["outputs"] = ["pooled"]
         response = self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])

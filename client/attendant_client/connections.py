@@ -1,4 +1,4 @@
-"""Addresses and options of connections, shared by the sync and the async transports."""
+"""Addresses and connection options, shared by the sync and async transports."""
 
 import json
 import re
@@ -14,26 +14,26 @@ GRPC_SCHEMES = ("grpc", "grpcs")
 MAX_MESSAGE_BYTES = 256 * 2**20
 ROUND_ROBIN: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"}}
-"""Calls go in turn to all addresses of the host name whose server is healthy.
+"""Balance calls over all healthy addresses of the host name.
 
-gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here: its attempts and
-the retries of `RetryPolicy` would multiply.
+gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here, because its
+attempts would multiply with those of `RetryPolicy`.
 """
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # The default of 30 s is too long to follow a rollout that replaces two servers within that time.
+    # The default of 30 s is too slow for a rollout that replaces two servers in that time.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # The default of 120 s would ignore a restarted server for as long.
+    # The default of 120 s would ignore a restarted server that long.
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # Detect a server that stopped without closing its connections, such as a lost node. The server allows one ping
-    # per 10 s. gRPC also sends pings to measure the bandwidth, and no other ping while one of them has no answer; its
-    # timeout for these is a minute.
+    # Detect a server that vanished without closing its connections, such as a lost node. The server allows one ping per
+    # 10 s. gRPC also pings to measure the bandwidth, sends no other ping while one of those is unanswered, and waits a
+    # minute for it by default.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
 SLACK_S = 1.0
-"""Time beyond the timeout of a request until the client gives up on a response that says so."""
+"""How much longer than the request timeout to wait for the server's own timeout response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> "Address":
-        """Return the address of http://, https://, grpc:// or grpcs://; raises ValueError for any other."""
+        """Parse an http://, https://, grpc:// or grpcs:// URL; raises ValueError for any other."""
         parts = urlsplit(url)
         if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
             raise ValueError(f"{url!r} is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081")
@@ -56,17 +56,17 @@ class Address:
 
     @property
     def channel_options(self) -> tuple[tuple[str, Any], ...]:
-        """The options of a gRPC channel.
+        """Return the options for a gRPC channel.
 
-        The server has no TLS, so a secure address belongs to a proxy. The health of one server behind it is not that
-        of the others.
+        The server has no TLS, so a secure address belongs to a proxy. Checking health through it would only reach one
+        of the servers behind it.
         """
         config = ROUND_ROBIN if self.is_secure else SERVICE_CONFIG
         return (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(config)))
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header with the API key, if any; raises ValueError for a key that no header can carry."""
+    """Return the header with the API key, if any; raises ValueError if the key is not valid in a header."""
     if api_key is None:
         return {}
     if not re.fullmatch("[!-~]+", api_key):
@@ -75,10 +75,10 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 def unreachable(message: str) -> AttendantError:
-    """Return the error of a server that cannot be reached."""
+    """Return the error for an unreachable server."""
     return AttendantError("UNAVAILABLE", "UNAVAILABLE", message)
 
 
 def timed_out(timeout_s: float | None) -> AttendantError:
-    """Return the error of a response that did not arrive in time."""
+    """Return the error for a response that did not arrive in time."""
     return AttendantError("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", f"No response within {timeout_s} s.")

@@ -1,4 +1,4 @@
-"""Messages of the gRPC API as responses, and its errors."""
+"""gRPC responses and errors, decoded into the client's types."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -55,27 +55,27 @@ LABELS = {
     for enum in pb.DESCRIPTOR.enum_types_by_name.values()
     for value in enum.values
 }
-"""The values of the REST API by the labels of the proto, such as `"right"` of TRUNCATION_RIGHT."""
+"""Maps proto enum labels to REST values, such as TRUNCATION_RIGHT to `"right"`."""
 
 
 def decode(operation: str, messages: Sequence[Any]) -> Any:
-    """Return the response of an operation; `messages` has one element unless the operation streams."""
+    """Decode an operation's response; `messages` has one element unless the operation streams."""
     return DECODERS[operation](messages)
 
 
 def error_of(error: grpc.RpcError) -> AttendantError:
-    """Return the error of a call."""
     code = error.code().name
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             return status_error(Status.FromString(value))
-    # gRPC cancels calls that arrive while the server stops. Calls that the client cancels end without an RpcError.
+    # gRPC cancels calls that arrive while the server stops. Calls that the client itself cancels do not raise an
+    # RpcError.
     reason = "UNAVAILABLE" if code in ("UNAVAILABLE", "CANCELLED") else code
     return AttendantError(code, reason, error.details() or code)
 
 
 def status_error(status: Status) -> AttendantError:
-    """Return the error of a status with details."""
+    """Return the error for a status with details."""
     info, retry, retry_after_s = ErrorInfo(), RetryInfo(), None
     for detail in status.details:
         if detail.Is(ErrorInfo.DESCRIPTOR):
@@ -118,7 +118,7 @@ def _optional(message: Any, name: str) -> Array | None:
 
 
 def _set(message: Any, name: str) -> Any:
-    """Return an optional field; None if it is unset."""
+    """Return an optional field, or None if it is unset."""
     return getattr(message, name) if message.HasField(name) else None
 
 

@@ -1,4 +1,4 @@
-"""Request messages of the gRPC API from bodies. Errors name the same fields as REST errors."""
+"""gRPC request messages, built from bodies. Errors name the same fields as over REST."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -21,7 +21,7 @@ REQUESTS: dict[str, Any] = {
 }
 OPTIONS = {"encode": EncodeOptions, "attend": AttendOptions, "compare": CompareOptions, "similarity": SimilarityOptions}
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
-"""Each is a oneof with the name of a prompt. A message keeps only the last field of a oneof that is set."""
+"""Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
 REMEDIES = {
     FieldDescriptor.CPPTYPE_BOOL: "Send true or false.",
     FieldDescriptor.CPPTYPE_DOUBLE: "Send a number.",
@@ -32,7 +32,7 @@ INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 
 def to_message(operation: str, body: Body) -> Any:
-    """Return a body as the request message; raises `AttendantError` for values that the message cannot have."""
+    """Return the request message for a body; raises `AttendantError` for values that do not fit into the message."""
     for prompt in PROMPTS:
         if prompt in body and f"{prompt}_name" in body:
             raise invalid("CONFLICTING_FIELDS", f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
@@ -63,7 +63,7 @@ def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
 
 @cache
 def _enum_labels(operation: str, name: str) -> dict[str, str]:
-    """Return the proto's label of each value of an option; empty if it is not an enum."""
+    """Map each REST value of an enum option to its proto label; empty if the option is not an enum."""
     field = REQUESTS[operation].DESCRIPTOR.fields_by_name.get(name)
     if field is None or field.enum_type is None:
         return {}
@@ -74,7 +74,7 @@ def _enum_labels(operation: str, name: str) -> dict[str, str]:
 
 
 def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> None:
-    """Set an enum or a list of enums from values of the REST API or labels of the proto."""
+    """Set an enum or a list of enums from REST values or proto labels."""
 
     def label(item: Any, path: str) -> str:
         if isinstance(item, str) and (item in labels or item in labels.values()):
@@ -130,7 +130,7 @@ def _set_span(message: pb.Span, span: list[Any], path: str) -> None:
 
 
 def _set_field(message: Any, name: str, value: Any, path: str, range_path: str | None = None) -> None:
-    """Set a scalar or a list of scalars; `range_path` is the field of range errors, by default `path`."""
+    """Set a scalar or a list of scalars; `range_path` is the field named in range errors, by default `path`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         raise invalid("UNKNOWN_FIELD", path, "unknown field", "Remove it.")

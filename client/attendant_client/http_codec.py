@@ -1,4 +1,4 @@
-"""JSON of the REST API as responses, and its errors."""
+"""REST responses and errors, decoded into the client's types."""
 
 import base64
 from collections.abc import Callable
@@ -48,7 +48,7 @@ CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 50
 
 
 def array_of(data: bytes, dtype: str, shape: list[int]) -> Array:
-    """Return an array; sqrt_uint8 becomes float32, `(value / 255) ** 2`."""
+    """Decode an array; sqrt_uint8 becomes float32, `(value / 255) ** 2`."""
     array: Array = np.frombuffer(data, DTYPES[dtype]).reshape(shape)
     if dtype == "sqrt_uint8":
         roots = array.astype(np.float32) / 255
@@ -57,17 +57,17 @@ def array_of(data: bytes, dtype: str, shape: list[int]) -> Array:
 
 
 def decode(operation: str, document: Json) -> Any:
-    """Return the response of an operation."""
+    """Decode an operation's response."""
     return DECODERS[operation](document)
 
 
 def error_of(status: int, document: Json, retry_after: str | None) -> AttendantError:
-    """Return the error of a response; `document` is None if it is not JSON of the server."""
+    """Return the error for a response; `document` is None if the body is not the server's JSON."""
     error = document.get("error") if isinstance(document, dict) else None
     retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
     if not isinstance(error, dict) or not {"reason", "param"} & error.keys():
         code = CODES.get(status, "UNKNOWN")
-        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # a proxy in between answers without a reason
+        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which gives no reason
         return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
     if "reason" not in error:  # /v1/models has OpenAI's errors
         return AttendantError(

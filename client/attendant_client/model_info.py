@@ -1,11 +1,11 @@
-"""The served model, its limits, and the records of its training and evaluation."""
+"""The served model, its limits, and its training and evaluation records."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the server that a client needs."""
+    """Server limits that the client needs."""
 
     max_inputs: int
     max_spans_per_request: int
@@ -17,7 +17,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class DataFileRecord:
-    """A file of training texts, with its size in bytes."""
+    """A training data file, with its size in bytes."""
 
     name: str
     size: int
@@ -25,7 +25,7 @@ class DataFileRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """How a model was trained. `initial_model` and `teacher` are None for a training without them."""
+    """How a model was trained. `initial_model` and `teacher` are None if the training had none."""
 
     objective: str
     initial_model: str | None
@@ -40,7 +40,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One measure of an evaluation, with its 95 % interval, or None."""
+    """One measure of an evaluation, with its 95 % interval if there is one."""
 
     task: str
     file: str
@@ -54,8 +54,8 @@ class EvaluationRecord:
 class ModelInfo:
     """The served model.
 
-    `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None if others
-    trained the model.
+    `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
+    the model was trained with Attendant.
     """
 
     name: str

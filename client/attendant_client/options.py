@@ -1,4 +1,4 @@
-"""Options of requests. All are optional; docs/api.md describes them."""
+"""Request options. All are optional; docs/api.md describes them."""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
@@ -8,7 +8,7 @@ Layers = Sequence[int] | Literal["all"]
 
 
 class EncodeOptions(TypedDict, total=False):
-    """Options of encode."""
+    """Options of `encode`."""
 
     model: str
     outputs: Sequence[Output]
@@ -24,7 +24,7 @@ class EncodeOptions(TypedDict, total=False):
 
 
 class AttendOptions(TypedDict, total=False):
-    """Options of attend."""
+    """Options of `attend`."""
 
     model: str
     kind: Literal["probs", "scores", "norm", "block_norm", "projection"]
@@ -42,7 +42,7 @@ class AttendOptions(TypedDict, total=False):
 
 
 class CompareOptions(TypedDict, total=False):
-    """Options of compare."""
+    """Options of `compare`."""
 
     model: str
     layers: Layers
@@ -50,7 +50,7 @@ class CompareOptions(TypedDict, total=False):
 
 
 class SimilarityOptions(TypedDict, total=False):
-    """Options of similarity."""
+    """Options of `similarity`."""
 
     model: str
     pairs: Literal["all", "zip"]

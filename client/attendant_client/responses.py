@@ -1,4 +1,4 @@
-"""Merging the responses to the parts of a request."""
+"""Merging the responses to a split request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ Response = TypeVar("Response", EncodeResponse, AttendResponse, TokenizeResponse)
 
 
 def merge(responses: Sequence[Response]) -> Response:
-    """Return one response with the results of all, in order."""
+    """Return one response with all results, in order."""
     if len(responses) == 1:
         return responses[0]
     results = [result for response in responses for result in response.results]

@@ -1,4 +1,4 @@
-"""Retry policy: retry after the delay that the server suggests, within the deadline of the request."""
+"""Retry policy: retry after the delay that the server suggests, within the request's deadline."""
 
 import random
 import time
@@ -11,11 +11,11 @@ MULTIPLIER = 4
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of transient errors: a full queue, an overloaded, starting or unreachable server.
+    """Retries of transient errors: a full queue, or an overloaded, starting or unreachable server.
 
-    The delay is the server's hint, or `initial_delay_s` multiplied by 4 per attempt up to `max_delay_s`, plus up to
-    25 % of random jitter, so that many clients do not retry at the same time. The defaults retry at once on another
-    server, and bridge 2 s, in which a stopping server finishes its requests and closes its connections.
+    The delay is the server's hint, or else `initial_delay_s` times 4 per attempt up to `max_delay_s`, plus up to 25 %
+    random jitter, so that clients do not retry in lockstep. With the defaults, the first retry goes to another server
+    at once, and the attempts span 2 s, enough for a stopping server to finish its requests and close its connections.
     """
 
     max_attempts: int = 4
@@ -23,12 +23,12 @@ class RetryPolicy:
     max_delay_s: float = 5.0
 
     def delay_s(self, error: AttendantError, attempt: int, deadline: float | None) -> float | None:
-        """Return seconds to wait before the next attempt; None if the error is final.
+        """Return the seconds to wait before the next attempt, or None if the error is final.
 
         Args:
-            error: The error of the last attempt.
-            attempt: The number of that attempt, from 1.
-            deadline: A time.monotonic() reading; None for no deadline.
+            error: Error of the last attempt.
+            attempt: Number of that attempt, from 1.
+            deadline: A time.monotonic() reading, or None for no deadline.
         """
         if not error.retryable or attempt >= self.max_attempts:
             return None

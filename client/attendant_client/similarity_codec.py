@@ -1,4 +1,4 @@
-"""Similarity responses from the JSON of the REST API and from the message of the gRPC API."""
+"""Similarity responses, decoded from REST JSON and gRPC messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ PROMPTS = ("query_prompt_name", "query_prompt", "document_prompt_name", "documen
 
 
 def from_json(document: Any) -> SimilarityResponse:
-    """Return the response in a REST body."""
+    """Decode a REST body."""
     usage, pairs = document["usage"], document.get("pairs")
     return SimilarityResponse(
         model=document["model"],
@@ -38,7 +38,7 @@ def from_json(document: Any) -> SimilarityResponse:
 
 
 def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityResponse:
-    """Return the response in a gRPC message."""
+    """Decode a gRPC message."""
     (message,) = messages
     explained = bool(message.pairs)
     usage = message.usage
@@ -77,7 +77,6 @@ def _set(message: Any, name: str) -> Any:
 
 
 def to_unit(unit: pb.Unit) -> Unit:
-    """Return the unit of a message."""
     return Unit(unit.text, unit.start, unit.end, unit.segment, unit.special, _set(unit, "word_index"))
 
 

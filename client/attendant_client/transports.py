@@ -31,7 +31,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """REST with a pool of connections."""
+    """REST over a connection pool."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._client = httpx.Client(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
@@ -53,7 +53,7 @@ class HttpTransport:
 
 
 class GrpcTransport:
-    """gRPC with one channel."""
+    """gRPC over one channel."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._metadata = tuple(authorization(api_key).items())
@@ -77,13 +77,13 @@ class GrpcTransport:
 
 
 def open_transport(url: str, api_key: str | None) -> Transport:
-    """Return the transport of a URL."""
+    """Return the transport for a URL."""
     address = Address.parse(url)
     return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
 
 
 def open_channel(module: Any, address: Address) -> Any:
-    """Return a channel of `grpc` or `grpc.aio`."""
+    """Open a channel of `grpc` or `grpc.aio`."""
     options = address.channel_options
     if address.is_secure:
         return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=options)
@@ -93,7 +93,7 @@ def open_channel(module: Any, address: Address) -> Any:
 def http_request(
     client: httpx.Client | httpx.AsyncClient, operation: str, body: Body, timeout_s: float | None
 ) -> httpx.Request:
-    """Return the HTTP request of an operation."""
+    """Return the HTTP request for an operation."""
     headers = {} if timeout_s is None else {TIMEOUT_HEADER: str(max(0, round(timeout_s * 1000)))}
     timeout = httpx.Timeout(None if timeout_s is None else timeout_s + SLACK_S)
     path = http_codec.PATHS[operation]
@@ -109,7 +109,7 @@ def http_request(
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:
-    """Return the response of an operation; raises `AttendantError`."""
+    """Decode the response to an operation; raises `AttendantError`."""
     try:
         document = response.json()
     except ValueError:

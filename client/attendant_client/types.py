@@ -23,7 +23,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A text, and either a character range [start, end) or the index of one of its words."""
+    """A text with either a character range [start, end) or a word index."""
 
     text: str
     span: tuple[int, int] | None = None
@@ -55,7 +55,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """The result of one input; outputs that were not requested are None. N stacked layers are a leading axis."""
+    """The result for one input. Unrequested outputs are None. With N layers, arrays have a leading axis of size N."""
 
     token_count: int
     truncated: bool
@@ -75,7 +75,7 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResponse:
-    """One result per input, in the order of the inputs."""
+    """One result per input, in input order."""
 
     model: str
     precision: str
@@ -88,7 +88,7 @@ class EncodeResponse:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResult:
-    """The tokens and words of one input, untruncated."""
+    """Tokens and words of one input, untruncated."""
 
     token_count: int
     tokens: list[Token]
@@ -97,7 +97,7 @@ class TokenizeResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResponse:
-    """One result per input, in the order of the inputs."""
+    """One result per input, in input order."""
 
     model: str
     results: list[TokenizeResult]
@@ -108,7 +108,7 @@ class TokenizeResponse:
 class Unit:
     """A token, word or span that a row or column of a map stands for.
 
-    `word_index` is the index of a word in the words of `encode` and `tokenize`; None for other units.
+    `word_index` is the word's index in the results of `encode` and `tokenize`, or None for other units.
     """
 
     text: str
@@ -121,7 +121,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class SparseMatrix:
-    """The largest values of each row in CSR format; `indices` refer to the units of the result."""
+    """The largest values of each row in CSR format; `indices` refer to the result's units."""
 
     indptr: NDArray[np.int32]
     indices: NDArray[np.int32]
@@ -131,7 +131,7 @@ class SparseMatrix:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMap:
-    """One map: `matrix`, float32 (R, C), or `sparse`. `layer` and `head` are None if several were combined."""
+    """One map, either `matrix`, float32 (R, C), or `sparse`. `layer` and `head` are None if several were combined."""
 
     layer: int | None
     head: int | None
@@ -144,7 +144,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True)
 class AttendResult:
-    """The maps of one input; `rows` and `columns` are the indices of their units."""
+    """Maps of one input; `rows` and `columns` are unit indices."""
 
     truncated: bool
     units: list[Unit]
@@ -155,7 +155,7 @@ class AttendResult:
 
 @dataclass(frozen=True, slots=True)
 class AttendResponse:
-    """One result per input, in the order of the inputs."""
+    """One result per input, in input order."""
 
     model: str
     precision: str
@@ -166,7 +166,7 @@ class AttendResponse:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """A word that contributes to an occurrence, and its share of the contributions of all other words."""
+    """A word that contributes to an occurrence, with its share of the contributions of all other words."""
 
     text: str
     start: int
@@ -186,7 +186,7 @@ class OccurrenceResult:
 
 @dataclass(frozen=True, slots=True)
 class LayerSimilarity:
-    """Cosines of N occurrences, (N, N); `centered` after subtracting the mean of all tokens."""
+    """Cosines of N occurrences, (N, N); `centered` are computed after subtracting the mean of all tokens."""
 
     layer: int
     cosine: Floats
@@ -195,7 +195,7 @@ class LayerSimilarity:
 
 @dataclass(frozen=True, slots=True)
 class CompareResponse:
-    """The occurrences in request order, their static similarity (N, N), and their similarity in each layer."""
+    """Occurrences in request order, their static similarity (N, N), and their similarity per layer."""
 
     model: str
     precision: str
@@ -207,7 +207,7 @@ class CompareResponse:
 
 @dataclass(frozen=True, slots=True)
 class SimilarityText:
-    """A query or a document; `units` are its tokens or words, None without `explain`."""
+    """A query or a document; `units` are its tokens or words, or None without `explain`."""
 
     token_count: int
     truncated: bool
@@ -216,7 +216,7 @@ class SimilarityText:
 
 @dataclass(frozen=True, slots=True)
 class TopContributions:
-    """The K contributions of the largest magnitude, in descending order: units on both sides, and `values` (K)."""
+    """The K largest contributions by magnitude, in descending order: their units on both sides, and `values` (K)."""
 
     query_units: list[int]
     document_units: list[int]
@@ -225,7 +225,7 @@ class TopContributions:
 
 @dataclass(frozen=True, slots=True)
 class ContributionRest:
-    """The terms of a score that are not listed as contributions."""
+    """Terms of a score that are not listed as contributions."""
 
     special_tokens: float
     prompt: float
@@ -235,11 +235,10 @@ class ContributionRest:
 
 @dataclass(frozen=True, slots=True)
 class SimilarityPair:
-    """The explanation of one pair of U query units and V document units.
+    """The explanation of one pair with U query units and V document units.
 
-    The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. Effects are (U) and (V). `matrix`, `top`
-    and `rest` are None if contributions are unavailable. With `top_k`, `top` is set instead of `matrix`. Effects are
-    None without `effect`.
+    The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. All three are None if contributions are
+    unavailable. With `top_k`, `top` is set instead of `matrix`. Effects are (U) and (V), or None without `effect`.
     """
 
     query: int
@@ -254,7 +253,7 @@ class SimilarityPair:
 
 @dataclass(frozen=True, slots=True)
 class SimilarityResponse:
-    """Scores, (Q, N) or (Q) for zipped pairs, and the explanation of each pair (None without `explain`)."""
+    """Scores, (Q, N), or (Q) for zipped pairs, and the explanation of each pair (None without `explain`)."""
 
     model: str
     precision: str
