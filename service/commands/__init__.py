@@ -1,1 +1,1 @@
-"""Commands of `attendant` other than `serve`, one module each; `run(arguments)` returns the exit status."""
+"""Commands of `attendant` other than `serve`, one module per command. `run(arguments)` returns the exit status."""

@@ -1,4 +1,4 @@
-"""Argument types of the commands: each error states the actual value, the limit and a remedy."""
+"""Argument types shared by the commands. Their errors state the actual value, the limit and a remedy."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
 
 class CommandError(Exception):
-    """An error that ends a command. The message is one line without text of the input.
+    """An error that makes a command exit. The message is one line without input text.
 
     Attributes:
         status: The exit status.
@@ -23,7 +23,7 @@ class CommandError(Exception):
         self.status = status
 
     def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
-        """Return the parts that a copy in another process is made of."""
+        """Pickle by constructor arguments, so that another process can raise the error."""
         return type(self), (str(self), self.status)
 
 
@@ -38,17 +38,17 @@ class Parser(console.Parser):
             metavar="NAME",
             help="name or alias in ATTENDANT_MODELS or on the server (default: the first model)",
         )
-        add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: an engine here)")
-        add("--api-key-file", type=Path, metavar="FILE", help="file with the API key of the server on its first line")
+        add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: run an engine)")
+        add("--api-key-file", type=Path, metavar="FILE", help="file with the server's API key on its first line")
 
     def check_source_options(self, options: argparse.Namespace) -> None:
-        """Exit with an error if options of a server are set without one."""
+        """Exit with an error if server options are set without a server."""
         if options.api_key_file is not None and options.server is None:
             self.error("--api-key-file: set without --server. Remove it")
 
 
 def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
-    """Return a type for decimal numbers from `low` to `high`, parsed exactly: "0.1" is 1/10.
+    """Return a type for decimal numbers between `low` and `high`, parsed exactly: "0.1" is 1/10.
 
     `remedy` replaces "Use <low> to <high>" in errors.
     """
@@ -61,7 +61,7 @@ def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
             value = math.nan
         if math.isnan(value):
             raise argparse.ArgumentTypeError(f'not a number ("{_shorten(text)}"). {remedy}')
-        # Range first: the exact value of "1e999999999" would have a billion digits.
+        # Check the range first: "1e999999999" as an exact value would have a billion digits.
         if not float(low) <= value <= float(high):
             limit = low if value < float(low) else high
             raise argparse.ArgumentTypeError(f"out of range ({value:g}, limit {limit}). {remedy}")
@@ -71,7 +71,7 @@ def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
 
 
 def integer(low: int, high: int, remedy: str = "") -> Callable[[str], int]:
-    """Return a type for integers from `low` to `high`; `remedy` is as in `number`."""
+    """Return a type for integers between `low` and `high`; `remedy` is as in `number`."""
     remedy = remedy or f"Use {low} to {high}"
 
     def parse(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`attendant ask`: words, neighbors and a map of a text."""
+"""`attendant ask`: a text's words, neighbors and attention map."""
 
 import argparse
 import asyncio
@@ -24,16 +24,16 @@ from service.config import load_settings
 
 COMMAND = "attendant ask"
 MAX_LINES = 100_000
-"""Lines of --among that are read: about a minute on two cores."""
+"""Maximum number of lines read from --among; they take about a minute on two cores."""
 BATCH_TEXTS = 64
 DESCRIPTION = """\
-Show a text as the model sees it: its words and their tokens, its nearest neighbors among other texts by the cosine
-similarity of their embeddings, and how much each word contributes to the vectors of the others."""
+Show how the model sees a text: its words and their tokens, its nearest neighbors among other texts by the cosine
+similarity of their embeddings, and how much each word contributes to the vectors of the other words."""
 EPILOG = f"""\
-The map has colors on a terminal, and numbers elsewhere or if NO_COLOR is set. docs/maps.md describes the kinds. Texts
-over the token limit of the model are truncated at the end. At most {MAX_LINES:,} lines of FILE are read.
+The map is colored on a terminal; elsewhere, or if NO_COLOR is set, it shows numbers. docs/maps.md describes the kinds.
+Texts over the model's token limit are truncated at the end. At most {MAX_LINES:,} lines of FILE are read.
 
-Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
+Engine options come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
 examples:
   attendant ask "river bank flows" "money bank grows" "a boat on the water"
@@ -83,7 +83,7 @@ async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[
 
 
 def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str]:
-    """Return labels and texts to compare with, and a note about lines that were not read."""
+    """Return the texts to compare with, labeled, and a note if lines were left unread."""
     texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
     if options.among is None:
         return texts, ""
@@ -111,7 +111,7 @@ def _parser() -> Parser:
     add("others", nargs="*", default=[], metavar="OTHER", help="text to compare it with")
     add("--among", type=Path, metavar="FILE", help="further texts to compare it with, one per line")
     add("--top-k", type=integer(1, 1000), default=5, metavar="N", help="number of neighbors to show (default: 5)")
-    add("--kind", choices=get_args(MapKind), default="projection", help="kind of the map (default: projection)")
+    add("--kind", choices=get_args(MapKind), default="projection", help="kind of map (default: projection)")
     layer = integer(-1000, 1000, "Use 1 for the first layer, or -1 for the last one")
     add("--layer", type=layer, metavar="N", help="layer of the map (default: -1, the last)")
     add("--rollout", action="store_true", help="combine all layers by attention rollout instead of showing one")

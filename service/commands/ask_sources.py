@@ -1,4 +1,4 @@
-"""Words, embedding and map of a text, by an engine in this process or by a server."""
+"""A text's words, embedding and map, from an engine in this process or from a server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MapKind = Literal["probs", "norm", "block_norm", "projection"]
 HEAD_REDUCES: dict[MapKind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "none", "projection": "none"}
-"""The kinds whose values are shares or norms, and how their heads are combined into one map."""
+"""Kinds whose values are shares or norms, and how their heads are combined into one map."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Analysis:
     """A text as the model sees it.
 
     Attributes:
-        words: Each word as the list of the texts of its tokens.
-        token_count: The number of tokens, special ones included.
-        truncated: Whether tokens at the end are missing.
-        units: The words of the map.
-        matrix: What each word takes from each other, (W, W).
-        layer: The layer of the map, from 1; None for the rollout of all layers.
+        words: The token texts of each word.
+        token_count: Number of tokens, including special tokens.
+        truncated: Whether tokens at the end were dropped.
+        units: Words of the map.
+        matrix: Contribution of each word (column) to each word (row), (W, W).
+        layer: Layer of the map, from 1, or None for the rollout of all layers.
     """
 
     words: list[list[str]]
@@ -60,13 +60,13 @@ class Analysis:
 
 
 class Analyzer(ABC):
-    """Analyses of texts by one model. `vectors` computes their embeddings."""
+    """Analyzes texts with one model. `vectors` computes their embeddings."""
 
     def __init__(self, vectors: VectorSource) -> None:
         self.vectors = vectors
 
     async def analyze(self, text: str, kind: MapKind, layer: int | None) -> Analysis:
-        """Return the analysis of a text, truncated at its end; `layer` None selects the rollout of all layers.
+        """Analyze a text, truncating it at the end; `layer` None selects the rollout of all layers.
 
         Raises `CommandError`.
         """
@@ -84,15 +84,15 @@ class Analyzer(ABC):
 
     @abstractmethod
     async def encode(self, text: str) -> Any:
-        """Return the result of encode with tokens and words. Raises `SourceError`."""
+        """Return an encode result with tokens and words. Raises `SourceError`."""
 
     @abstractmethod
     async def attend(self, text: str, kind: MapKind, layer: int | None) -> tuple[Any, NDArray[Any]]:
-        """Return the result of attend with one map of the words, and the matrix of the map. Raises `SourceError`."""
+        """Return an attend result with one word-level map, and its matrix. Raises `SourceError`."""
 
 
 class EngineAnalyzer(Analyzer):
-    """Analyses by an engine in this process."""
+    """Runs an engine in this process."""
 
     def __init__(self, engine: "Engine") -> None:
         super().__init__(EngineSource(engine, VectorOptions()))
@@ -126,7 +126,7 @@ class EngineAnalyzer(Analyzer):
 
 
 class ServerAnalyzer(Analyzer):
-    """Analyses by a server, over REST or gRPC."""
+    """Calls a server over REST or gRPC."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(ServerSource(connection, VectorOptions(connection.model)))
@@ -168,7 +168,7 @@ class ServerAnalyzer(Analyzer):
 
 @asynccontextmanager
 async def open_engine_analyzer(settings: Settings, model: str | None) -> AsyncIterator[Analyzer]:
-    """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
+    """Load a model with `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
     async with open_engine(select_model(settings, model)) as engine:
         yield EngineAnalyzer(engine)
 
@@ -181,7 +181,7 @@ async def open_server_analyzer(url: str, api_key: str | None, model: str | None)
 
 
 async def embed_texts(vectors: VectorSource, texts: Sequence[tuple[str, str]], batch: int) -> NDArray[Any]:
-    """Return the embeddings of texts after their labels, (N, D). Raises `CommandError`."""
+    """Return the embeddings of labeled texts, (N, D). Raises `CommandError`."""
     parts = []
     for start in range(0, len(texts), batch):
         part = texts[start : start + batch]
@@ -193,7 +193,7 @@ async def embed_texts(vectors: VectorSource, texts: Sequence[tuple[str, str]], b
 
 
 def text_error(error: SourceError, label: str) -> CommandError:
-    """Return the error that ends the command; `label` stands for the text."""
+    """Return the error to exit with; `label` identifies the text."""
     if error.field is not None and error.field.startswith("inputs"):
         return CommandError(label + error.message.removeprefix("inputs[0]").removeprefix("inputs"), EX_DATAERR)
     message = error.message.replace("layers[0]", "--layer", 1)

@@ -1,4 +1,4 @@
-"""Words, neighbors and a map of a text on a terminal, or as plain text elsewhere."""
+"""Renders words, neighbors and a map, with colors on a terminal and as plain text elsewhere."""
 
 from collections.abc import Sequence
 
@@ -12,30 +12,30 @@ from rich.text import Text
 from service.commands.ask_sources import Analysis
 
 NAME_WIDTH = 16
-"""Characters of a word beside the map; longer words are cut."""
+"""Width of word labels beside the map in characters; longer words are cut."""
 CELL_WIDTH = 4
 PADDING = 2
-"""Spaces after a column of the table of neighbors."""
+"""Spaces between the columns of the neighbor table."""
 MAX_WORDS = 200
 MAX_CHARACTERS = 1000
-"""Characters of a neighbor; no terminal has as many columns."""
+"""Maximum length of a neighbor's text; no terminal is wider."""
 POSITIVE, NEGATIVE = (230, 120, 20), (40, 110, 220)
-"""Colors of the largest magnitudes: red, green and blue, 0 to 255."""
+"""Colors of the largest magnitudes as RGB, 0 to 255."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave the error to the command: rich would exit with status 1."""
+        """Let the caller handle the error; rich would exit with status 1."""
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Return a console for stdout: without colors if NO_COLOR is set or it is no terminal."""
+    """Return a console for stdout. It has no colors if NO_COLOR is set or stdout is not a terminal."""
     return _Console(highlight=False, soft_wrap=False)
 
 
 def show_words(console: Console, analysis: Analysis, max_tokens: int) -> None:
-    """Print the words; tokens of a word are separated by a bar."""
+    """Print the words, with a bar between the tokens of a word."""
     count = f"{_count(len(analysis.words), 'word')}, {analysis.token_count:,} tokens with special ones"
     note = f", truncated to {max_tokens} tokens" if analysis.truncated else ""
     console.print(Text(f"Words ({count}{note})", style="bold"))
@@ -45,11 +45,11 @@ def show_words(console: Console, analysis: Analysis, max_tokens: int) -> None:
 
 
 def show_neighbors(console: Console, neighbors: Sequence[tuple[float, str, str]], total: int, note: str) -> None:
-    """Print neighbors: cosine similarity, label and text, best first."""
+    """Print neighbors, best first: cosine similarity, label and text."""
     console.print()
     console.print(Text(f"Nearest of {_count(total, 'text')}{note}", style="bold"))
     table = Table(box=None, padding=(0, PADDING, 0, 0), show_header=True, header_style="")
-    # Only the column of texts shrinks: rich would take the same from each.
+    # Only shrink the text column; rich would shrink all of them equally.
     widths = {"cosine": len("cosine"), "place": max(len(item) for item in ("place", *(row[1] for row in neighbors)))}
     for name, width in widths.items():
         table.add_column(name, justify="right" if name == "cosine" else "left", no_wrap=True, min_width=width)
@@ -61,7 +61,7 @@ def show_neighbors(console: Console, neighbors: Sequence[tuple[float, str, str]]
 
 
 def show_map(console: Console, analysis: Analysis, kind: str) -> None:
-    """Print the map: colored cells on a terminal, percentages elsewhere. Words that do not fit are left out."""
+    """Print the map as colored cells on a terminal, as percentages elsewhere. Words that do not fit are left out."""
     names = [_shorten(name) for name in analysis.units]
     width = max((Text(name).cell_len for name in names), default=0)
     digits = len(str(len(names)))
@@ -76,7 +76,7 @@ def show_map(console: Console, analysis: Analysis, kind: str) -> None:
     matrix = analysis.matrix if analysis.layer is None else to_shares(analysis.matrix, kind)
     shares = matrix[:shown, :shown]  # a rollout consists of shares, whatever its kind
     others = np.abs(shares[~np.eye(shown, dtype=bool)])
-    # A word contributes most to itself. On its scale, the other words would have one color.
+    # A word contributes most to itself. If it set the scale, the other words would all look the same.
     largest = max(float(others.max(initial=0.0)), 1e-9)
     colored = console.is_terminal and not console.no_color and console.color_system is not None
     for row in range(shown):
@@ -89,7 +89,7 @@ def show_map(console: Console, analysis: Analysis, kind: str) -> None:
 
 
 def to_shares(matrix: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
-    """Return the shares of each row. Norms are divided by the sum of their row; other kinds are shares."""
+    """Return each row as shares: norms are divided by their row sum; other kinds already are shares."""
     if kind in ("norm", "block_norm"):
         sums = matrix.sum(1, keepdims=True)
         matrix = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
@@ -97,7 +97,7 @@ def to_shares(matrix: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
 
 
 def _style(value: float) -> Style:
-    """Return the colors of a cell of -1 to 1, which may be exceeded."""
+    """Return the text and background colors for a value, clamped to [-1, 1]."""
     red, green, blue = POSITIVE if value >= 0 else NEGATIVE
     strength = min(abs(value), 1.0)
     shade = [round(255 - strength * (255 - part)) for part in (red, green, blue)]
@@ -115,5 +115,5 @@ def _shorten(name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a text with spaces for line breaks and control characters, which would change the layout."""
+    """Replace line breaks and control characters, which would break the layout, with spaces."""
     return "".join(character if character.isprintable() else " " for character in text)

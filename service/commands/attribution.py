@@ -1,4 +1,4 @@
-"""Rankings of the words of a text by their effect on one word or on a similarity, and their precision@1."""
+"""Rankings of a text's words by their effect on one word or on a similarity, and precision@1 of the rankings."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -36,9 +36,9 @@ SIMILARITY_METHODS = (CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION)
 
 @dataclass
 class Precisions:
-    """The precision@1 of each line by method, the share of deciding words, and why methods were omitted.
+    """Precision@1 of each line by method, the chance level per line, and why methods were omitted.
 
-    Methods of `SIMILARITY_METHODS` have the lines with a reference only, `reference_chances` likewise.
+    Methods in `SIMILARITY_METHODS` and `reference_chances` only cover lines with a reference.
     """
 
     by_method: dict[str, list[float]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Precisions:
     omitted: dict[str, str] = field(default_factory=dict)
 
     def add(self, method: str, text: "LocatedText", scores: Values) -> None:
-        """Add the ranking of the words of a text by `scores`, (W,)."""
+        """Record the ranking of a text's words by `scores`, (W,)."""
         others = np.arange(len(scores)) != text.target
         precision = top_precision(scores[others], text.deciding[others])
         self.by_method.setdefault(method, []).append(precision)
@@ -55,34 +55,34 @@ class Precisions:
 
 @dataclass(frozen=True)
 class LocatedText:
-    """A text with the words that have tokens: W words, of which `target` is a position and `deciding` flags, (W,)."""
+    """A text's W words that have tokens; `target` is the target's position, and `deciding` a mask, (W,)."""
 
     line: AttributionLine
     token_ids: tuple[int, ...]
-    """The tokens without special tokens."""
+    """Token ids without special tokens."""
     word_of_token: tuple[int | None, ...]
-    """The position of the word of each token."""
+    """Position of each token's word."""
     starts: tuple[int, ...]
-    """The first character of each word."""
+    """Start character of each word."""
     target: int
     deciding: Flags
     vector: Floats
-    """The mean of the last hidden states of the target, (D,)."""
+    """Mean of the target's last hidden states, (D,)."""
 
     @property
     def chance(self) -> float:
-        """The precision@1 of a random ranking."""
+        """Precision@1 of a random ranking."""
         return int(self.deciding.sum()) / (len(self.deciding) - 1)
 
     def without(self, word: int) -> "tuple[tuple[int, ...], Flags]":
-        """Return the token ids without a word, and which of the remaining tokens belong to the target."""
+        """Return the token ids without a word, and a mask of the remaining tokens that belong to the target."""
         kept = [position for position, owner in enumerate(self.word_of_token) if owner != word]
         is_target = np.array([self.word_of_token[position] == self.target for position in kept])
         return tuple(self.token_ids[position] for position in kept), is_target
 
 
 class Attributor:
-    """Precisions of all methods by one engine, with progress on stderr. Errors name file, line and field."""
+    """Computes all methods with one engine and reports progress on stderr. Errors name file, line and field."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Attributor:
         self.truncated = 0
 
     async def precisions(self, data: AttributionData) -> Precisions:
-        """Return the precision@1 of each method that the model supports. Raises `TextError`."""
+        """Return the precision@1 of every supported method. Raises `TextError`."""
         result, path, done = Precisions(), data.file.path, 0
         for kind in HEAD_REDUCES:
             if kind not in self._engine.info.attention_kinds:
@@ -133,7 +133,7 @@ class Attributor:
         self, inputs: tuple[Input, ...], texts: Sequence[LocatedText],
         kind: Kind, head_reduce: HeadReduce, layer_reduce: MapLayerReduce,
     ) -> list[Values]:  # fmt: skip
-        """Return the row of each target in each map, (L, W), or (1, W) for the rollout."""
+        """Return the target's row in each map, (L, W), or (1, W) for the rollout."""
         request = AttendRequest(
             inputs, kind=kind, head_reduce=head_reduce, layer_reduce=layer_reduce, unit="word", special_tokens="drop",
             truncation="right", wire="binary",
@@ -147,7 +147,7 @@ class Attributor:
         ]
 
     async def _occlude(self, text: LocatedText) -> Values:
-        """Return the cosine distance by which the vector of the target moves without each other word, (W,)."""
+        """Return how far the target's vector moves, as cosine distance, without each other word, (W,)."""
         distances = np.zeros(len(text.deciding))
         for words in _batches([word for word in range(len(distances)) if word != text.target]):
             variants = [text.without(word) for word in words]
@@ -185,7 +185,7 @@ class Attributor:
     async def _explain(
         self, texts: Sequence[LocatedText], effect: Effect, precisions: Precisions
     ) -> SimilarityResponse:
-        """Compare each text, as the query, with its reference, as the document."""
+        """Compare each text as the query with its reference as the document."""
         queries = tuple(text.line.text for text in texts)
         documents = tuple(text.line.reference or "" for text in texts)
         response = await self._engine.similarity(
@@ -199,7 +199,7 @@ class Attributor:
 
 
 def _pairs(response: SimilarityResponse) -> tuple[list[PairResult], list[list[Unit]]]:
-    """Return the pairs, and the units of the query of each."""
+    """Return the pairs, and each pair's query units."""
     assert response.pairs is not None
     return response.pairs, [query.units or [] for query in response.queries]
 
@@ -210,7 +210,7 @@ def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:
-    """Find the words of a line. Raises `TextError` for a word without tokens."""
+    """Find the words of a line. Raises `TextError` if one of them has no tokens."""
     assert result.tokens is not None
     assert result.words is not None
     tokens = [token for token in result.tokens if not token.special]
@@ -239,7 +239,7 @@ def _word_problem(word: int, words: int, result: EncodeResult) -> str:
 
 
 def _mean(result: EncodeResult, chosen: Flags) -> Floats:
-    """Return the mean of the chosen token vectors; special tokens are not counted in `chosen`."""
+    """Return the mean of the chosen token vectors; `chosen` does not count special tokens."""
     assert result.token_vectors is not None
     assert result.tokens is not None
     vectors: Floats = result.token_vectors.values[_content(result.tokens)][chosen].mean(axis=0)
@@ -251,7 +251,7 @@ def _content(tokens: Sequence[Token]) -> Flags:
 
 
 def _magnitudes(text: LocatedText, row: Values) -> Values:
-    """Return the magnitudes of a row relative to the largest of the words other than the target, rounded, (W,)."""
+    """Return a row's magnitudes relative to the largest one besides the target, rounded, (W,)."""
     magnitudes = np.abs(row)
     magnitudes[text.target] = 0
     scores: Values = np.round(magnitudes / (magnitudes.max() or 1), DECIMALS)
@@ -259,13 +259,13 @@ def _magnitudes(text: LocatedText, row: Values) -> Values:
 
 
 def _unit_scores(text: LocatedText, units: Sequence[Unit], effects: Floats) -> Values:
-    """Return the effects of the words, rounded, (W,); 0 for a word that has no room because of a prompt."""
+    """Return the words' effects, rounded, (W,); 0 for words truncated because of the prompt."""
     by_start = {unit.start: effect for unit, effect in zip(units, effects.tolist(), strict=True)}
     return np.round([by_start.get(start, 0.0) for start in text.starts], DECIMALS)
 
 
 def _line_error(path: Path, error: ServiceError, lines: Sequence[AttributionLine]) -> TextError:
-    """Return an error that names the file's field instead of the request's."""
+    """Return an error that names the field in the file instead of the one in the request."""
     match = re.match(r"(inputs|queries|documents)\[(\d+)\]", error.message)
     if match is None:
         return TextError(f"{path}: {error.message}")

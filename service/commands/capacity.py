@@ -1,7 +1,7 @@
-"""The number of replicas for a load, from measured figures, in exact fractions.
+"""Number of replicas for a load, computed from measurements with exact fractions.
 
 CPU figures come from tests/bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
-AVX512-VNNI, the default model, sentences with a mean of 23 tokens, with the sender of the load on the same cores.
+AVX512-VNNI, the default model, sentences with a mean of 23 tokens, and the load generator running on the same cores.
 """
 
 import math
@@ -16,33 +16,35 @@ Hardware = Literal["cpu", "gpu"]
 
 MEASURED_CPU = "Intel Xeon with AMX, 2 shared cores, 2026-11-22"
 TOKENS_PER_SECOND_PER_CORE: dict[Precision, int] = {"bfloat16": 13_600, "float32": 4_200, "int8": 6_400}
-"""W32 of the bench through the server: 1,185 texts/s of 23 tokens on two cores in bfloat16.
+"""W32 of the bench: 1,185 texts/s of 23 tokens through the server on two cores in bfloat16.
 
-float32 and int8 reached 0.31 and 0.47 of bfloat16 under the same load in the same minute.
+float32 and int8 reached 0.31 and 0.47 of the bfloat16 throughput under the same load in the same minute.
 """
 EVENT_LOOP_S_PER_REQUEST = Fraction(50, 100_000)
 EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
-"""CPU time of the event loop over REST at capacity: 0.58 ms for a request of one text, in the open loop of the bench.
+"""CPU time of the event loop over REST at capacity: 0.58 ms per single-text request in the open-loop bench.
 
-At less load it is 0.38 ms, and 2.86 ms for a request of 32 texts.
+At lower load it is 0.38 ms, and 2.86 ms for a request with 32 texts.
 """
 SHAPES = (2, 4, 8, 16)
-"""Cores per replica to choose from. One core has not been measured with the load on other cores."""
+"""Candidates for the number of cores per replica. A single core has not been measured with the load generator
+elsewhere.
+"""
 ROW_TOKENS = 128
-"""Texts share rows of this length, and attention is computed over the whole row."""
+"""Texts share rows of this length, and attention is computed over whole rows."""
 REST_MIB = 419
-"""Resident memory of a server at rest with the default model and its weights."""
+"""Resident memory of an idle server with the default model."""
 LOAD_MIB = 353
-"""Growth of resident memory to the high-water mark of `make soak`, an hour of mixed requests: 772 MiB."""
+"""Memory growth under load, up to the high-water mark of 772 MiB in `make soak`, an hour of mixed requests."""
 WEIGHT_COPIES = 3
-"""Growth of resident memory per growth of the weights: 2.9 at rest, measured with a model of the size of BERT-base."""
+"""Growth of resident memory per growth of the weights: 2.9 for an idle server with a BERT-base-sized model."""
 MANIFEST_LIMIT_MIB = 2048
-"""Memory limit of a container in deploy/overlays/cpu."""
+"""Container memory limit in deploy/overlays/cpu."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The properties of an encoder that determine its cost. `weights_mib`: size of the weights of the fast graph."""
+    """The properties of an encoder that determine its cost. `weights_mib` is the size of the fast graph's weights."""
 
     name: str
     num_hidden_layers: int
@@ -52,7 +54,6 @@ class ModelShape:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ModelShape":
-        """Return the shape of a model."""
         weights = manifest.graphs["fast"].weights
         return cls(
             manifest.name,
@@ -66,24 +67,24 @@ class ModelShape:
         """Return the floating-point operations per token of a text of `tokens`: L * (24 * H^2 + 4 * T * H).
 
         Per layer, the projections of query, key, value and output multiply by 4 * H^2 weights, and the feed-forward
-        layers by 8 * H^2 (an intermediate size of 4 * H is assumed); products of queries and keys and of probs and
-        values take T * H multiplications each. One multiplication and one addition count as two operations.
-        Embeddings, softmax and normalization are left out. An estimate: a model of the size of BERT-base needs 7.8
-        times as many operations as the default model, and took 5 times as long, since large products are faster.
-        Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020, table 1; its attention term is half of
-        this one, because half of a causal mask is empty.
+        layers by 8 * H^2 (an intermediate size of 4 * H is assumed); query-key and probs-value products take T * H
+        multiplications each. A multiplication plus an addition counts as two operations. Embeddings, softmax and
+        normalization are ignored. This is only an estimate: a BERT-base-sized model needs 7.8 times as many operations
+        as the default model but took 5 times as long, because large products are faster. Source: Kaplan et al., Scaling
+        Laws for Neural Language Models, 2020, table 1; its attention term is half of this one, because a causal mask is
+        half empty.
         """
         length = max(tokens, Fraction(ROW_TOKENS))
         return self.num_hidden_layers * (24 * self.hidden_size**2 + 4 * length * self.hidden_size)
 
 
 DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 256, Fraction(90_261_504, 2**20))
-"""The model of the measurements: 22.7 million parameters."""
+"""The model that was measured, with 22.7 million parameters."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The load to serve. `utilization`: share of the capacity to use, the rest is headroom for peaks."""
+    """The load to serve. `utilization` is the share of the capacity to use; the rest is headroom for peaks."""
 
     texts_per_second: Fraction
     mean_tokens: Fraction
@@ -101,10 +102,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The replicas for a load, and each step of the calculation. Cores are of inference and event loop.
+    """The replicas for a load, with every step of the calculation.
 
-    `tokens_per_second`: throughput of inference per core, or per GPU. `cores_per_replica` is 1 GPU on a GPU.
-    `spare_replicas` are added, so that the load is still served while as many replicas are lost or replaced.
+    `tokens_per_second` is the inference throughput per core, or per GPU. Cores run inference and the event loop; on a
+    GPU, `cores_per_replica` is 1, the GPU. `spare_replicas` are added, so that the load is still served while that many
+    replicas are lost or being replaced.
     """
 
     load: Load
@@ -115,7 +117,7 @@ class Capacity:
 
     @property
     def inference_units(self) -> Fraction:
-        """Cores or GPUs that inference keeps busy."""
+        """Cores or GPUs kept busy by inference."""
         return self.load.tokens_per_second / self.tokens_per_second
 
     @property
@@ -124,12 +126,12 @@ class Capacity:
 
     @property
     def event_loop_cores(self) -> Fraction:
-        """Cores that event loops keep busy; a process has one event loop, which uses at most one core."""
+        """Cores kept busy by event loops. A process has one event loop, which uses at most one core."""
         return self.load.requests_per_second * self.event_loop_s_per_request
 
     @property
     def busy_units(self) -> Fraction:
-        """Cores that inference and event loops keep busy, or GPUs that inference keeps busy."""
+        """Cores kept busy by inference and event loops, or GPUs kept busy by inference."""
         return self.inference_units + (self.event_loop_cores if self.hardware == "cpu" else 0)
 
     @property
@@ -146,7 +148,7 @@ class Capacity:
 
     @property
     def total_replicas(self) -> int:
-        """The replicas for the load and the spare ones."""
+        """Replicas including spare ones."""
         return self.replicas + self.spare_replicas
 
     @property
@@ -161,17 +163,17 @@ class Capacity:
 
 
 def cheapest(load: Load, tokens_per_second: Fraction, spare_replicas: int) -> Capacity:
-    """Return the capacity on CPUs with the fewest cores, and of equal ones with the fewest replicas.
+    """Return the CPU capacity with the fewest cores, and among equal ones the fewest replicas.
 
-    Small replicas waste less of the last and the spare replica, and have an event loop per fewer cores.
+    Small replicas waste less on the last and the spare replica, and have more event loops per core.
     """
     shapes = [Capacity(load, "cpu", tokens_per_second, cores, spare_replicas) for cores in SHAPES]
     return min(shapes, key=lambda shape: (shape.total_units, shape.total_replicas))
 
 
 def memory_mib(model: ModelShape) -> Fraction:
-    """Return the resident memory of a replica under load, in MiB.
+    """Return a replica's resident memory under load, in MiB.
 
-    The measured high-water mark plus the difference in size of the weights, which are in memory `WEIGHT_COPIES` times.
+    This is the measured high-water mark plus the difference in weight size, times `WEIGHT_COPIES`.
     """
     return REST_MIB + LOAD_MIB + WEIGHT_COPIES * (model.weights_mib - DEFAULT_MODEL.weights_mib)

@@ -1,4 +1,4 @@
-"""`attendant compare`: embeddings and neighbors of your texts by two artifacts or precisions, as a gate."""
+"""`attendant compare`: a gate on how much embeddings and neighbors differ between two artifacts or precisions."""
 
 import argparse
 import sys
@@ -37,11 +37,11 @@ example: attendant compare models/m models/m --old-precision float32 --new-preci
 def run(arguments: Sequence[str]) -> int:
     """Print the comparison and return the exit status.
 
-    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for wrong usage.
+    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for a usage error.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    # Everything that can fail early is checked before the first model is loaded.
+    # Run every check that can fail early before loading the first model.
     manifests = [Artifact.open(directory).manifest for directory in (options.old, options.new)]
     _check_dimensions(parser, options, manifests)
     try:
@@ -71,15 +71,15 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("attendant compare", DESCRIPTION, EPILOG)
     add = parser.add_argument
-    add("old", type=Path, metavar="OLD", help="directory of the artifact that is served now")
-    add("new", type=Path, metavar="NEW", help="directory of the artifact to serve")
+    add("old", type=Path, metavar="OLD", help="directory of the artifact in use")
+    add("new", type=Path, metavar="NEW", help="directory of the new artifact")
     add("--texts", type=Path, required=True, metavar="FILE", help="texts, one per line, in UTF-8, without blank lines")
     add("--queries", type=Path, metavar="FILE", help="queries, likewise (default: each text is a query)")
     add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="neighbors per query (default: 10)")
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
-    add("--min-cosine", type=number("-1", "1"), metavar="X", help="threshold of the smallest cosine of all texts")
-    add("--min-overlap", type=number("0", "1"), metavar="Y", help="threshold of the mean overlap of neighbors")
+    add("--min-cosine", type=number("-1", "1"), metavar="X", help="lowest acceptable cosine of any text")
+    add("--min-overlap", type=number("0", "1"), metavar="Y", help="lowest acceptable mean overlap of neighbors")
     for side in ("old", "new"):
         description = f"precision of {side.upper()} (default: ATTENDANT_PRECISION)"
         add(f"--{side}-precision", choices=PRECISIONS, help=description)
@@ -95,7 +95,7 @@ def _check_dimensions(parser: Parser, options: argparse.Namespace, manifests: Se
 
 
 def _check_top_k(parser: Parser, top_k: int, texts: TextFile, queries: TextFile | None) -> None:
-    """Require more candidates than neighbors: otherwise the overlap is 1 for any two models."""
+    """Require more candidates than neighbors; otherwise the overlap of any two models is 1."""
     candidates = len(texts.lines) - (queries is None)
     if candidates < 2:
         needed = 3 if queries is None else 2
@@ -120,7 +120,7 @@ def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | N
 
 
 def _gates(options: argparse.Namespace, comparison: Comparison) -> list[Gate]:
-    """Return the thresholds that were set, and the measured values."""
+    """Return the requested thresholds with the measured values."""
     gates = []
     if options.min_cosine is not None:
         assert comparison.cosines is not None

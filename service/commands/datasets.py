@@ -1,4 +1,4 @@
-"""Labeled texts from files of JSON lines: pairs with scores, queries with documents, words in texts."""
+"""Labeled texts from JSON lines: scored pairs, queries with documents, words in texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ SIDES: tuple[Side, Side] = (1, 2)
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """Two texts and the similarity that people assigned."""
+    """Two texts and their human similarity score."""
 
     line: int
     texts: tuple[str, str]
@@ -33,7 +33,7 @@ class SimilarityData:
 
 @dataclass(frozen=True)
 class Text:
-    """A text and the place of its first occurrence: `line 3: positive[0]`."""
+    """A text and where it first occurs: `line 3: positive[0]`."""
 
     label: str
     text: str
@@ -41,7 +41,7 @@ class Text:
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """Distinct queries, distinct documents, and the indices of the documents that are relevant to each query."""
+    """Distinct queries and documents, with the indices of each query's relevant documents."""
 
     file: LabeledFile
     queries: tuple[Text, ...]
@@ -51,7 +51,7 @@ class RetrievalData:
 
 @dataclass(frozen=True)
 class WordPlace:
-    """A word of a text: the index of the word, or its characters [start, end)."""
+    """A word in a text: its word index, or its characters [start, end)."""
 
     line: int
     side: Side
@@ -80,14 +80,14 @@ class WordData:
 
 @dataclass(frozen=True)
 class AttributionLine:
-    """A target word of a text, and the words that decide its sense, by index; `deciding` has the field of each."""
+    """A target word of a text and the indices of the words that decide its sense; `deciding` maps each to its field."""
 
     line: int
     text: str
     word_index: int
     deciding: dict[int, str]
     reference: str | None
-    """A text to compare with, for the explanations of a similarity."""
+    """Text to compare with when explaining a similarity."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ class AttributionData:
 
     @property
     def references(self) -> tuple[AttributionLine, ...]:
-        """The lines with a reference."""
         return tuple(line for line in self.lines if line.reference is not None)
 
 
@@ -118,7 +117,7 @@ def read_similarity(path: Path, limit: int) -> SimilarityData:
 def read_retrieval(path: Path, limit: int) -> RetrievalData:
     """Read queries with their relevant documents, and further documents. Raises `TextError`.
 
-    Lines with the same query are one query with the documents of all of them.
+    Lines with the same query are merged.
     """
     documents: dict[str, tuple[int, str]] = {}
     queries: dict[str, tuple[str, dict[int, None]]] = {}
@@ -149,7 +148,7 @@ def read_retrieval(path: Path, limit: int) -> RetrievalData:
 
 
 def read_words(path: Path, limit: int) -> WordData:
-    """Read pairs of occurrences of a word, and whether the sense is the same. Raises `TextError`."""
+    """Read pairs of word occurrences and whether the sense is the same. Raises `TextError`."""
     reader = Reader(path, limit)
     pairs = tuple(WordPair((_place(record, 1), _place(record, 2)), record.flag("same")) for record in reader.records())
     for label in (True, False):
@@ -161,7 +160,7 @@ def read_words(path: Path, limit: int) -> WordData:
 
 
 def read_attribution(path: Path, limit: int) -> AttributionData:
-    """Read texts with a target word and the words that decide its sense. Raises `TextError`."""
+    """Read texts with a target word and its deciding words. Raises `TextError`."""
     reader = Reader(path, limit)
     lines = tuple(_attribution_line(record) for record in reader.records())
     return AttributionData(reader.file, lines)

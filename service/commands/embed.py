@@ -1,4 +1,4 @@
-"""`attendant embed`: embeddings of the rows of a file, or of texts as lines of JSON."""
+"""`attendant embed`: embeddings of a file's rows, or of texts as JSON lines."""
 
 import argparse
 import asyncio
@@ -45,12 +45,12 @@ Write the embeddings of the rows of a file: a text per line (.txt), JSON lines (
 Parquet (.parquet) in; Parquet, NumPy (.npy) or JSON lines out. Without -o, print the embedding of each TEXT, or of each
 line of standard input, as one line of JSON."""
 EPILOG = """\
-OUT has the embeddings in the order of the rows, with their row numbers from 1 (of a CSV after the header). Rows without
-a usable text are rejected: OUT.rejected.jsonl has their numbers and the reasons, and a NumPy file has NaN in their
-place. OUT appears when it is complete. Until then, rows are in the directory OUT.partial, and the same command
-continues after an interruption.
+OUT has one embedding per row in input order, with row numbers from 1 (in CSV, not counting the header). Rows without a
+usable text are rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their
+place. OUT appears when it is complete. Until then, rows are kept in the directory OUT.partial. To resume after an
+interruption, run the same command again.
 
-Options of the engine come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
+Engine options come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
 examples:
   attendant embed texts.parquet -o vectors.parquet --field body --id-field id
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _is_file_command(arguments: Sequence[str]) -> bool:
-    """Return whether there is an output file, an option in place of the first text, or a request for help."""
+    """Return whether there is an output file, an option instead of the first text, or a request for help."""
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and not first.startswith("- ")
     return is_option or any(
@@ -79,7 +79,7 @@ def _is_file_command(arguments: Sequence[str]) -> bool:
 
 
 def _check_texts(arguments: Sequence[str]) -> None:
-    """Exit with status 2 if the texts seem to be a file or options, so that -o was forgotten."""
+    """Exit with status 2 if the texts look like a file or options, i.e. -o was forgotten."""
     option = next((item for item in arguments if item.startswith("--")), None)
     if option is None and not _is_path(arguments[0]):
         return
@@ -89,11 +89,11 @@ def _check_texts(arguments: Sequence[str]) -> None:
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text names a file that exists, or is a word that looks like a path or an input file."""
+    """Return whether a text is the name of an existing file, or a word that looks like a path or an input file."""
     try:
         if Path(text).is_file():
             return True
-    except OSError:  # a long text is no name
+    except OSError:  # too long for a name
         return False
     is_word = len(text.split()) == 1
     return is_word and (text.startswith(("/", "./", "../")) or input_format(Path(text)) is not None)
@@ -150,7 +150,7 @@ async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder
 
 
 def _import_ray() -> ModuleType:
-    # Ray reads this when it is imported. Otherwise a thread that is interrupted would start a second cluster.
+    # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     try:
         from service.commands import ray_encoder
@@ -161,7 +161,7 @@ def _import_ray() -> ModuleType:
 
 
 def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
-    """Return the file to embed. Everything that can fail early is checked before the model is loaded."""
+    """Return the file to embed, after every check that can fail before the model is loaded."""
     source_format = options.input_format or input_format(options.input)
     target_format = options.output_format or output_format(options.output)
     if source_format is None:
@@ -198,7 +198,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
 
 
 def _check_output(source: Path, target: Path) -> None:
-    """Raise `CommandError` if the output cannot be a file, or a file of the output is the input."""
+    """Raise `CommandError` if the output cannot be a file, or if it would overwrite the input."""
     if target.is_dir():
         raise CommandError(f"{target}: is a directory. Set -o to a file.", EX_CANTCREAT)
     if not target.parent.is_dir():
@@ -224,11 +224,11 @@ def _parser() -> Parser:
     add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the values (default: float32)")
     add("--prompt-name", metavar="NAME", help="prompt of the model (default: its default prompt)")
-    add("--normalize", action=argparse.BooleanOptionalAction, help="length 1 (default: as the model does)")
+    add("--normalize", action=argparse.BooleanOptionalAction, help="scale to length 1 (default: as the model does)")
     add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_source_options()
-    add("--ray", action="store_true", help="use the workers of a Ray cluster: that of RAY_ADDRESS, or one started here")
+    add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")
     add(
         "--ray-workers",
         type=integer(1, 10_000),

@@ -1,4 +1,4 @@
-"""Embeddings of the rows of a file, in order, with several requests in flight."""
+"""Embeds the rows of a file in order, with several requests in flight."""
 
 import asyncio
 import hashlib
@@ -21,19 +21,19 @@ from service.commands.vector_sources import Encoded
 from service.commands.work_directory import Counts, RunKey, WorkDirectory, rejected_path
 
 CHUNK_ROWS = 2048
-"""Rows per checkpoint. After a kill, rows since the last checkpoint are encoded again."""
+"""Rows per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers of rows of all runs, and rows per second of this run."""
+    """Row counts over all runs, and the rows per second of this run."""
 
     counts: Counts
     rate: float
 
 
 async def embed_file(job: EmbedFile, encoder: RowEncoder) -> Report:
-    """Write the embeddings of a file, or continue to do so. Raises `CommandError`."""
+    """Write the embeddings of a file, resuming an earlier run if there is one. Raises `CommandError`."""
     try:
         file = job.source.open("rb")
     except OSError as error:
@@ -76,7 +76,7 @@ async def _encode_rows(  # the parts of a run
                 if len(chunk) >= CHUNK_ROWS:
                     if writing is not None:
                         await writing
-                    # The next chunk is encoded while this one is written.
+                    # Encode the next chunk while this one is being written.
                     writing = asyncio.create_task(asyncio.to_thread(_write, job, encoder, output, work, chunk))
                     chunk = []
     finally:

@@ -1,4 +1,4 @@
-"""The job of `attendant embed`: its input file, its output file and the options of both."""
+"""The job of `attendant embed`: input file, output file and their options."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from service.commands.vector_files import DType, OutputFormat
 
 @dataclass(frozen=True)
 class EmbedFile:
-    """A file to embed, and how."""
+    """A file to embed, with the options."""
 
     source: Path
     target: Path
@@ -23,8 +23,8 @@ class EmbedFile:
     reject_truncated: bool = False
     overwrite: bool = False
     options: tuple[tuple[str, str | int | bool | None], ...] = ()
-    """Further options of the embeddings, which must be equal to continue a run."""
+    """Further embedding options, which must be unchanged to resume a run."""
 
     def unreadable(self, error: OSError) -> CommandError:
-        """Return the error of a failed read of the input."""
+        """Return the error for an input that cannot be read."""
         return CommandError(f"{self.source}: cannot be read ({error.strerror or error}). Check the path.", EX_DATAERR)

@@ -1,4 +1,4 @@
-"""Similarities of labeled texts and words by one model."""
+"""Similarities of labeled texts and words under one model."""
 
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Embeddings by one engine, with progress on stderr. Errors name file, line and field."""
+    """Runs one engine and reports progress on stderr. Errors name file, line and field."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
@@ -40,7 +40,7 @@ class Encoder:
         self.similarity = engine.info.similarity
 
     async def pair_similarities(self, path: Path, texts: Sequence[LabeledText]) -> Values:
-        """Return the similarity of each text at an even index and the next one, (N / 2,)."""
+        """Return the similarities of consecutive pairs of texts (0 and 1, 2 and 3, ...), (N / 2,)."""
         similarities = np.empty(len(texts) // 2)
         done = 0
         async for rows in self._batches(path, texts, None):
@@ -50,7 +50,7 @@ class Encoder:
         return similarities
 
     async def vectors(self, path: Path, texts: Sequence[Text], role: Role) -> Floats:
-        """Return normalized vectors of texts with the prompt of the role, (N, D)."""
+        """Return normalized vectors of texts with the role's prompt, (N, D)."""
         vectors = np.empty((len(texts), self._engine.info.dimensions), np.float32)
         done = 0
         async for rows in self._batches(path, [(text.label, text.text) for text in texts], role):
@@ -59,7 +59,7 @@ class Encoder:
         return vectors
 
     async def word_cosines(self, path: Path, places: Sequence[WordPlace]) -> tuple[Values, Values]:
-        """Return the cosine of each word at an even index and the next one: contextual and static, (N / 2,) each."""
+        """Return the contextual and static cosines of consecutive pairs of words, (N / 2,) each."""
         contextual, static = np.empty(len(places) // 2), np.empty(len(places) // 2)
         remaining, done = iter(places), 0
         while batch := list(islice(remaining, BATCH_SIZE)):
@@ -93,7 +93,6 @@ class Encoder:
             raise TextError(f"{path}: {error.message}") from None
 
     async def _spans(self, places: Sequence[WordPlace]) -> list[Offsets]:
-        """Return the characters of each word."""
         inputs = tuple(Input(TokenizerInput(place.text)) for place in places)
         response = await self._engine.tokenize(TokenizeRequest(inputs))
         located = zip(places, response.results, strict=True)
@@ -105,7 +104,7 @@ class Encoder:
 
 
 def _find_span(index: int, place: WordPlace, result: TokenizeResult) -> Offsets:
-    """Return the characters of the word. Raises `InvalidArgument` for an unknown word."""
+    """Return the word's character range. Raises `InvalidArgument` if there is no such word."""
     if place.span is not None:
         return place.span
     assert place.word_index is not None
@@ -121,7 +120,7 @@ def _find_span(index: int, place: WordPlace, result: TokenizeResult) -> Offsets:
 
 
 def _word_error(path: Path, error: ServiceError, places: Sequence[WordPlace]) -> TextError:
-    """Return an error that names the file's field instead of the request's."""
+    """Return an error that names the field in the file instead of the one in the request."""
     name_text(error, [place.label for place in places])
 
     def field(match: re.Match[str]) -> str:
@@ -134,7 +133,7 @@ def _word_error(path: Path, error: ServiceError, places: Sequence[WordPlace]) ->
 
 
 def _row_products(left: Floats, right: Floats) -> Values:
-    """Return the rounded product of each row of `left` and the same row of `right`."""
+    """Return the rounded products of corresponding rows."""
     products: Values = np.einsum("nd,nd->n", left, right).astype(np.float64)
     np.round(products, DECIMALS, out=products)
     return products
@@ -152,7 +151,7 @@ def _span_vector(result: EncodeResult) -> Floats:
 
 
 def _static_vector(result: EncodeResult, span: Offsets) -> Floats:
-    """Return the mean of the embedding table over the tokens of a word."""
+    """Return the mean of the embedding table over a word's tokens."""
     assert result.static_vectors is not None
     assert result.tokens is not None
     own = [not token.special and token.start < span[1] and token.end > span[0] for token in result.tokens]

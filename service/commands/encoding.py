@@ -1,4 +1,4 @@
-"""Texts from files, and their embeddings by one artifact."""
+"""Texts read from files, and their embeddings by one artifact."""
 
 import asyncio
 import gc
@@ -21,21 +21,21 @@ PROGRESS_INTERVAL_S = 5.0
 
 
 class TextError(Exception):
-    """A file of texts that cannot be compared. The message names file and line, and never contains text."""
+    """An error in a file of texts. The message names file and line, and never contains text."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """The distinct lines among the first `limit` lines of a file.
+    """Distinct lines among the first `limit` lines of a file.
 
-    Duplicates are left out: they would be neighbors with equal similarities in any order.
+    Duplicates are dropped: they would be neighbors with tied similarities, in no particular order.
     """
 
     path: Path
     lines: tuple[NumberedLine, ...]
     lines_read: int
     is_complete: bool
-    """True if the limit left no line unread."""
+    """Whether the limit left no line unread."""
 
     @classmethod
     def read(cls, path: Path, limit: int) -> "TextFile":
@@ -63,7 +63,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Embeddings of all texts, (N, D), and of all queries, (Q, D), by one model."""
+    """Embeddings of all texts, (N, D), and all queries, (Q, D), under one model."""
 
     info: ModelInfo
     texts: Floats
@@ -75,23 +75,23 @@ class Encoded:
 def encode_files(settings: Settings, texts: TextFile, queries: TextFile | None, label: str) -> Encoded:
     """Load an artifact, encode all lines, and free the model. `label` names the artifact in progress messages.
 
-    With queries, the model's prompts for queries and documents apply if it has any; else its default prompt.
-    Raises `ArtifactError`, `ConfigError` or `TextError`.
+    If there are queries, the model's query and document prompts apply, if it has any; otherwise its default prompt
+    does. Raises `ArtifactError`, `ConfigError` or `TextError`.
     """
     encoded = asyncio.run(_encode_files(settings, texts, queries, label))
-    gc.collect()  # the sessions of the model, before the next model is loaded
+    gc.collect()  # free the model's sessions before the next model is loaded
     return encoded
 
 
 class Progress:
-    """Messages on stderr while texts are encoded, one every five seconds."""
+    """Prints progress to stderr, at most every five seconds."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._last = time.monotonic()
 
     def report(self, path: Path, done: int, total: int) -> None:
-        """Report that `done` texts of a file are encoded."""
+        """Report that `done` texts of a file have been encoded."""
         if time.monotonic() - self._last >= PROGRESS_INTERVAL_S:
             self._last = time.monotonic()
             print(f"attendant: {self._label}: {path}: encoded {done:,} of {total:,} texts", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`attendant evaluate`: measures of one artifact on your labeled texts."""
+"""`attendant evaluate`: evaluates an artifact on your labeled texts."""
 
 import argparse
 import sys
@@ -60,14 +60,14 @@ example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl -
 def run(arguments: Sequence[str]) -> int:
     """Print the measures and return the exit status.
 
-    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for wrong usage.
+    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for a usage error.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
     if all(getattr(options, task) is None for task in TASKS):
         names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
         parser.error(f"{names}: all missing. Set at least one")
-    # Everything that can fail early is checked before the first model is loaded.
+    # Run every check that can fail early before loading the first model.
     directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
     artifact, *_ = [Artifact.open(directory) for directory in directories]
     if options.save:
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.save:
         try:
             saved = save_measures(artifact.root, artifact.manifest, evaluation)
-        except ArtifactError as error:  # raised after the measures are printed
+        except ArtifactError as error:  # raised after the measures have been printed
             failure = error
     if options.json:
         print(orjson.dumps(evaluation_record(evaluation, baseline, saved), option=orjson.OPT_INDENT_2).decode())
@@ -106,18 +106,18 @@ def _parser() -> Parser:
     parser = Parser("attendant evaluate", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("directory", type=Path, metavar="DIR", help="directory of the artifact")
-    add("--sts", type=Path, metavar="FILE", help="pairs of texts with scores of their similarity")
-    add("--retrieval", type=Path, metavar="FILE", help="queries with their relevant documents, and further documents")
+    add("--sts", type=Path, metavar="FILE", help="pairs of texts with similarity scores")
+    add("--retrieval", type=Path, metavar="FILE", help="queries with relevant documents, and further documents")
     description = "pairs of texts with a word, and whether it has the same sense"
     add("--word-in-context", type=Path, metavar="FILE", help=description)
     description = "texts with a word, the words that decide its sense, and a text to compare with"
     add("--attribution", type=Path, metavar="FILE", help=description)
-    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query of recall (default: 10)")
+    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query for recall (default: 10)")
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
     add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
-    add("--baseline", type=Path, metavar="DIR", help="artifact to compare with: paired differences of all measures")
-    add("--save", action="store_true", help="write the measures into the manifest of DIR, which changes its digest")
+    add("--baseline", type=Path, metavar="DIR", help="artifact to compare with; prints paired differences")
+    add("--save", action="store_true", help="save the measures to the manifest of DIR, which changes its digest")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -133,7 +133,7 @@ def _read(options: argparse.Namespace) -> Datasets:
 
 
 def _check_top_k(parser: Parser, top_k: int, data: RetrievalData) -> None:
-    """Require more documents than `top_k`: otherwise recall is 1 for any model."""
+    """Require more documents than `top_k`; otherwise the recall of any model is 1."""
     count = len(data.documents)
     if count < 2:
         raise TextError(f"{data.file.path}: too few distinct documents ({count}, limit 2). Add documents.")

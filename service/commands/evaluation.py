@@ -1,4 +1,4 @@
-"""The evaluation of one artifact on labeled texts: vectors and similarities by its engine, and their measures."""
+"""Evaluates one artifact on labeled texts."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ from service.commands.neighbors import Vectors
 from service.config import Settings
 
 UNLIMITED = 2**40
-"""Bytes of a response, and tokens of a request: the vectors of a batch are never sent, and no other request waits."""
+"""Limit for response bytes and request tokens. Offline, batches are never sent and no other request is waiting."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Datasets:
 
 
 def evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
-    """Load an artifact, measure it on all files, and free the model.
+    """Load an artifact, evaluate it on all files, and free the model.
 
     Raises `ArtifactError`, `ConfigError` or `TextError`.
     """
     limits = {"max_response_bytes": UNLIMITED, "max_queue_tokens": UNLIMITED} | {
-        # Both texts of each pair of a batch count.
+        # A pair has two texts, and both count.
         name: max(getattr(settings, name), 2 * BATCH_SIZE)
         for name in ("max_inputs", "max_spans_per_request")
     }
     evaluation = asyncio.run(_evaluate(settings.model_copy(update=limits), datasets, top_k))
-    gc.collect()  # the sessions of the model, before the next model is loaded
+    gc.collect()  # free the model's sessions before the next model is loaded
     return evaluation
 
 

@@ -1,4 +1,4 @@
-"""The two formats of an evaluation, with or without a baseline: JSON and a table."""
+"""An evaluation as JSON and as a table, with or without a baseline."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -13,7 +13,7 @@ TASKS = ("sts", "retrieval", "word_in_context", "attribution")
 
 
 def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
-    """Return the evaluation for programs, with the baseline and the differences from it."""
+    """Return the evaluation as JSON, with the baseline and the differences."""
     files = {
         name: {"file": str(file.path), "lines_read": file.lines_read, "complete": file.is_complete}
         for name, file in evaluation.files.items()
@@ -109,7 +109,7 @@ def _task_records(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _record(figures: Any) -> Any:
-    """Return figures as objects of JSON; keys have underscores instead of spaces."""
+    """Return figures as a JSON object; keys have underscores instead of spaces."""
     if isinstance(figures, Estimate):
         return {"value": figures.value, "low": figures.low, "high": figures.high}
     if is_dataclass(figures):
@@ -120,7 +120,7 @@ def _record(figures: Any) -> Any:
 
 
 def _difference(figures: Any, baseline: Any) -> Any:
-    """Return the difference of each measure as objects of JSON; measures that the baseline lacks are left out."""
+    """Return the difference of each measure as a JSON object, leaving out measures that the baseline lacks."""
     if isinstance(figures, Estimate):
         return _record(figures.minus(baseline))
     if is_dataclass(figures):

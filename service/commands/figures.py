@@ -1,4 +1,4 @@
-"""The measures of one artifact by task, and the same as rows of a table."""
+"""An artifact's measures by task, and as table rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from service.engine.schema.encode import ModelInfo
 
 
 class RowKey(NamedTuple):
-    """A measure of a task: `task` is a key of `Evaluation.files`, `subject` describes its data."""
+    """A measure of a task. `task` is a key of `Evaluation.files`, and `subject` describes the data."""
 
     task: str
     subject: str
@@ -41,7 +41,7 @@ class RetrievalFigures:
 
 @dataclass(frozen=True)
 class SenseFigures:
-    """Two-fold cross-validated accuracy, the threshold that each fold was classified with, and the AUC."""
+    """Two-fold cross-validated accuracy, each fold's threshold, and the AUC."""
 
     accuracy: Estimate
     thresholds: tuple[float, float]
@@ -50,7 +50,7 @@ class SenseFigures:
 
 @dataclass(frozen=True)
 class WordFigures:
-    """`majority` is the share of the more frequent class, 0.5..1."""
+    """Figures for words in context. `majority` is the share of the more frequent class, 0.5..1."""
 
     pairs: int
     majority: float
@@ -60,9 +60,9 @@ class WordFigures:
 
 @dataclass(frozen=True)
 class AttributionFigures:
-    """The precision@1 by method. `chance` is a random order's; `omitted` has the reason by kind or method.
+    """Precision@1 by method. `chance` is the precision of a random order; `omitted` has the reason by kind or method.
 
-    Methods of a similarity have the lines with a reference only. Without any, `reference_chance` is None.
+    Similarity methods only cover lines with a reference. If there are none, `reference_chance` is None.
     """
 
     lines: int
@@ -75,7 +75,7 @@ class AttributionFigures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measures of one artifact. A task without file is None."""
+    """The measures of one artifact. A task is None if it has no file."""
 
     info: ModelInfo
     truncated: int
@@ -87,7 +87,6 @@ class Evaluation:
     attribution: AttributionFigures | None
 
     def rows(self) -> Rows:
-        """Return all measures."""
         return dict(self._rows())
 
     def _rows(self) -> Iterator[tuple[RowKey, Estimate]]:

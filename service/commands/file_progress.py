@@ -8,10 +8,10 @@ INTERVAL_S = 10.0
 
 
 class FileProgress:
-    """Rows done, their rate, and the time left, on stderr. The total is estimated from the part of the file read."""
+    """Rows done, rate and time left, on stderr. The total is estimated from how much of the file has been read."""
 
     def __init__(self, command: str, done: int) -> None:
-        """Start after `done` rows of an earlier run."""
+        """Start with `done` rows from an earlier run."""
         self._command, self._first, self._done = command, done, done
         self._start = self._last = time.monotonic()
         self._bar: Any = None
@@ -31,11 +31,11 @@ class FileProgress:
 
     @property
     def rate(self) -> float:
-        """Rows per second of this run."""
+        """Rows per second in this run."""
         return (self._done - self._first) / max(time.monotonic() - self._start, 1e-3)
 
     def update(self, rows: int, total: int) -> None:
-        """Report `rows` further rows of an estimated total."""
+        """Report `rows` more rows out of an estimated total."""
         self._done += rows
         total = max(total, self._done)
         if self._bar is not None:

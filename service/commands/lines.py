@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from service.engine.engine import Engine
 
 BATCH_SIZE = 32
-"""Lines per request. One request at a time is admitted whatever its size, because the queue is empty."""
+"""Lines per request. A batch is admitted whatever its size, because the queue is empty: there is only one request at a
+time.
+"""
 TIMEOUT_MS = 3_600_000
-"""Timeout of a request. No client waits, and a large model on one core needs minutes for a batch."""
+"""Request timeout. Nobody is waiting, and a large model on one core needs minutes per batch."""
 
 NumberedLine = tuple[int, str]
 LabeledText = tuple[str, str]
-"""A text, after the name of its place in error messages: "line 3", "line 3: text1"."""
+"""A label for error messages ("line 3", "line 3: text1"), and the text."""
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
-    """Yield each line with its number from 1, without its line break. Raises `MalformedRequest` if it is not UTF-8."""
+    """Yield numbered lines, from 1, without line breaks. Raises `MalformedRequest` if one is not UTF-8."""
     for number, line in enumerate(file, start=1):
         try:
             yield number, line.decode().rstrip("\r\n")
@@ -39,7 +41,7 @@ def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
 
 @asynccontextmanager
 async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
-    """Load the artifact of `settings` and yield its engine. Raises `ArtifactError` or `ConfigError`."""
+    """Load the artifact in `settings` and yield its engine. Raises `ArtifactError` or `ConfigError`."""
     from service.engine.engine import Engine  # serve imports it while the model loads
 
     settings = settings.model_copy(update={"max_timeout_ms": TIMEOUT_MS})
@@ -53,16 +55,16 @@ async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
 def encode_lines(
     engine: "Engine", lines: Iterable[NumberedLine], prompt_name: str | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of lines, as `encode_texts` does."""
+    """Yield one response per batch of lines, like `encode_texts`."""
     return encode_texts(engine, ((f"line {number}", text) for number, text in lines), prompt_name)
 
 
 async def encode_texts(
     engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of texts. Texts over the token limit are truncated at the end.
+    """Yield one response per batch of texts, truncating texts over the token limit at the end.
 
-    `prompt_name` None selects the default prompt of the model. Raises a `ServiceError` that names the text.
+    `prompt_name` None selects the model's default prompt. Raises a `ServiceError` that names the text.
     """
     remaining = iter(texts)
     while batch := list(islice(remaining, BATCH_SIZE)):
@@ -76,7 +78,7 @@ async def encode_texts(
 
 
 def name_text(error: ServiceError, labels: Sequence[str]) -> None:
-    """Replace the input in the message by its label."""
+    """Replace the input's path in the message with its label."""
     match = re.match(r"inputs\[(\d+)\]", error.message)
     if match is not None:
         error.message = labels[int(match[1])] + error.message[match.end() :]

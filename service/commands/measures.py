@@ -1,6 +1,6 @@
-"""Measures of similarities and rankings, with bootstrap intervals; docs/evaluation.md has formulas and sources.
+"""Similarity and ranking measures with bootstrap intervals. docs/evaluation.md has the formulas and sources.
 
-Documents with equal similarities are in random order: the measures of a ranking are expected values over all orders.
+Ties are in random order, so ranking measures are expected values over all orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure and its 95 % interval. `value` is None if it is not defined, and the bounds if no resample has one."""
+    """A measure and its 95 % interval. Undefined values are None, as are bounds if no resample has a value."""
 
     value: float | None
     low: float | None
     high: float | None
     resampled: Values = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
-    """The measure of each resample, (RESAMPLES,), NaN if it is not defined; empty if `value` is None."""
+    """The measure of each resample, (RESAMPLES,), NaN where undefined; empty if `value` is None."""
 
     @classmethod
     def of(cls, value: float | None, resampled: Values) -> "Estimate":
-        """Return a measure with the 2.5th and 97.5th percentile over resamples."""
+        """Return a measure with its 2.5th and 97.5th percentiles over resamples."""
         if value is None:
             return cls(None, None, None)
         defined = resampled[~np.isnan(resampled)]
@@ -41,14 +41,14 @@ class Estimate:
         return cls(value, low, high, resampled)
 
     def minus(self, baseline: "Estimate") -> "Estimate":
-        """Return the difference and its paired interval. Both must measure the same items: resamples are the same."""
+        """Return the paired difference and its interval. Both must measure the same items, so that resamples match."""
         if self.value is None or baseline.value is None:
             return Estimate(None, None, None)
         return Estimate.of(self.value - baseline.value, self.resampled - baseline.resampled)
 
 
 def bootstrap(measure: Callable[[Indices], float | None], count: int) -> Estimate:
-    """Return `measure` of 0..count-1, and its interval over resamples, which depend on `count` only."""
+    """Return `measure` of 0..count-1 and its interval. The resamples depend only on `count`."""
     value = measure(np.arange(count))
     if value is None:
         return Estimate(None, None, None)
@@ -58,17 +58,15 @@ def bootstrap(measure: Callable[[Indices], float | None], count: int) -> Estimat
 
 
 def estimate_mean(values: Values) -> Estimate:
-    """Return the mean and its interval."""
     return bootstrap(lambda sample: float(values[sample].mean()), len(values))
 
 
 def estimate_pearson(left: Values, right: Values) -> Estimate:
-    """Return Pearson's correlation and its interval."""
     return bootstrap(lambda sample: pearson(left[sample], right[sample]), len(left))
 
 
 def estimate_spearman(left: Values, right: Values) -> Estimate:
-    """Return Spearman's correlation and its interval; equal values get their mean rank."""
+    """Return Spearman's correlation and its interval; ties get their mean rank."""
     codes = value_codes(left), value_codes(right)
 
     def measure(sample: Indices) -> float | None:
@@ -78,25 +76,24 @@ def estimate_spearman(left: Values, right: Values) -> Estimate:
 
 
 def estimate_auc(similarities: Values, same: Flags) -> Estimate:
-    """Return the area under the ROC curve and its interval."""
     codes = value_codes(similarities)
     return bootstrap(lambda sample: auc(codes[sample], same[sample]), len(same))
 
 
 def pearson(left: Values, right: Values) -> float | None:
-    """Return Pearson's correlation; None if one side is constant."""
+    """Return Pearson's correlation, or None if one side is constant."""
     if min(np.ptp(left), np.ptp(right)) == 0:
         return None
     x, y = (values - values.mean() for values in (left, right))
-    # Scaled first: squares of very small values would be 0.
+    # Scale first, because squares of very small values would underflow to 0.
     x, y = x / np.abs(x).max(), y / np.abs(y).max()
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
 
 
 def auc(codes: Indices, same: Flags) -> float | None:
-    """Return the share of pairs of a positive and a negative that are in order; equal ones count half.
+    """Return the fraction of positive-negative pairs in the right order; ties count half.
 
-    `codes` are integers >= 0. None without a positive or without a negative.
+    `codes` are integers >= 0. The result is None unless there are both positives and negatives.
     """
     positives = int(same.sum())
     negatives = len(same) - positives
@@ -107,14 +104,15 @@ def auc(codes: Indices, same: Flags) -> float | None:
 
 
 def top_precision(scores: Values, relevant: Flags) -> float:
-    """Return the precision@1 of a ranking by `scores`, its expected value if several have the largest score."""
+    """Return the precision@1 of a ranking by `scores`; if the largest score is tied, the expected value."""
     return float(relevant[scores == scores.max()].mean())
 
 
 def best_threshold(similarities: Values, same: Flags) -> float:
-    """Return the threshold t with the highest accuracy of "same if similarity >= t".
+    """Return the threshold t for which "same if similarity >= t" is most accurate.
 
-    Candidates are the middles between neighboring values, -inf and inf; of equally good ones, the middle one.
+    Candidates are the midpoints between adjacent values, -inf and inf. If several are equally accurate, the middle one
+    is chosen.
     """
     values = np.unique(similarities)
     codes = np.searchsorted(values, similarities)
@@ -128,9 +126,9 @@ def best_threshold(similarities: Values, same: Flags) -> float:
 
 
 def cross_validate(similarities: Values, same: Flags) -> tuple[Flags, tuple[float, float]]:
-    """Return whether each pair is classified correctly by the threshold of the other fold, and both thresholds.
+    """Return whether the other fold's threshold classifies each pair correctly, and both thresholds.
 
-    Both folds have half of each class, drawn at random, the same in every run.
+    Folds are stratified random halves, the same in every run.
     """
     random = np.random.default_rng(SEED)
     fold = np.zeros(len(same), np.int64)
@@ -145,9 +143,9 @@ def cross_validate(similarities: Values, same: Flags) -> tuple[Flags, tuple[floa
 def rank_measures(
     vectors: Vectors, relevant: Sequence[Indices], k: int, block_bytes: int = BLOCK_BYTES
 ) -> NDArray[np.float64]:
-    """Return recall@k, nDCG@10 and reciprocal rank of each query, (Q, 3); `relevant` lists the indices of its texts.
+    """Return recall@k, nDCG@10 and reciprocal rank of each query, (Q, 3); `relevant` has its relevant text indices.
 
-    Costs Q * N * D multiplications and sorts Q * N values, with memory for a few blocks of `block_bytes`.
+    Costs Q * N * D multiplications and sorting Q * N values. Memory is a few blocks of `block_bytes`.
     """
     step = max(1, block_bytes // (4 * len(vectors.texts)))
     discounts = np.append(0, np.cumsum(1 / np.log2(np.arange(2, NDCG_DEPTH + 2))))
@@ -172,12 +170,12 @@ def rank_measures(
 def _reciprocal_rank(greater: Indices, equal: Indices) -> float:
     """Return the expected reciprocal rank of the first relevant text.
 
-    `greater` and `equal` count the texts with a larger and with an equal similarity per relevant text.
+    For each relevant text, `greater` and `equal` count the texts with a larger and with an equal similarity.
     """
     first = int(np.argmin(greater))
     above, size = int(greater[first]), int(equal[first])
     count = int((greater == above).sum())
-    # P(the first of `count` relevant ones among `size` is at position j), for j = 1, 2, ...
+    # P(the first of `count` relevant texts among `size` is at position j), for j = 1, 2, ...
     positions = np.arange(1, size - count + 1)
     probabilities = count / size * np.append(1, np.cumprod((size - positions - count + 1) / (size - positions)))
     return float((probabilities / (above + 1 + np.arange(len(probabilities)))).sum())

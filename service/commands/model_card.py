@@ -1,4 +1,4 @@
-"""Measures in the manifest of an artifact, as its model card."""
+"""The model card: measures saved in an artifact's manifest."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,25 +10,25 @@ from service.commands.figures import Evaluation, RowKey
 from service.commands.measures import Estimate
 
 SAVED_DECIMALS = 4
-"""Those of the table. Further digits could differ between runs, and so could the digest."""
+"""As many decimals as the table shows. Further digits could differ between runs and change the digest."""
 
 
 class SavedCard(NamedTuple):
-    """The digest of the artifact after saving, and the number of measures that were saved."""
+    """The artifact's new digest, and the number of saved measures."""
 
     digest: str
     measures: int
 
 
 def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> SavedCard:
-    """Write the measures into the manifest of the artifact; `evaluated` is the manifest at the start.
+    """Save the measures to the artifact's manifest; `evaluated` is the manifest before the evaluation.
 
-    A record replaces one with the same task, file and measure; other records are kept. Raises `ArtifactError`.
+    A record replaces the one with the same task, file and measure, and others are kept. Raises `ArtifactError`.
     """
     rows = evaluation.rows()
 
     def change(manifest: Manifest) -> Manifest:
-        # Records that another evaluation saved in the meantime are kept.
+        # Keep records that another evaluation has saved in the meantime.
         if _without_records(manifest) != _without_records(evaluated):
             raise ArtifactError(f"{root}: changed during the evaluation. Run the command again.")
         records = {(record.task, record.file, record.measure): record for record in manifest.evaluations}
@@ -46,7 +46,7 @@ def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> Sa
 
 
 def _names(key: RowKey, evaluation: Evaluation) -> tuple[str, str, str]:
-    """Return the task, the file and the measure of a record."""
+    """Return the record's key: task, file and measure."""
     measure = f"{key.measure}, {key.method}" if key.method else key.measure
     return key.task.replace("_", "-"), evaluation.files[key.task].path.name, measure
 

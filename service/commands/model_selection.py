@@ -1,4 +1,4 @@
-"""Selection of a command's model from the options."""
+"""Selects a command's model from the options."""
 
 from model.artifact import Artifact
 from model.console import EX_CONFIG
@@ -8,7 +8,7 @@ from service.model_options import ModelOption
 
 
 def select_model(settings: Settings, name: str | None) -> Settings:
-    """Return settings with one model alone, by its name or alias; None selects the first one.
+    """Return settings with a single model, selected by name or alias; None selects the first one.
 
     Its directory is absolute. Raises `ArtifactError`, `ConfigError` or `CommandError`.
     """

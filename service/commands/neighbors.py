@@ -1,7 +1,7 @@
 """Nearest neighbors of embeddings, and how much their ranks differ between two models.
 
-Similarities are rounded to `DECIMALS`, so that the last bits of a matrix product do not change ranks. Equal
-similarities are ordered by index, so that results are reproducible.
+Similarities are rounded to `DECIMALS`, so that the last bits of a matrix product do not change ranks. Ties are ordered
+by index, so that results are reproducible.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Indices = NDArray[np.int64]
 
 DECIMALS = 6
 BLOCK_BYTES = 32 * 2**20
-"""Size of a block of similarities. A search holds about three blocks."""
+"""Size of a similarity block. A search holds about three of them."""
 PAIR_BLOCK = 4096
 MAX_PAIRS = 50_000
 SEED = 20_261
@@ -26,9 +26,9 @@ SEED = 20_261
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings of texts, (N, D), and of queries, (Q, D). `queries` None means that each text is a query.
+    """Embeddings of texts, (N, D), and of queries, (Q, D). If `queries` is None, every text is a query.
 
-    Vectors must be normalized for cosine similarity (`normalize`).
+    For cosine similarity, vectors must be normalized (`normalize`).
     """
 
     texts: Floats
@@ -36,11 +36,10 @@ class Vectors:
 
     @property
     def asked(self) -> Floats:
-        """The vectors of the queries."""
         return self.texts if self.queries is None else self.queries
 
     def block_similarities(self, rows: slice) -> Floats:
-        """Return similarities of a block of queries and all texts, (rows, N); -inf for a text and itself."""
+        """Return similarities between a block of queries and all texts, (rows, N); -inf between a text and itself."""
         similarities: Floats = self.asked[rows] @ self.texts.T
         np.round(similarities, DECIMALS, out=similarities)
         if self.queries is None:
@@ -50,7 +49,7 @@ class Vectors:
 
 
 def normalize(vectors: Floats, similarity: Similarity) -> Floats:
-    """Return vectors whose dot products are the similarities. A zero vector stays zero."""
+    """Return vectors whose dot products are the similarities. Zero vectors remain zero."""
     if similarity == "dot":
         return vectors
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -59,16 +58,16 @@ def normalize(vectors: Floats, similarity: Similarity) -> Floats:
 
 
 def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> Indices:
-    """Return the indices of the `k` most similar texts of each query, (Q, k), best first.
+    """Return the indices of each query's `k` most similar texts, (Q, k), best first.
 
-    Costs Q * N * D multiplications and memory for a few blocks of `block_bytes`, not for Q * N similarities.
+    Costs Q * N * D multiplications. Memory is a few blocks of `block_bytes` rather than Q * N similarities.
     """
     step = max(1, block_bytes // (4 * len(vectors.texts)))
     count = len(vectors.asked)
     result = np.empty((count, k), np.int64)
     for start in range(0, count, step):
         similarities = vectors.block_similarities(slice(start, start + step))
-        # argpartition would select among equal similarities at random: find the k-th value, then order all candidates.
+        # argpartition would break ties arbitrarily, so find the k-th value first, then order all candidates.
         thresholds = np.partition(similarities, -k, axis=1)[:, -k]
         for row, (values, threshold) in enumerate(zip(similarities, thresholds, strict=True), start):
             candidates = np.flatnonzero(values >= threshold)
@@ -77,7 +76,7 @@ def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> I
 
 
 def overlaps(old: Indices, new: Indices) -> NDArray[np.float64]:
-    """Return the share of common neighbors of each query, (Q,), in 0..1."""
+    """Return the share of neighbors in common per query, (Q,), in 0..1."""
     k = old.shape[1]
     return np.array(
         [len(np.intersect1d(*pair, assume_unique=True)) / k for pair in zip(old, new, strict=True)], np.float64
@@ -87,7 +86,7 @@ def overlaps(old: Indices, new: Indices) -> NDArray[np.float64]:
 def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
     """Return indices of queries and texts: all pairs, or `MAX_PAIRS` random ones, the same in every run.
 
-    `queries` None: pairs of two different texts.
+    If `queries` is None, pair distinct texts.
     """
     if queries is None:
         total = texts * (texts - 1) // 2
@@ -111,7 +110,7 @@ def pair_similarities(vectors: Vectors, pairs: tuple[Indices, Indices]) -> Float
 
 
 def row_cosines(old: Floats, new: Floats) -> NDArray[np.float64]:
-    """Return the rounded cosine of each row of `old` and the same row of `new`, both (N, D), in -1..1."""
+    """Return the rounded cosines of corresponding rows of `old` and `new`, both (N, D), in -1..1."""
     blocks = []
     for start in range(0, len(old), PAIR_BLOCK):
         left, right = (normalize(part[start : start + PAIR_BLOCK], "cosine") for part in (old, new))
@@ -120,7 +119,7 @@ def row_cosines(old: Floats, new: Floats) -> NDArray[np.float64]:
 
 
 def spearman(old: NDArray[Any], new: NDArray[Any]) -> float | None:
-    """Return Spearman's rank correlation; equal values get their mean rank. None if one side is constant."""
+    """Return Spearman's rank correlation, with mean ranks for ties. It is None if one side is constant."""
     old_ranks, new_ranks = (mean_ranks(value_codes(side)) for side in (old, new))
     if min(np.ptp(old_ranks), np.ptp(new_ranks)) == 0:
         return None
@@ -128,13 +127,13 @@ def spearman(old: NDArray[Any], new: NDArray[Any]) -> float | None:
 
 
 def value_codes(values: NDArray[Any]) -> Indices:
-    """Return the index of each value among the sorted distinct values."""
+    """Return each value's index among the sorted distinct values."""
     codes: Indices = np.unique(values, return_inverse=True)[1]
     return codes
 
 
 def mean_ranks(codes: Indices) -> NDArray[np.float64]:
-    """Return ranks from 1 of integers >= 0, in linear time; equal ones get their mean rank."""
+    """Return ranks, from 1, of integers >= 0 in linear time; ties get their mean rank."""
     counts = np.bincount(codes)
     ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
     return ranks[codes]

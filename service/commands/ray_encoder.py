@@ -1,4 +1,4 @@
-"""Embeddings of rows by the workers of a Ray cluster."""
+"""Embeds rows with the workers of a Ray cluster."""
 
 import asyncio
 import contextlib
@@ -35,19 +35,19 @@ from service.commands.vector_sources import SourceInfo, VectorOptions
 from service.config import Settings
 
 BLOCK_ROWS = 1024
-"""Rows per task of Ray, a second or two of one core. Shorter tasks cost more for scheduling."""
+"""Rows per Ray task, a second or two on one core. With shorter tasks, scheduling overhead grows."""
 BLOCKS_IN_FLIGHT = 2
-"""Blocks that a worker encodes at once, so that the engine has inputs while results are sent."""
+"""Blocks that a worker encodes concurrently, so that the engine has inputs while results are being sent."""
 PREFETCH_BLOCKS = 4
 CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The number of workers, and the threads of each.
+    """Number of workers, and threads per worker.
 
-    `reserved_cpus` is the share of a node that Ray reserves for a worker. The smallest node has room for all of them,
-    because Ray sends a lost block to the same worker again, which has to start on a node that is left.
+    `reserved_cpus` is the part of a node that Ray reserves per worker. All workers fit on the smallest node, because
+    Ray sends a lost block to the same worker again, which must be able to restart on a remaining node.
     """
 
     count: int
@@ -56,7 +56,7 @@ class Workers:
 
 
 class RayRowEncoder:
-    """Rows that a task reads on the node of this process, and that actors encode, each with an engine."""
+    """Embeds rows with Ray: one task reads them on this process's node, and actors with an engine each encode them."""
 
     def __init__(self, info: SourceInfo, dimensions: int, workers: Workers, arguments: tuple[Any, ...]) -> None:
         self._info, self._dimensions = info, dimensions
@@ -71,13 +71,13 @@ class RayRowEncoder:
         return self._dimensions
 
     async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
-        """Yield one item per block, in order. The task opens the file again, so `rows` is not read."""
-        # Other processes have other working directories.
+        """Yield one item per block, in order. `rows` is not used, because the task opens the file again."""
+        # Other processes have different working directories.
         job = replace(job, source=job.source.resolve())
         source = _BlockSource(job, skip, BLOCK_ROWS, self._info.max_input_characters)
-        # The task needs little of a CPU, and a head node may have none to give.
+        # The task barely needs a CPU, and a head node may have none to offer.
         blocks = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
-        # Ray restarts lost actors and repeats lost tasks by default.
+        # By default, Ray restarts lost actors and retries lost tasks.
         encoded = blocks.map_batches(
             EncodeWorker,
             batch_format="pyarrow",
@@ -101,7 +101,7 @@ class RayRowEncoder:
 
 
 class _BlockSource(ray.data.Datasource):  # type: ignore[misc]  # mypy skips Ray
-    """The blocks of a file, read by one task in order."""
+    """The blocks of a file, read in order by a single task."""
 
     def __init__(self, job: EmbedFile, skip: int, block_rows: int, max_characters: int) -> None:
         super().__init__()
@@ -109,17 +109,17 @@ class _BlockSource(ray.data.Datasource):  # type: ignore[misc]  # mypy skips Ray
 
     @property
     def supports_distributed_reads(self) -> bool:
-        """False: the task runs on the node of this process, which has the file."""
+        """False, because the task must run on this process's node, which has the file."""
         return False
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Return None: unknown."""
+        """Return None, for unknown."""
         return None
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ray.data.ReadTask]:
-        """Return the one task."""
+        """Return a single task."""
         metadata = ray.data.block.BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ray.data.ReadTask(self._read, metadata)]
 
@@ -131,12 +131,12 @@ async def open_ray_encoder(
     """Start or join a Ray cluster and load the model on it. Raises `ArtifactError`, `ConfigError` or `CommandError`.
 
     Args:
-        settings: Options of the engine of each worker.
-        options: Options of the embeddings.
-        count: The number of workers; None selects it by the nodes of the cluster.
+        settings: Engine options of each worker.
+        options: Embedding options.
+        count: Number of workers, or None to choose it from the cluster's nodes.
         open_source: Loads the model in a worker.
     """
-    # Ray prints errors of nodes to stdout.
+    # Ray prints node errors to stdout.
     with contextlib.redirect_stdout(sys.stderr):
         _connect()
         try:
@@ -147,7 +147,7 @@ async def open_ray_encoder(
             describe = ray.remote(num_cpus=workers.threads, max_retries=-1)(describe_source)
             with _ray_errors():
                 info, dimensions = await asyncio.to_thread(ray.get, describe.remote(open_source, settings, options))
-            # Nodes with other CPUs would choose another precision.
+            # Nodes with other CPUs could select a different precision.
             settings = settings.model_copy(update={"precision": info.precision})
             yield RayRowEncoder(info, dimensions, workers, (open_source, settings, options, info))
         finally:
@@ -155,12 +155,12 @@ async def open_ray_encoder(
 
 
 def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers:
-    """Return workers that fit. Without `threads`, they are as large, and without `count`, as many as possible.
+    """Return workers that fit, as large as possible without `threads`, as many as possible without `count`.
 
     Args:
-        cpus: The CPUs of each node.
-        count: The number of workers, or None.
-        threads: The threads of each worker, or 0. Without `count` too, there is one worker per node.
+        cpus: CPUs of each node.
+        count: Number of workers, or None.
+        threads: Threads per worker, or 0. With neither, there is one worker per node.
 
     Raises:
         CommandError: The workers do not fit.
@@ -181,7 +181,7 @@ def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers
             f"--ray-workers: too many ({used}, limit {limit}). Reduce it, set ATTENDANT_THREADS, or add nodes.",
             EX_CONFIG,
         )
-    # Ray counts ten-thousandths of a CPU.
+    # Ray's CPU resolution is one ten-thousandth.
     return Workers(count, threads, min(threads, max(1, int(min(cpus) / count * 10_000)) / 10_000))
 
 
@@ -193,13 +193,13 @@ def _connect() -> None:
     if ":" in address:
         host, _, port = address.rpartition(":")
         try:
-            # Ray would try for minutes.
+            # Ray would keep trying for minutes.
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             problem = f"RAY_ADDRESS: cannot connect to {address} ({error})"
             raise CommandError(f"{problem}. Check the address.", EX_UNAVAILABLE) from None
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray warns of its own defaults, in Python and in native code.
+    # Silence Ray's warnings about its own defaults, in Python and in native code.
     warnings.filterwarnings("ignore", module="ray")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
@@ -210,10 +210,10 @@ def _connect() -> None:
         raise CommandError(f"--ray: cannot connect ({problem}). Check RAY_ADDRESS.", EX_UNAVAILABLE) from None
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
-    # Ray would join blocks up to this size. Each of its rows is a block of rows of the file.
+    # Ray would join blocks up to this size. One of its rows is a whole block of file rows.
     context.target_max_block_size = 1
     context.raise_original_map_exception = True
-    # The progress of the command takes the place of Ray's.
+    # The command shows its own progress instead of Ray's.
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -221,7 +221,7 @@ def _connect() -> None:
 
 @contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Drop what native code prints: the log level that it has read."""
+    """Silence native stderr: Ray prints the log level it parsed."""
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -235,7 +235,7 @@ def _no_stderr() -> Iterator[None]:
 
 @contextmanager
 def _ray_errors() -> Iterator[None]:
-    """Raise errors of workers as they would be raised here."""
+    """Raise worker errors as if they had occurred here."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:

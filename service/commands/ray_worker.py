@@ -1,7 +1,7 @@
 """The parts of `attendant embed --ray` that run on a Ray cluster.
 
-Rows travel in blocks, which are Arrow tables. Ray runs a block that was lost again as a whole, so that each row is in
-the result once. Ray may split and join tables, so that a block is one value in a table of Ray (`pack`).
+Rows travel in blocks, which are Arrow tables. Ray reruns a lost block as a whole, so the result has each row exactly
+once. Because Ray may split and join tables, each block is stored as a single value in a Ray table (`pack`).
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, 
 from service.config import ConfigError, Settings
 
 OpenSource = Callable[[Settings, VectorOptions], AbstractAsyncContextManager[VectorSource]]
-"""Load the model of the settings."""
+"""Loads the model in the settings."""
 ERRORS = (CommandError, ConfigError, ArtifactError)
-"""Errors whose messages end the command."""
+"""Errors to report as the command's error."""
 
 ROW_FIELDS = [
     pa.field("number", pa.int64()),
@@ -40,7 +40,7 @@ INPUT_SCHEMA = pa.schema([*ROW_FIELDS, pa.field("text", pa.large_string())])
 
 
 def read_blocks(job: EmbedFile, skip: int, block_rows: int, max_characters: int) -> Iterator[pa.Table]:
-    """Yield the rows after the first `skip` ones. Raises `CommandError`."""
+    """Yield the rows after the first `skip` rows. Raises `CommandError`."""
     try:
         with job.source.open("rb") as file:
             opened = open_rows(job.source, file, job.input_format, job.field, job.id_field)
@@ -52,7 +52,7 @@ def read_blocks(job: EmbedFile, skip: int, block_rows: int, max_characters: int)
 
 
 def pack(block: pa.Table) -> pa.Table:
-    """Return a table with the block as its only value."""
+    """Return a table whose only value is the block."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema) as writer:
         writer.write_table(block)
@@ -60,13 +60,13 @@ def pack(block: pa.Table) -> pa.Table:
 
 
 def unpack(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the blocks of a table."""
+    """Yield the blocks in a table."""
     for value in table.column("block"):
         yield pa.ipc.open_stream(value.as_buffer()).read_all()
 
 
 def result_rows(table: pa.Table) -> EncodedRows:
-    """Return the rows and embeddings of a table of `EncodeWorker`."""
+    """Return the rows and embeddings in an `EncodeWorker` table."""
     columns = {name: table.column(name).to_pylist() for name in ("number", "id", "row_error", "error", "truncated")}
     vectors = table.column("vector").combine_chunks()
     values = vectors.flatten().to_numpy().reshape(len(vectors), -1)
@@ -80,7 +80,7 @@ def result_rows(table: pa.Table) -> EncodedRows:
 
 
 def describe_source(open_source: OpenSource, settings: Settings, options: VectorOptions) -> tuple[SourceInfo, int]:
-    """Load the model, and return it and the size of its embeddings. Raises one of `ERRORS`."""
+    """Load the model; return it and its embedding size. Raises one of `ERRORS`."""
 
     async def describe() -> tuple[SourceInfo, int]:
         async with open_source(settings, options) as source:
@@ -90,9 +90,9 @@ def describe_source(open_source: OpenSource, settings: Settings, options: Vector
 
 
 class EncodeWorker:
-    """An actor that holds an engine. `expected` is the model that all workers must have.
+    """An actor with its own engine. `expected` is the model that all workers must have.
 
-    Ray calls it in several threads, so that the engine has inputs while results are sent.
+    Ray calls it from several threads, so that the engine has inputs while results are being sent.
     """
 
     def __init__(self, open_source: OpenSource, settings: Settings, options: VectorOptions, expected: SourceInfo):
@@ -107,11 +107,11 @@ class EncodeWorker:
             self._source = asyncio.run_coroutine_threadsafe(opening, self._loop).result()
             _check_equal(self._source.info, expected)
         except ERRORS as error:
-            # Ray starts a failed actor again and hides the message, so the first block raises the error.
+            # Ray would restart a failed actor and hide the message, so raise the error in the first block instead.
             self._error = error
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Return the blocks with embeddings instead of texts. Raises one of `ERRORS`."""
+        """Return the blocks with texts replaced by embeddings. Raises one of `ERRORS`."""
         if self._error is not None:
             raise self._error
         return pa.concat_tables(pack(self._encode_block(block)) for block in unpack(table))
@@ -143,14 +143,14 @@ def _rows_table(rows: list[Row], fraction: float, field: str, max_characters: in
     texts, errors = [], []
     for row in rows:
         error = row.error
-        # A text over the limit may have megabytes, and is not sent.
+        # A text over the limit may be megabytes long, so don't send it.
         if not error and row.text is not None and len(row.text) > max_characters:
             error = f"{field}: {check_text(row.text, max_characters)}"
         errors.append(error)
         texts.append(None if error else row.text)
     columns = {
         "number": [row.number for row in rows],
-        # A column may have both strings and integers.
+        # A column may mix strings and integers.
         "id": [None if row.id is None else orjson.dumps(row.id) for row in rows],
         "row_error": errors,
         "fraction": [fraction] * len(rows),

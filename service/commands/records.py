@@ -1,4 +1,4 @@
-"""Files of JSON lines: one object per line, with errors that name file, line and field."""
+"""JSON lines files: one object per line, with errors that name file, line and field."""
 
 import math
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ class LabeledFile:
     path: Path
     lines_read: int
     is_complete: bool
-    """True if the limit left no line unread."""
+    """Whether the limit left no line unread."""
 
 
 class Record:
-    """A line of a file: a JSON object. Every error names file, line and field, and never contains text."""
+    """A JSON object on a line of a file. Errors name file, line and field, and never contain text."""
 
     def __init__(self, path: Path, line: int, fields: dict[str, Any]) -> None:
         self.line = line
@@ -37,15 +37,15 @@ class Record:
         return field in self._fields
 
     def error(self, field: str, problem: str, remedy: str) -> TextError:
-        """Return an error of a field."""
+        """Return an error about a field."""
         return TextError(f"{self._path}: line {self.line}: {field}: {problem}. {remedy}")
 
     def text(self, field: str) -> str:
-        """Return a string that is not blank."""
+        """Return a non-blank string."""
         return self._text(field, self._value(field, "Add a string."))
 
     def texts(self, field: str) -> list[str]:
-        """Return a string, or each string of an array that is not empty."""
+        """Return a string, or the strings in a non-empty array."""
         value = self._value(field, "Add a string or an array of strings.")
         if not isinstance(value, list):
             return [self._text(field, value)]
@@ -68,7 +68,7 @@ class Record:
         return self._index(field, self._value(field, "Add an integer."))
 
     def indices(self, field: str) -> dict[int, str]:
-        """Return an integer >= 0, or each integer of an array that is not empty, with the field of each."""
+        """Return an integer >= 0, or the integers in a non-empty array, each with its field."""
         value = self._value(field, "Add an integer or an array of integers.")
         if not isinstance(value, list):
             return {self._index(field, value): field}
@@ -105,7 +105,7 @@ class Record:
 
 
 class Reader:
-    """The first `limit` lines of a file."""
+    """Reads the first `limit` lines of a file."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path = path
@@ -113,7 +113,7 @@ class Reader:
         self.file = LabeledFile(path, 0, is_complete=True)
 
     def records(self) -> Iterator[Record]:
-        """Yield the object of each line; then `file` is final. Raises `TextError`."""
+        """Yield the object on each line; `file` is final after the last one. Raises `TextError`."""
         path, count, is_complete = self._path, 0, True
         try:
             with path.open("rb") as file:

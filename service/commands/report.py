@@ -1,4 +1,4 @@
-"""The result of a comparison: figures, thresholds, and its two formats."""
+"""The result of a comparison as JSON and as a table, with thresholds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from service.commands.neighbors import (
 from service.engine.schema.encode import ModelInfo
 
 LISTED = 10
-"""Number of lines with the largest changes to list."""
+"""Number of lines to list, those with the largest changes."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file and its cosine or overlap."""
+    """A line of a file with its cosine or overlap."""
 
     number: int
     value: float
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CosineFigures:
-    """The distribution of the cosine of the old and the new vector of the same text."""
+    """Distribution of the cosine between each text's old and new vectors."""
 
     min: float
     p1: float
@@ -46,7 +46,7 @@ class CosineFigures:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Changes of the `top_k` neighbors: `mean_overlap` and `changed_first` are shares in 0..1."""
+    """Changes in the `top_k` neighbors; `mean_overlap` and `changed_first` are in 0..1."""
 
     top_k: int
     mean_overlap: float
@@ -57,7 +57,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Gate:
-    """A threshold of the command line and the measured value."""
+    """A threshold from the command line and the measured value."""
 
     option: str
     threshold: float
@@ -84,7 +84,7 @@ class Comparison:
 
     @classmethod
     def of(cls, old: Encoded, new: Encoded, texts: TextFile, queries: TextFile | None, top_k: int) -> "Comparison":
-        """Compare the vectors and the ranks of two models."""
+        """Compare two models' vectors and ranks."""
         cosines: CosineFigures | None = None
         lowest: tuple[Line, ...] = ()
         if old.info.dimensions == new.info.dimensions:
@@ -102,7 +102,7 @@ class Comparison:
         return cls(old, new, texts, queries, cosines, ranks, lowest, _lowest(queries or texts, shares))
 
     def to_json(self, gates: list[Gate], *, show_texts: bool) -> dict[str, Any]:
-        """Return the result for programs."""
+        """Return the result as JSON."""
 
         def listed(lines: tuple[Line, ...]) -> list[dict[str, Any]]:
             return [
@@ -168,7 +168,7 @@ def _comparable(encoded: Encoded) -> Vectors:
 
 
 def _lowest(file: TextFile, values: NDArray[np.float64]) -> tuple[Line, ...]:
-    """Return the lines with the lowest values below 1, lowest first, equal ones in the order of the file."""
+    """Return the lines with the lowest values below 1 in ascending order, ties in file order."""
     order = np.argsort(values, kind="stable")[:LISTED]
     return tuple(
         Line(file.lines[index][0], float(values[index]), file.lines[index][1]) for index in order if values[index] < 1
@@ -186,7 +186,7 @@ def _line_list(label: str, lines: tuple[Line, ...], *, show_texts: bool) -> Iter
 
 
 def describe_model(info: ModelInfo) -> str:
-    """Return name, precision, size, similarity and digest of a model on one line."""
+    """Return the model's name, precision, size, similarity and digest on one line."""
     return (
         f"{info.name}, {info.precision} ({info.provider}), {info.dimensions} dimensions, {info.similarity} similarity, "
         f"{info.digest}"
@@ -194,7 +194,7 @@ def describe_model(info: ModelInfo) -> str:
 
 
 def model_record(info: ModelInfo, truncated: int) -> dict[str, Any]:
-    """Return the model for programs; `truncated` is the number of its texts over the token limit."""
+    """Return the model as JSON; `truncated` is the number of texts over its token limit."""
     names = ("name", "digest", "precision", "provider", "dimensions", "similarity", "max_input_tokens")
     return {name: getattr(info, name) for name in names} | {"truncated": truncated}
 

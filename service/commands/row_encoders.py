@@ -1,4 +1,4 @@
-"""Embeddings of the rows of a file, in order."""
+"""Embeds the rows of a file in order."""
 
 import asyncio
 from collections import deque
@@ -12,9 +12,9 @@ from service.commands.vector_sources import Encoded, SourceInfo, VectorSource
 
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**14
-"""A batch ends with the text that exceeds this limit, so that long texts in flight need little memory."""
+"""A batch ends with the text that exceeds this total, so that long texts in flight use little memory."""
 IN_FLIGHT = 4
-"""Batches in flight. More did not increase the rate on a CPU, and a server rejects requests over its queue limit."""
+"""Batches in flight. More did not raise the rate on a CPU, and a server rejects requests over its queue limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class EncodedRows:
     """Consecutive rows with their embeddings.
 
     Attributes:
-        rows: The rows; their texts may be missing.
-        encoded: The embedding of each row, or why it is rejected.
-        fraction: The part of the file that was read, 0 to 1.
+        rows: The rows; their texts may have been dropped.
+        encoded: Each row's embedding, or why it was rejected.
+        fraction: How much of the file has been read, 0 to 1.
     """
 
     rows: list[Row]
@@ -33,7 +33,7 @@ class EncodedRows:
 
 
 class RowEncoder(Protocol):
-    """Embeddings of rows by one model."""
+    """Embeds rows with one model."""
 
     @property
     def info(self) -> SourceInfo:
@@ -41,14 +41,14 @@ class RowEncoder(Protocol):
 
     @property
     def dimensions(self) -> int:
-        """The size of an embedding."""
+        """The embedding size."""
 
     def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
-        """Yield the rows after the first `skip` ones, in order. Raises `CommandError`."""
+        """Yield the rows after the first `skip` rows, in order. Raises `CommandError`."""
 
 
 class LocalRowEncoder:
-    """Rows that this process reads and sends to an engine or a server, with several batches in flight."""
+    """Reads rows in this process and sends them to an engine or a server, with several batches in flight."""
 
     def __init__(self, vectors: VectorSource) -> None:
         self._vectors = vectors
@@ -65,7 +65,7 @@ class LocalRowEncoder:
         pending: deque[asyncio.Task[EncodedRows]] = deque()
         try:
             async for batch in _read_batches(job, rows, skip):
-                # Rows in flight are read but not done; the estimate of the total needs no such precision.
+                # Rows in flight have been read but are not done. The estimated total need not be that precise.
                 pending.append(asyncio.create_task(self._encode(batch, rows.fraction())))
                 if len(pending) == IN_FLIGHT:
                     yield await pending.popleft()
@@ -81,7 +81,7 @@ class LocalRowEncoder:
 
 
 async def encode_batch(vectors: VectorSource, rows: list[Row]) -> list[Encoded]:
-    """Return the embedding of each row, or why it is rejected. Raises `CommandError` if a request fails."""
+    """Return each row's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
     limit = vectors.info.max_input_characters
     errors = [row.error or check_text(row.text or "", limit) for row in rows]
     texts = [row.text or "" for row, error in zip(rows, errors, strict=True) if not error]
@@ -90,14 +90,14 @@ async def encode_batch(vectors: VectorSource, rows: list[Row]) -> list[Encoded]:
 
 
 def check_text(text: str, limit: int) -> str:
-    """Return why a text of more than `limit` characters, or without any, is rejected; "" if it is accepted."""
+    """Return why a text is rejected (longer than `limit` characters, or blank), or ""."""
     if len(text) > limit:
         return f"too many characters ({len(text)}, limit {limit}). Shorten it."
     return "" if text and not text.isspace() else "empty or blank. Send text."
 
 
 def split_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield consecutive rows, at most `BATCH_ROWS` at once."""
+    """Yield batches of consecutive rows, at most `BATCH_ROWS` per batch."""
     batch: list[Row] = []
     characters = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Rows of a file to embed: lines of text, JSON lines, CSV or Parquet. No file is read into memory as a whole."""
+"""Rows of a file to embed: text lines, JSON lines, CSV or Parquet. Files are never read into memory as a whole."""
 
 import codecs
 import csv
@@ -22,9 +22,9 @@ SUFFIXES: dict[str, InputFormat] = {
 MAX_LINE_BYTES = 16 * 2**20
 """Longer lines are rejected without being read into memory."""
 READ_ROWS = 1024
-"""Rows per batch read from Parquet."""
+"""Rows per Parquet batch."""
 BUFFER_BYTES = 2**20
-"""Bytes per read of Parquet: without a buffer, a row group is read as a whole."""
+"""Bytes per Parquet read. Without a buffer, each row group would be read as a whole."""
 BOM = b"\xef\xbb\xbf"
 OTHER_FILES = {
     codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
@@ -32,7 +32,7 @@ OTHER_FILES = {
     b"\x1f\x8b": "compressed. Decompress it: gzip -d.",
     b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
 }
-"""First bytes of files that are no text in UTF-8, and the error."""
+"""Magic numbers of files that are not UTF-8 text, and the error for each."""
 INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
 
 Id = int | str
@@ -43,10 +43,10 @@ class Row:
     """A row of the input.
 
     Attributes:
-        number: The number of the line, of the CSV record after the header, or of the Parquet row, from 1.
-        text: The text; None if the row is rejected.
-        id: The value of the id field; None without one, or if it is invalid.
-        error: `<field>: <problem>. <Remedy>.`; "" if the row is accepted.
+        number: Number of the line, the CSV record after the header, or the Parquet row, from 1.
+        text: The text, or None if the row is rejected.
+        id: Value of the id field, or None if there is none or it is invalid.
+        error: `<field>: <problem>. <Remedy>.`, or "" if the row is accepted.
     """
 
     number: int
@@ -59,29 +59,29 @@ class RowFile(Protocol):
     """An open input file."""
 
     id_type: Any
-    """The Arrow type of the ids; None if they are strings in Parquet."""
+    """Arrow type of the ids, or None if they are strings in Parquet."""
 
     def rows(self, skip: int) -> Iterator[Row]:
-        """Yield the rows after the first `skip` ones. Raises `CommandError`."""
+        """Yield the rows after the first `skip` rows. Raises `CommandError`."""
 
     def fraction(self) -> float:
-        """Return the part of the file that was read, 0 to 1."""
+        """Return how much of the file has been read, 0 to 1."""
 
 
 def input_format(path: Path) -> InputFormat | None:
-    """Return the format of a file by its suffix; None if the suffix is unknown."""
+    """Return the format of a file's suffix, or None if it is unknown."""
     return SUFFIXES.get(path.suffix.lower())
 
 
 def open_rows(path: Path, file: BinaryIO, kind: InputFormat, field: str, id_field: str | None) -> RowFile:
-    """Return the rows of an open file; `field` and `id_field` are names of columns or keys. Raises `CommandError`."""
+    """Return the rows of an open file; `field` and `id_field` are column names or keys. Raises `CommandError`."""
     if kind == "parquet":
         return _ParquetRows(path, file, field, id_field)
     return _TextRows(path, file, kind, field, id_field)
 
 
 class _TextRows:
-    """Rows of lines of text, JSON lines or CSV."""
+    """Rows from text lines, JSON lines or CSV."""
 
     id_type = None
 
@@ -133,7 +133,7 @@ class _TextRows:
 
     def _open_csv(self) -> None:
         csv.field_size_limit(MAX_LINE_BYTES)
-        # Bytes that are not UTF-8 become surrogates, so that only their row is rejected.
+        # Decode invalid UTF-8 to surrogates, so that only the affected row is rejected.
         self._decoder = io.TextIOWrapper(self._file, encoding="utf-8", errors="surrogateescape", newline="")
         self._records = _csv_records(self._path, self._decoder)
         header = next(self._records, None)
@@ -156,7 +156,7 @@ class _TextRows:
 
 
 class _ParquetRows:
-    """Rows of a Parquet file."""
+    """Rows from a Parquet file."""
 
     def __init__(self, path: Path, file: BinaryIO, field: str, id_field: str | None) -> None:
         arrow, parquet = import_arrow()
@@ -198,7 +198,7 @@ class _ParquetRows:
             raise CommandError(f"{self._path}: damaged after row {self._read}. Check the file.", EX_DATAERR) from None
 
     def _check_type(self, name: str, kind: Any, *, integers: bool) -> Any:
-        """Return the type of the values. Raises `CommandError` if they are not strings or, if allowed, integers."""
+        """Return the column's type. Raises `CommandError` unless it has strings or, if allowed, integers."""
         types = self._arrow.types
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_string(kind) or types.is_large_string(kind) or (integers and types.is_integer(kind)):
@@ -208,7 +208,6 @@ class _ParquetRows:
 
 
 def make_row(number: int, fields: Mapping[str, Any], field: str, id_field: str | None) -> Row:
-    """Return the row of these fields."""
     row_id: Id | None = None
     if id_field is not None:
         row_id = fields.get(id_field)
@@ -227,7 +226,7 @@ def make_row(number: int, fields: Mapping[str, Any], field: str, id_field: str |
 
 
 def column_error(path: Path, option: str, name: str, names: list[str]) -> CommandError:
-    """Return the error of a column that does not exist, or exists twice."""
+    """Return the error for a missing or duplicate column."""
     problem = "column exists more than once" if name in names else "no such column"
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     listed = "".join(character if character.isprintable() else "?" for character in listed)
@@ -235,7 +234,7 @@ def column_error(path: Path, option: str, name: str, names: list[str]) -> Comman
 
 
 def import_arrow() -> tuple[Any, Any]:
-    """Return the modules pyarrow and pyarrow.parquet. Raises `CommandError` if they are not installed."""
+    """Return pyarrow and pyarrow.parquet. Raises `CommandError` if they are not installed."""
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -245,7 +244,7 @@ def import_arrow() -> tuple[Any, Any]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line; None for a line that is too long."""
+    """Yield each line, or None for a line that is too long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
             yield line
@@ -256,9 +255,9 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str]:
-    """Yield each record that is not empty; the problem of a record that is not CSV.
+    """Yield each non-empty record, or an error message if it is malformed.
 
-    Raises `CommandError` if a quote is not closed: all lines after it are one field.
+    Raises `CommandError` for an unclosed quote, which turns all following lines into one field.
     """
     reader = csv.reader(file, strict=True)
     while True:
@@ -279,7 +278,7 @@ def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether a text has no surrogates, which stand for bytes that are not UTF-8."""
+    """Return whether a text has no surrogates, which stand for invalid UTF-8."""
     if text.isascii():
         return True
     try:
@@ -290,7 +289,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _values(arrow: Any, column: Any) -> list[Any]:
-    """Return the values of a column; bytes that are not UTF-8 become surrogates."""
+    """Return a column's values; invalid UTF-8 becomes surrogates."""
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if arrow.types.is_integer(column.type):

@@ -1,4 +1,4 @@
-"""`attendant size`: replicas, cores and memory for a load, with each step of the calculation."""
+"""`attendant size`: replicas, cores and memory for a load, with every step of the calculation."""
 
 import argparse
 import json
@@ -34,11 +34,11 @@ example: attendant size --texts-per-second 100000 --mean-tokens 16
 
 
 MEASURED_CORES = 2
-"""Cores of the replica whose throughput is --tokens-per-second, if not set."""
+"""Cores of the replica that --tokens-per-second was measured on, unless set."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the calculation and return 0. Raises `ArtifactError`, or `SystemExit` for wrong usage."""
+    """Print the calculation and return 0. Raises `ArtifactError`, or `SystemExit` for a usage error."""
     parser = _parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     elif options.cores_per_replica is not None or options.tokens_per_second is not None:
         capacity = Capacity(load, "cpu", rate, options.cores_per_replica or MEASURED_CORES, spare)
     if options.json:
-        print(json.dumps(_record(capacity, model), indent=2))  # orjson has no integers over 64 bits
+        print(json.dumps(_record(capacity, model), indent=2))  # orjson rejects integers over 64 bits
         return 0
     print("\n".join(_lines(capacity, model, options)))
     if capacity.hardware == "cpu" and best.total_units < capacity.total_units:
@@ -82,16 +82,16 @@ def _parser() -> Parser:
     shape = f"cores per replica (default: the cheapest shape, or {MEASURED_CORES} with --tokens-per-second)"
     add("--cores-per-replica", type=integer(1, 1024), metavar="C", help=shape)
     add("--spare-replicas", type=integer(0, 1000), default=1, metavar="S",
-        help="replicas that may be lost or replaced while the load is served (default: 1)")  # fmt: skip
+        help="replicas that may be lost or replaced at any time (default: 1)")  # fmt: skip
     add("--utilization", type=number("0.01", "1"), default=Fraction(6, 10), metavar="U",
         help="share of the capacity to use; the rest is headroom for peaks and autoscaling (default: 0.6)")  # fmt: skip
-    add("--model-dir", type=Path, metavar="DIR", help="artifact to size for, an estimate (default: the default model)")
-    add("--max-tokens", type=integer(1, 10**6), metavar="T", help="token limit per text (default: that of the model)")
+    add("--model-dir", type=Path, metavar="DIR", help="artifact to size for; an estimate (default: the default model)")
+    add("--max-tokens", type=integer(1, 10**6), metavar="T", help="token limit per text (default: the model's)")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--tokens-per-second-per-core", type=number("1", "1e9"), metavar="R",
-        help="throughput of your model measured on your CPU, per core")  # fmt: skip
+        help="measured throughput of your model on your CPU, per core")  # fmt: skip
     rate.add_argument("--tokens-per-second", type=number("1", "1e12"), metavar="R",
-        help="throughput of your model measured on a whole replica; required for a GPU")  # fmt: skip
+        help="measured throughput of your model on a whole replica; required for a GPU")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -160,7 +160,7 @@ def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
 
 
 def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
-    """Return where the throughput comes from."""
+    """Return where the throughput figure comes from."""
     if options.tokens_per_second is not None:
         replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica or MEASURED_CORES} cores"
         return f"--tokens-per-second {_show(options.tokens_per_second)}{replica}"
@@ -178,7 +178,7 @@ def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
 
 
 def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:
-    """Return the calculation for programs."""
+    """Return the calculation as JSON."""
     load, memory = capacity.load, math.ceil(memory_mib(model))
     return {
         "replicas": capacity.total_replicas,
@@ -203,7 +203,7 @@ def _count(replicas: int) -> str:
 
 
 def _show(value: Fraction) -> str:
-    """Return a number with thousands separators, and with four significant digits if it is not an integer."""
+    """Format a number with thousands separators; non-integers have four significant digits."""
     if value >= 1000 or value.denominator == 1:
         return f"{round(value):,}"
     return f"{float(value):.4g}"

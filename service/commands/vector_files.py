@@ -1,4 +1,4 @@
-"""Files of embeddings: JSON lines, NumPy or Parquet, written by appending to a work file."""
+"""Embedding files in JSON lines, NumPy or Parquet format, written by appending to a work file."""
 
 import io
 import os
@@ -17,20 +17,20 @@ OutputFormat = Literal["jsonl", "npy", "parquet"]
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 SUFFIXES: dict[str, OutputFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
 ROW_GROUP_BYTES = 64 * 2**20
-"""Least size of a row group of a Parquet file, except the last."""
+"""Minimum size of a Parquet row group, except for the last one."""
 
 DType = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Embeddings of consecutive rows of the input.
+    """Embeddings of consecutive input rows.
 
     Attributes:
-        first: The number of the first row, from 1.
-        count: The number of rows, rejected ones included.
-        numbers: The numbers of the N accepted rows.
-        ids: Their ids; None without an id field.
+        first: Number of the first row, from 1.
+        count: Number of rows, including rejected ones.
+        numbers: Numbers of the N accepted rows.
+        ids: Their ids, or None without an id field.
         vectors: Their embeddings, (N, D).
     """
 
@@ -42,20 +42,20 @@ class Chunk:
 
 
 class VectorFormat(Protocol):
-    """A format of output files."""
+    """An output file format."""
 
     def header(self) -> bytes:
-        """Return the start of the work file."""
+        """Return the header of the work file."""
 
     def encode(self, chunk: Chunk) -> bytes:
-        """Return the bytes of a chunk, which are appended to the work file."""
+        """Return the bytes to append to the work file for a chunk."""
 
     def finish(self, work: Path, rows: int) -> Path:
-        """Complete the work file of `rows` input rows, and return the output file in the same directory."""
+        """Complete a work file of `rows` input rows, and return the output file in the same directory."""
 
 
 def output_format(path: Path) -> OutputFormat | None:
-    """Return the format of a file by its suffix; None if the suffix is unknown."""
+    """Return the format of a file's suffix, or None if it is unknown."""
     return SUFFIXES.get(path.suffix.lower())
 
 
@@ -80,7 +80,7 @@ class JsonLines:
 
 
 class Numpy:
-    """One array (N, D) with a row per input row, NaN for rejected rows; `numpy.load(..., mmap_mode="r")` opens it."""
+    """One array (N, D) with a row per input row, NaN if rejected; `numpy.load(..., mmap_mode="r")` opens it."""
 
     def __init__(self, dimensions: int, dtype: DType) -> None:
         self._dimensions = dimensions
@@ -111,9 +111,9 @@ class Numpy:
 
 
 class Parquet:
-    """Columns `row` (int64), `id` if there is an id field, and `embedding` (fixed-size list), without rejected rows.
+    """Columns `row` (int64), `id` if there is an id field, and `embedding` (fixed-size list), for accepted rows only.
 
-    The work file is an Arrow stream, because the metadata of a Parquet file are at its end.
+    The work file is an Arrow stream, because Parquet keeps its metadata at the end of the file.
     """
 
     def __init__(self, dimensions: int, dtype: DType, id_type: Any, metadata: dict[str, str], *, ids: bool) -> None:
@@ -124,7 +124,7 @@ class Parquet:
         fields = [arrow.field("row", arrow.int64(), nullable=False)]
         if ids:
             fields.append(arrow.field("id", id_type or arrow.string(), nullable=False))
-        # Readers of vectors expect values that are not null.
+        # Readers expect vectors to contain no nulls.
         item = arrow.field("element", value, nullable=False)
         fields.append(arrow.field("embedding", arrow.list_(item, dimensions), nullable=False))
         self._schema = arrow.schema(fields, metadata)

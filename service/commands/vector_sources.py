@@ -1,4 +1,4 @@
-"""Embeddings of texts by an engine in this process or by a server."""
+"""Embeddings of texts from an engine in this process or from a server."""
 
 import re
 from abc import ABC, abstractmethod
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2**40
 MAX_ATTEMPTS = 6
-"""Attempts of a request to a server, which bridge about ten seconds without it."""
+"""Attempts per request to a server, enough to survive a ten-second outage."""
 PERMANENT_CODES = frozenset(("INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"))
-"""Codes of errors that a retry with the same options would repeat."""
+"""Error codes for which retrying with the same options is pointless."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorOptions:
-    """Options of the embeddings; None selects the default of the model, and the default model."""
+    """Embedding options; None selects the model's default, or the default model."""
 
     model: str | None = None
     dtype: DType = "float32"
@@ -46,7 +46,7 @@ class VectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The embedding of a text, (D,), or the reason why it was rejected."""
+    """A text's embedding, (D,), or why it was rejected."""
 
     vector: NDArray[Any] | None
     truncated: bool = False
@@ -55,7 +55,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """The model: `precision` of weights and activations, and the artifact's `digest`."""
+    """The model. `precision` applies to weights and activations, and `digest` identifies the artifact."""
 
     name: str
     digest: str
@@ -65,26 +65,26 @@ class SourceInfo:
 
 
 class SourceError(Exception):
-    """A failed request. `field` is its path in the request, or None."""
+    """A failed request. `field` is a path in the request, or None."""
 
     def __init__(self, message: str, field: str | None, *, permanent: bool) -> None:
         super().__init__(message)
         self.message, self.field, self.permanent = message, field, permanent
 
     def to_command_error(self) -> CommandError:
-        """Return the error that ends the command."""
+        """Return the error to exit with."""
         return CommandError(self.message, EX_CONFIG if self.permanent else EX_UNAVAILABLE)
 
 
 class VectorSource(ABC):
-    """Embeddings of texts by one model."""
+    """Computes embeddings with one model."""
 
     info: SourceInfo
     dimensions: int
-    """The size of an embedding."""
+    """Embedding size."""
 
     async def check(self) -> None:
-        """Encode a word to learn `dimensions`. Raises `CommandError` if an option is invalid."""
+        """Encode one word to look up `dimensions`. Raises `CommandError` if an option is invalid."""
         try:
             ((vector, _),) = await self.send(["word"])
         except SourceError as error:
@@ -92,7 +92,7 @@ class VectorSource(ABC):
         self.dimensions = len(vector)
 
     async def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Return the embedding of each text, or why it is rejected. Raises `CommandError` if a request fails."""
+        """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
         encoded: dict[int, Encoded] = {}
         remaining = list(range(len(texts)))
         while remaining:
@@ -116,7 +116,7 @@ class VectorSource(ABC):
 
 
 class EngineSource(VectorSource):
-    """Embeddings by an engine in this process."""
+    """Runs an engine in this process."""
 
     def __init__(self, engine: "Engine", options: VectorOptions) -> None:
         info = engine.info
@@ -158,7 +158,7 @@ class Connection:
 
 
 class ServerSource(VectorSource):
-    """Embeddings by a server, over REST or gRPC."""
+    """Calls a server over REST or gRPC."""
 
     def __init__(self, connection: Connection, options: VectorOptions) -> None:
         info = connection.info
@@ -187,7 +187,7 @@ class ServerSource(VectorSource):
 
 @asynccontextmanager
 async def open_engine_source(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    """Load a model of `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
+    """Load a model with `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
     limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
     settings = select_model(settings, options.model).model_copy(update=dict.fromkeys(limits, UNLIMITED))
     async with open_engine(settings) as engine:
@@ -198,7 +198,7 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 
 @asynccontextmanager
 async def open_client(url: str, api_key: str | None, model: str | None) -> AsyncIterator[Connection]:
-    """Connect to a server for one of its models, or the default one. Raises `CommandError`."""
+    """Connect to one of a server's models, or the default one. Raises `CommandError`."""
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy
     except ImportError:
@@ -226,7 +226,7 @@ async def open_server_source(url: str, api_key: str | None, options: VectorOptio
 
 
 def read_key(path: Path | None) -> str | None:
-    """Return the first line of the file of --api-key-file. Raises `CommandError`."""
+    """Return the first line of the --api-key-file. Raises `CommandError`."""
     if path is None:
         return None
     try:
@@ -238,16 +238,16 @@ def read_key(path: Path | None) -> str | None:
 
 
 def engine_error(error: ServiceError) -> SourceError:
-    """Return the error of a failed request to an engine."""
+    """Return the error for a failed engine request."""
     return SourceError(
         error.message, error.field, permanent=isinstance(error, InvalidArgument | NotFound | Unsupported)
     )
 
 
 def source_error(error: "AttendantError", url: str) -> SourceError:
-    """Return the error of a failed request to a server."""
+    """Return the error for a failed server request."""
     if error.reason == "UNAVAILABLE":
-        # REST begins with the URL of the request.
+        # REST messages start with the request URL.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
         return SourceError(f"--server: cannot connect to {url} ({reason}). Check the URL.", None, permanent=False)
     if error.reason == "ROUTE_NOT_FOUND":

@@ -1,4 +1,4 @@
-"""The work directory of a file of embeddings, from which a run continues after it was killed."""
+"""The work directory of an embedding file, used to resume a run after it was killed."""
 
 import fcntl
 import os
@@ -19,12 +19,12 @@ DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
 OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
 
 RunKey = Mapping[str, str | int | bool | None]
-"""Values of the input file, the model and the options that must be equal to continue a run."""
+"""Properties of the input file, the model and the options that must be unchanged to resume a run."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of input rows that are on disk."""
+    """Numbers of input rows on disk."""
 
     rows: int = 0
     rejected: int = 0
@@ -38,14 +38,14 @@ class _State:
     data_bytes: int = 0
     rejected_bytes: int = 0
     output: str | None = None
-    """The name of the complete output file, once it can be published."""
+    """Name of the complete output file, once it is ready to be published."""
 
 
 class WorkDirectory:
     """The directory OUT.partial.
 
-    Files are only appended to. The state has their sizes, and replaces the earlier state after the data are on disk:
-    after a kill at any moment, bytes beyond these sizes are dropped and the rows after them are read again.
+    Files are append-only. Once their data is on disk, a new state file with their sizes replaces the old one. If the
+    process is killed at any point, the next run drops the bytes beyond these sizes and reads the rows after them again.
     """
 
     def __init__(self, target: Path, state: _State) -> None:
@@ -55,12 +55,12 @@ class WorkDirectory:
     @classmethod
     @contextmanager
     def open(cls, target: Path, run: RunKey, header: bytes, *, overwrite: bool) -> Iterator[Self]:
-        """Create or continue the work directory of an output file, and lock it.
+        """Create the work directory of an output file, or resume it, and lock it.
 
         Args:
             target: The output file.
             run: See `RunKey`.
-            header: The start of the data.
+            header: Start of the data.
             overwrite: Whether the output file may exist.
 
         Raises:
@@ -90,7 +90,7 @@ class WorkDirectory:
         state = _read_state(path)
         if state is not None:
             _check_same_run(path, state.run, run)
-        # A run that was killed while it published its output may have published a part.
+        # A run killed while publishing its output may already have moved some of it.
         if not overwrite and (state is None or state.output is None):
             check_absent(target)
         if state is None:
@@ -106,11 +106,11 @@ class WorkDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are on disk and only the names of the files may be missing."""
+        """True if all rows are on disk and at most the renames are missing."""
         return self._state.output is not None
 
     def append(self, data: bytes, rejected: bytes, counts: Counts) -> None:
-        """Write a chunk to disk; `counts` include it. Raises `CommandError`."""
+        """Write a chunk to disk; `counts` already include it. Raises `CommandError`."""
         state = self._state
         with _write_errors(self.path):
             if rejected:
@@ -125,7 +125,7 @@ class WorkDirectory:
             _write_state(self.path, self._state)
 
     def publish(self, finish: Callable[[Path, int], Path]) -> None:
-        """Complete the output with `finish` and move it to its place. Raises `CommandError`."""
+        """Complete the output with `finish` and move it into place. Raises `CommandError`."""
         with _write_errors(self.path):
             if self._state.output is None:
                 for name, size in ((DATA, self._state.data_bytes), (REJECTED, self._state.rejected_bytes)):
@@ -136,7 +136,7 @@ class WorkDirectory:
             self._move()
 
     def publish_rejected(self) -> None:
-        """Move the rejected rows to their place, and leave the output file as it is. Raises `CommandError`."""
+        """Move the rejected rows into place without touching the output file. Raises `CommandError`."""
         with _write_errors(self.path):
             rejected = self.path / REJECTED
             if rejected.exists():
@@ -145,7 +145,7 @@ class WorkDirectory:
             self._remove()
 
     def _move(self) -> None:
-        """Move the files; the output is last. Every step may have been done before a kill."""
+        """Move the files, the output last. If an earlier run was killed, any step may already be done."""
         self._move_rejected()
         output = self.path / str(self._state.output)
         if output.exists():
@@ -161,7 +161,7 @@ class WorkDirectory:
 
     def _remove(self) -> None:
         _sync(self._target.parent)
-        # The state goes last: without it, the directory of a published file would start a new run.
+        # Remove the state last: without it, the leftover directory of a published file would start a new run.
         for item in self.path.iterdir():
             if item.name != STATE:
                 item.unlink()
@@ -170,17 +170,17 @@ class WorkDirectory:
 
 
 def partial_path(target: Path) -> Path:
-    """Return the path of the work directory of an output file."""
+    """Return the path of an output file's work directory."""
     return target.with_name(f"{target.name}.partial")
 
 
 def rejected_path(target: Path) -> Path:
-    """Return the path of the rejected rows of an output file."""
+    """Return the path of an output file's rejected rows."""
     return target.with_name(f"{target.name}.rejected.jsonl")
 
 
 def check_absent(target: Path) -> None:
-    """Raise `CommandError` if the output file exists. Rejected rows without it come from a run that wrote none."""
+    """Raise `CommandError` if the output file exists. Rejected rows alone come from a run that wrote no output."""
     if target.exists():
         raise CommandError(f"{target}: exists. Remove it or set --overwrite.", EX_CANTCREAT)
 
@@ -223,7 +223,7 @@ def _write_state(path: Path, state: _State) -> None:
 
 
 def _append(path: Path, size: int, data: bytes) -> None:
-    """Write data after the first `size` bytes of a file, drop further bytes, and wait until they are on disk."""
+    """Write data after the first `size` bytes of a file, truncate the rest, and fsync."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(size)
         file.seek(size)
@@ -233,7 +233,7 @@ def _append(path: Path, size: int, data: bytes) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Wait until the names of the files of a directory are on disk."""
+    """Wait until renames in a directory are on disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
