@@ -1,6 +1,6 @@
-"""`make bench`: the workloads, the limit of the machine, and peers, in one run on one machine.
+"""`make bench`: the workloads, the machine's limit, and the peers, in one run.
 
-BENCH=quick is a short run without peers, PEERS=0 omits the peers of a full run, SECTIONS=W1,OL selects sections.
+BENCH=quick is a short run without peers, PEERS=0 omits the peers from a full run, and SECTIONS=W1,OL selects sections.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tests.conftest import RunningServer, start_server, stop_server
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the selected sections, and return 0 if every measured target was reached."""
+    """Measure the selected sections; return 0 if every measured target was met."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("length", nargs="?", choices=("full", "quick"), default="full")
     parser.add_argument("--no-peers", action="store_true", help="do not measure other servers")
@@ -66,7 +66,7 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
     if "OL" in sections:
         with serving(context) as server:
             offered = measure_ol(context, server, figures)
-    with serving(context) as server:  # a server without the memory of the overload
+    with serving(context) as server:  # a fresh server, because the overload inflated the memory of the previous one
         measure_sections(context, sections, server)
     medians = [
         figure
@@ -87,7 +87,7 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
 
 
 def measure_workloads(context: BenchContext, sections: Sequence[str], peers: bool) -> list[Figure]:
-    """Measure the closed-loop workloads in rounds. The order of systems changes with the round."""
+    """Measure the closed-loop workloads in rounds. The order of systems changes every round."""
     workloads = [workload for workload in WORKLOADS if workload.section in sections]
     figures: list[Figure] = []
     if not workloads:
@@ -119,7 +119,7 @@ def measure_workloads(context: BenchContext, sections: Sequence[str], peers: boo
 
 
 def measure_connections(context: BenchContext, own: System) -> None:
-    """C13: compare new with persistent connections, and gzip with plain responses, in alternation."""
+    """C13: compare new with persistent connections, and gzip with plain responses, alternating."""
     seconds, rounds = context.config.seconds / 2, 2 * context.config.rounds
     connections = alternate((BY_NAME["N1"], BY_NAME["W1 c=16"]), own, context.corpus, seconds, rounds)
     gzip = alternate((BY_NAME["W1 c=64"], BY_NAME["W1 c=64 plain"]), own, context.corpus, seconds, rounds)
@@ -128,7 +128,7 @@ def measure_connections(context: BenchContext, own: System) -> None:
 
 
 def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[Figure]) -> list[Offered]:
-    """C9: offer W1 at multiples of the measured rate of W1 at 64."""
+    """C9: offer W1 at multiples of the measured W1 rate at 64 connections."""
     figure = median("W1 c=64", ATTENDANT, figures)
     if figure is None:
         own = System.attendant(server)
@@ -141,7 +141,7 @@ def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[F
 
 
 def measure_sections(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
-    """Measure the sections that need only a server."""
+    """Measure the sections that only need a server."""
     config = context.config
     if "A1" in sections:
         passage = next(text for text, size in context.corpus.passages if size > NORM_TOKENS)
@@ -198,7 +198,7 @@ def measure_precisions(context: BenchContext, sections: Sequence[str], server: R
 
 
 def spread(texts: Sequence[str], count: int) -> list[str]:
-    """Return `count` texts at equal distances, which covers all lengths."""
+    """Return `count` evenly spaced texts, which cover all lengths."""
     return [texts[number * len(texts) // count] for number in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""C11: cosine of the vectors of the server to float32, for single texts, packed batches and another order."""
+"""C11: cosine between the server's vectors and float32, for single texts, packed batches and another order."""
 
 import random
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Vectors = NDArray[np.float64]
 
 
 def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dict[str, float]:
-    """Return the smallest cosine over `texts` to `reference`, (N, D), per way of sending the texts."""
+    """Return the minimum cosine between `texts` and `reference`, (N, D), for each way of sending the texts."""
     shuffled = list(range(len(texts)))
     random.Random(SEED).shuffle(shuffled)
     return {
@@ -29,14 +29,14 @@ def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dic
 
 
 def judge_accuracy(cosines: dict[str, float], precision: str, count: int) -> list[Verdict]:
-    """Return the verdicts on the target of a precision."""
+    """Return the verdicts on a precision's target."""
     return [judge(precision, cosine, f"{count} texts {how}") for how, cosine in cosines.items()]
 
 
 def encode(
     rest: str, texts: Sequence[str], order: Sequence[int] | None = None, group: int = GROUP, clients: int = CLIENTS
 ) -> Vectors:
-    """Return the vectors of `texts`, sent in `order`, `group` texts per request, by concurrent clients."""
+    """Return the vectors of `texts`, sent in `order` by concurrent clients, `group` texts per request."""
     order = range(len(texts)) if order is None else order
     groups = [order[at : at + group] for at in range(0, len(order), group)]
     vectors: list[list[float]] = [[] for _ in texts]
@@ -53,7 +53,7 @@ def encode(
 
 
 def min_cosine(vectors: Vectors, reference: Vectors) -> float:
-    """Return the smallest cosine between rows, or NaN if the shapes differ or a value is NaN."""
+    """Return the minimum cosine between rows, or NaN if the shapes differ or a value is NaN."""
     if vectors.shape != reference.shape:
         return float("nan")
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)

@@ -17,13 +17,13 @@ NATIVE = "native"
 
 @dataclass(frozen=True)
 class ApiFigures:
-    """Requests per second of each API, one number per round."""
+    """Requests per second of each API, one value per round."""
 
     per_second: dict[str, list[float]]
     failed: int
 
     def cost(self, api: str) -> float:
-        """Return the median time per request, relative to the native API in the same round."""
+        """Return the median time per request relative to the native API in the same round."""
         pairs = zip(self.per_second[NATIVE], self.per_second[api], strict=True)
         return median(native / other for native, other in pairs)
 
@@ -39,7 +39,7 @@ class ApiFigures:
 def measure_apis(
     server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int, progress: Callable[[str], None]
 ) -> ApiFigures:
-    """Send the same texts through each API, in alternation."""
+    """Send the same texts through each API, alternating."""
     batches = [sentences[start : start + TEXTS] for start in range(0, len(sentences) - TEXTS, TEXTS)]
     infer = f"/v2/models/{served_name(server.rest)}/infer"
     requests: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
@@ -68,7 +68,7 @@ def measure_apis(
 
 
 def infer_body(texts: Sequence[str], *, binary: bool) -> dict[str, Any]:
-    """Return a request of the Open Inference Protocol with its embeddings as JSON or as raw bytes."""
+    """Return an Open Inference Protocol request for embeddings as JSON or as raw bytes."""
     return {
         "inputs": [{"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}],
         "outputs": [{"name": "pooled", "parameters": {"binary_data": binary}}],

@@ -1,4 +1,4 @@
-"""The attention workload A1 (C7): word maps of one sentence, all layers, mean of heads, with and without embedding.
+"""Attention workload A1 (C7): word maps of one sentence, all layers, mean over heads, alone and alongside embeddings.
 
 The reference is transformers in this process, in eager mode with `output_attentions`.
 """
@@ -26,7 +26,7 @@ TEXTS = 200
 
 @dataclass(frozen=True)
 class AttentionFigures:
-    """Medians: times in milliseconds, rates in requests per second."""
+    """Medians; times are in milliseconds, rates in requests per second."""
 
     served_ms: float
     eager_ms: float
@@ -57,7 +57,7 @@ class AttentionFigures:
 def measure_attention(
     server: RunningServer, sentences: Sequence[str], passage: str, seconds: float, rounds: int
 ) -> AttentionFigures:
-    """Alternate the compared loads, so that drift of the machine affects both equally."""
+    """Alternate the compared loads, so that machine drift affects both equally."""
     served, eager = _alone(server, sentences[:TEXTS])
     probs, norm = _kinds(server, passage)
     with (
@@ -77,7 +77,9 @@ def measure_attention(
 
 
 def _alone(server: RunningServer, texts: Sequence[str]) -> tuple[float, float]:
-    """Return medians in ms: one connection to the server, and transformers in this process, alternating per text."""
+    """Return medians in ms for one connection to the server and for transformers in this process, alternating per
+    text.
+    """
     directory = str(checkpoint_directory())
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     encoder: Any = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
@@ -95,9 +97,9 @@ def _alone(server: RunningServer, texts: Sequence[str]) -> tuple[float, float]:
 
 
 def _kinds(server: RunningServer, passage: str) -> tuple[float, float]:
-    """Return median times in ms of probs and of norm, for all layers of a text of 128 tokens."""
+    """Return the median times in ms of probs and of norm, for all layers of a text of 128 tokens."""
     times: dict[str, list[float]] = {"probs": [], "norm": []}
-    # Without gzip, which takes longer than both.
+    # No gzip, which would take longer than both.
     with httpx.Client(base_url=server.rest, timeout=60, headers={"accept-encoding": "identity"}) as client:
         (result,) = client.post("/v1/tokenize", json={"inputs": passage}).json()["results"]
         end = result["tokens"][min(NORM_TOKENS, result["token_count"]) - 2]["end"]

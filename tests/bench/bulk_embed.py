@@ -1,4 +1,4 @@
-"""`attendant embed` (C16): its rate relative to the limit, its memory, and the cost of a Ray cluster."""
+"""`attendant embed` (C16): rate relative to the limit, memory, and the cost of a Ray cluster."""
 
 import json
 import os
@@ -23,12 +23,12 @@ MEMORY_PERIOD_S = 0.5
 
 
 class EmbedError(Exception):
-    """The command failed; the message is its output."""
+    """The command failed. The message is its output."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the command. `rows_per_second` excludes its start, `seconds` includes it."""
+    """A run of the command. `rows_per_second` excludes startup, `seconds` includes it."""
 
     rows_per_second: float
     seconds: float
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class EmbedFigures:
-    """The plain command and the one with --ray on the same file; None without Ray."""
+    """The command without and with --ray on the same file. The latter is None if Ray is not installed."""
 
     rows: int
     tokens_per_row: float
@@ -47,7 +47,7 @@ class EmbedFigures:
 
     @property
     def share(self) -> float:
-        """The rate of the plain command as a share of the limit."""
+        """Rate without --ray as a share of the limit."""
         return self.plain.rows_per_second * self.tokens_per_row / self.limit_tokens_per_second
 
     def verdicts(self) -> list[Verdict]:
@@ -70,7 +70,7 @@ class EmbedFigures:
 def measure_embed(
     model: Model, sentences: Sequence[tuple[str, int]], rows: int, limit: Limit, progress: Callable[[str], None]
 ) -> EmbedFigures:
-    """Embed a file of `rows` sentences by an engine in the command, and by two workers of a local Ray cluster."""
+    """Embed a file of `rows` sentences with the command's own engine, and with two workers of a local Ray cluster."""
     chosen = list(islice(cycle(sentences), rows))
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "in.jsonl"
@@ -89,7 +89,7 @@ def measure_embed(
 
 
 def run_embed(model: Model, source: Path, target: Path, *options: str) -> Run:
-    """Run the command, and read its report. Raises `EmbedError`."""
+    """Run the command and parse its report. Raises `EmbedError`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
     environment["ATTENDANT_MODEL_DIR"] = str(model.directory)
     command = [sys.executable, "-m", "service", "embed", str(source), "-o", str(target), *options]
@@ -110,7 +110,7 @@ def run_embed(model: Model, source: Path, target: Path, *options: str) -> Run:
 
 
 def peak_memory_mib(pid: int) -> float | None:
-    """Return the high-water mark of a process; None once it has ended."""
+    """Return a process's memory high-water mark, or None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -120,7 +120,7 @@ def peak_memory_mib(pid: int) -> float | None:
 
 
 def has_ray() -> bool:
-    """Return whether the extra `ray` is installed."""
+    """Return whether the `ray` extra is installed."""
     try:
         import ray  # noqa: F401
     except ImportError:

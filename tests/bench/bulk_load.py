@@ -1,4 +1,4 @@
-"""One client in a separate process that sends large requests back to back."""
+"""A client in a separate process that sends large requests back to back."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ DEADLINE = {"x-request-timeout-ms": "60000"}
 
 @dataclass(frozen=True)
 class BulkFigure:
-    """Successful and failed requests in `seconds`, measured until the last response."""
+    """Successful and failed requests in `seconds`, which end with the last response."""
 
     answered: int
     failed: int
@@ -28,7 +28,7 @@ class BulkFigure:
 
 
 async def send(url: str, bodies: list[bytes], seconds: float) -> BulkFigure:
-    """Send until `seconds` have passed, and wait for the last response."""
+    """Send requests for `seconds`, then wait for the last response."""
     answered = failed = 0
     headers = {"content-type": "application/json", **GZIP, **DEADLINE}
     async with httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers) as client:

@@ -21,13 +21,13 @@ WARM_UP_S = 1.0
 LIMIT_S = 2.0
 SINGLE_TEXTS = 200
 PEER_TIME = 1.5
-"""Factor of the duration for peers, which reduces the effect of slow requests in flight at the end."""
+"""Duration multiplier for peers; dilutes slow requests still in flight at the end."""
 SETTLE_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A load of `texts` per request over `connections`. Peers run `common` workloads only."""
+    """A load with `texts` per request over `connections`. Peers only run `common` workloads."""
 
     name: str
     section: str
@@ -69,7 +69,7 @@ class System:
     grpc: str = ""
     admin: str = ""
     model: str = ""
-    """Model name for peers with OpenAI-style requests. Empty for requests with `inputs` only."""
+    """Model name for peers with OpenAI-style requests, empty for requests that only have `inputs`."""
 
     @classmethod
     def attendant(cls, server: RunningServer) -> "System":
@@ -88,7 +88,7 @@ class System:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measurement of a workload on a system, and the limit measured just before."""
+    """One measurement of a workload on a system, with the limit measured just before."""
 
     workload: str
     system: str
@@ -118,7 +118,7 @@ class Figure:
 def measure(
     workload: Workload, systems: Sequence[System], limit: Limit, corpus: Corpus, seconds: float
 ) -> list[Figure]:
-    """Measure the limit, and then the workload on each system that runs it."""
+    """Measure the limit, then the workload on each system that supports it."""
     limit_now = limit.measure(LIMIT_S)
     single = None
     if workload.texts == workload.connections == 1:
@@ -154,7 +154,7 @@ def measure(
 
 
 def alternate(pair: tuple[Workload, Workload], system: System, corpus: Corpus, seconds: float, rounds: int) -> float:
-    """Return the ratio of the rates of two workloads, as the median over pairs of adjacent measurements."""
+    """Return the ratio of two workloads' rates, as the median over adjacent pairs of measurements."""
     rates: list[list[float]] = [[], []]
     for number in range(rounds):
         for place in (0, 1) if number % 2 else (1, 0):
@@ -166,7 +166,7 @@ def alternate(pair: tuple[Workload, Workload], system: System, corpus: Corpus, s
 
 
 def send(workload: Workload, system: System, bodies: str, seconds: float) -> Answered:
-    """Send a workload to a system. The result of a peer that fails completely has no requests."""
+    """Send a workload to a system. If every request to a peer fails, the figure has no requests."""
     if workload.grpc:
         return run_rpc(Load(system.grpc, workload.connections, bodies), seconds)
     try:
@@ -191,9 +191,10 @@ def _groups(workload: Workload, corpus: Corpus) -> list[list[tuple[str, int]]]:
 
 
 def _settle(system: System, texts: Sequence[str]) -> None:
-    """Wait until the system has finished the unfinished requests of the warm-up.
+    """Wait until the system has worked off the warm-up requests.
 
-    Some servers process requests of disconnected clients. The measurement reports a system that does not respond.
+    Some servers keep processing requests of disconnected clients. If the system does not respond, the measurement will
+    say so.
     """
     with suppress(httpx.HTTPError):
         httpx.post(system.url, json=system.body(texts), timeout=SETTLE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The configuration of a run, and the objects that all sections share."""
+"""Configuration of a run, and objects shared by all sections."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -20,7 +20,7 @@ CALIBRATION_TEXTS = 200
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Durations in seconds, and repetitions."""
+    """Durations in seconds, and numbers of repetitions."""
 
     seconds: float
     rounds: int
@@ -48,7 +48,7 @@ FULL = BenchConfig(
 
 @dataclass
 class BenchContext:
-    """The machine, texts and limit of a run, and its results."""
+    """A run's machine, texts, limit and results."""
 
     config: BenchConfig
     machine: Machine
@@ -85,13 +85,11 @@ class BenchContext:
         return [text for text, _ in self.corpus.passages]
 
     def add(self, name: str, result: object, verdicts: Sequence[Verdict]) -> None:
-        """Record a section's result and its verdicts."""
         self.record[name] = _plain(result)
         self.verdicts += verdicts
 
 
 def progress(line: str) -> None:
-    """Print a line without buffering."""
     print(line, flush=True)
 
 

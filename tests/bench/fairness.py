@@ -18,7 +18,7 @@ ALLOWED_MS = 150.0
 
 @dataclass(frozen=True)
 class FairnessFigures:
-    """Results of each client alone, and of the bulk client together with W1 at 4 and at 64."""
+    """Figures of each client alone, and of the bulk client together with W1 at 4 and at 64."""
 
     single_alone: Answered
     bulk_alone: BulkFigure
@@ -47,7 +47,7 @@ class FairnessFigures:
 
 
 def tail_ratio(alone_ms: float, beside_ms: float) -> float:
-    """Return the ratio of the 99th percentiles. An increase of at most 150 ms passes with any ratio."""
+    """Return the ratio of the 99th percentiles. An increase of at most 150 ms always passes."""
     ratio = beside_ms / alone_ms
     return min(ratio, TARGETS["fair_tail"].threshold) if beside_ms - alone_ms <= ALLOWED_MS else ratio
 
@@ -59,7 +59,7 @@ def measure_fairness(
     seconds: float,
     progress: Callable[[str], None],
 ) -> FairnessFigures:
-    """Measure each client alone, then both. W1 runs until the last request of the bulk client ends."""
+    """Measure each client alone, then both together. W1 runs until the bulk client's last request ends."""
     url = f"{server.rest}/v1/encode"
     ends = range(BULK_BODIES)
     rotated = [[passages[(end + place) % len(passages)] for place in range(BULK_TEXTS)] for end in ends]

@@ -1,7 +1,7 @@
-"""`make bench-gpu`: the targets of a GPU, in a run of a few minutes, on a machine with only Python and CUDA.
+"""`make bench-gpu`: measures the GPU targets in a few minutes, on a machine with only Python and CUDA.
 
-The models are exported with random weights, which do not change the speed. Alternatively, options name artifacts that
-were exported with `--variant cuda` on a machine with torch.
+The models have random weights, which do not change the speed. Alternatively, options name artifacts that were exported
+with `--variant cuda` on a machine with torch.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STARTED = time.monotonic()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 if every measured target was reached, else 1, also if there is no GPU."""
+    """Return 0 if every measured target was met, else 1, including when there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=__doc__)
     parser.add_argument("--bert", type=Path, help="artifact of the size of BERT-base (default: random weights)")
     parser.add_argument("--minilm", type=Path, help="artifact of the size of MiniLM-L6 (default: the default model)")
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
-    """Export the missing artifacts, then measure all targets."""
+    """Export missing artifacts, then measure all targets."""
     progress(describe_machine())
     if bert is None:
         progress("exporting a random model of the size of BERT-base")
@@ -77,7 +77,7 @@ def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -
 
 
 def make_minilm(out: Path) -> Path:
-    """Export the default model if its package is installed, otherwise a random model of its size."""
+    """Export the default model if its package is installed, otherwise a random model of the same size."""
     from model.model_source import SourceError
 
     try:
@@ -87,7 +87,7 @@ def make_minilm(out: Path) -> Path:
 
 
 def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
-    """Measure G1, G2, G4 and G5. Only the kernels are read in another process."""
+    """Measure G1, G2, G4 and G5. Only the kernels are read in a separate process."""
     from model.artifact import TOKENIZER, Artifact
     from model.tokenizer import Tokenizer
     from tests.bench import gpu_engine
@@ -148,7 +148,7 @@ def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
 
 @contextmanager
 def serving(directory: Path, **options: object) -> Iterator[str]:
-    """Start a server on the GPU in a separate process, and yield its gRPC address."""
+    """Start a server on the GPU in a separate process and yield its gRPC address."""
     values = {"model_dir": directory, "provider": "cuda", "rest_port": 0, "grpc_port": 0, "admin_port": 0}
     values |= {"max_queue_tokens": 1 << 20} | options
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
@@ -163,7 +163,6 @@ def serving(directory: Path, **options: object) -> Iterator[str]:
 
 
 def describe_machine() -> str:
-    """Return the GPU, driver, CPUs and versions."""
     import onnxruntime
 
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]

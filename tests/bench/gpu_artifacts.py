@@ -1,4 +1,6 @@
-"""Packages and artifacts for the GPU bench: models of two sizes, with random weights if no checkpoint is installed."""
+"""Packages and artifacts for the GPU bench: models of two sizes, with random weights unless a checkpoint is
+installed.
+"""
 
 import importlib.util
 import json
@@ -23,7 +25,7 @@ PACKAGES = {
         "uvloop",
     ),
 }
-"""Required modules per step."""
+"""Modules required by each step."""
 
 NAMES = {
     "dotenv": "python-dotenv",
@@ -33,14 +35,14 @@ NAMES = {
     "grpc_reflection": "grpcio-reflection",
     "onnxruntime": "onnxruntime-gpu[cuda,cudnn]",
 }
-"""Package names that differ from the module name."""
+"""Package names that differ from module names."""
 
 MEASURED_TEXTS = 200
 
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of an encoder."""
+    """Dimensions of an encoder."""
 
     name: str
     layers: int
@@ -56,7 +58,7 @@ MINILM = Size("minilm-l6", layers=6, width=384, inner=1536)
 
 
 def missing_packages(kinds: Iterable[str] = PACKAGES) -> list[str]:
-    """Return the missing packages of these steps, by their names for pip."""
+    """Return the pip names of these steps' missing packages."""
     modules = [module for kind in kinds for module in PACKAGES[kind]]
     return sorted(NAMES.get(module, module).replace("_", "-") for module in modules if not _is_installed(module))
 
@@ -69,7 +71,7 @@ def _is_installed(module: str) -> bool:
 
 
 def make_artifact(size: Size, out: Path) -> Path:
-    """Export an encoder with the random initialization of BERT, and its graph for CUDA."""
+    """Export an encoder with BERT's random initialization, including its CUDA graph."""
     published = out.parent / f"{size.name}-published"
     published.mkdir(parents=True)
     _publish(size, published)
@@ -77,7 +79,7 @@ def make_artifact(size: Size, out: Path) -> Path:
 
 
 def export_artifact(source: str, out: Path) -> Path:
-    """Export a published model with its graph for CUDA."""
+    """Export a published model, including its CUDA graph."""
     from model.export import Variants, export
     from model.sample_texts import sample_sentences
 

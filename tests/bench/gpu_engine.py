@@ -1,4 +1,4 @@
-"""The CUDA backend without a server: tokens per second, latency of one text, and cosine to float32."""
+"""The CUDA backend without a server: tokens per second, single-text latency, and cosine to float32."""
 
 import itertools
 import math
@@ -44,7 +44,7 @@ def sentence_texts(tokenizer: Tokenizer, sentences: Sequence[str], max_tokens: i
 
 
 def fill_batches(backend: BatchBackend, texts: Sequence[EncodeTask]) -> list[list[EncodeTask]]:
-    """Fill batches up to the limits of the backend, in the order of the texts."""
+    """Fill batches up to the backend's limits, in text order."""
     batches: list[list[EncodeTask]] = []
     remaining = 0
     for text in texts:
@@ -57,8 +57,8 @@ def fill_batches(backend: BatchBackend, texts: Sequence[EncodeTask]) -> list[lis
 
 
 def measure_throughput(backend: BatchBackend, texts: Sequence[EncodeTask], seconds: float) -> float:
-    """Return tokens per second of full batches, with one thread per worker of the engine."""
-    # The last batch is rarely full.
+    """Return tokens per second for full batches, with as many threads as the engine has workers."""
+    # The last batch is usually not full.
     repeats = math.ceil(2 * backend.max_batch_tokens / sum(len(text.tokens) for text in texts))
     batches = fill_batches(backend, list(texts) * max(1, repeats))[:-1]
     turn, lock = itertools.cycle(batches), threading.Lock()
@@ -80,7 +80,7 @@ def measure_throughput(backend: BatchBackend, texts: Sequence[EncodeTask], secon
 
 
 def measure_latency_ms(backend: BatchBackend, texts: Sequence[EncodeTask], count: int) -> float:
-    """Return the median time of a batch of one text, in milliseconds."""
+    """Return the median time of a single-text batch in milliseconds."""
     times = []
     for text in itertools.islice(itertools.cycle(texts), count):
         started = time.perf_counter()
@@ -90,7 +90,7 @@ def measure_latency_ms(backend: BatchBackend, texts: Sequence[EncodeTask], count
 
 
 def measure_accuracy(backend: BatchBackend, artifact: Artifact, texts: Sequence[EncodeTask]) -> float:
-    """Return the smallest cosine to the fast graph in float32, or NaN if a value is not finite."""
+    """Return the minimum cosine to the fast graph in float32, or NaN if any value is not finite."""
     vectors, reference = _vectors(backend, texts), _vectors(open_on(artifact, "cpu"), texts)
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     cosines = (vectors * reference).sum(axis=1) / lengths

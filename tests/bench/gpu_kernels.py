@@ -1,7 +1,7 @@
-"""The kernels that run on the GPU, from the debug log of ONNX Runtime in a separate process.
+"""GPU kernels in use, parsed from ONNX Runtime's debug log in a separate process.
 
-As a module, it opens the graph of an artifact, prints the operators off the GPU, and runs the graph. ONNX Runtime logs
-the selected attention kernels. `read_kernels` runs the module and parses its output.
+Run as a module, this opens and runs an artifact's graph and prints the operators that are not on the GPU, while ONNX
+Runtime logs the attention kernels it selects. `read_kernels` runs the module and parses its output.
 """
 
 import json
@@ -25,14 +25,14 @@ TIMEOUT_S = 180
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels per attention node, and the operators off the GPU."""
+    """Kernels per attention node, and operators that do not run on the GPU."""
 
     attention: dict[str, set[str]]
     off_gpu: set[str]
 
     @classmethod
     def of(cls, output: str) -> "Kernels":
-        """Parse the output of the process."""
+        """Parse the process output."""
         attention: dict[str, set[str]] = {}
         off_gpu: set[str] = set()
         for line in COLOR_CODE.sub("", output).splitlines():
@@ -44,7 +44,7 @@ class Kernels:
 
     @property
     def fast_nodes(self) -> int:
-        """Number of attention nodes that ran only fast kernels."""
+        """Number of attention nodes that only ran fast kernels."""
         return sum(kernels <= FAST_KERNELS for kernels in self.attention.values())
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""C12: export of the int8 variant, and its rate and accuracy compared with float32."""
+"""C12: export of the int8 variant, and its speed and accuracy compared with float32."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ W32 = BY_NAME["W32"]
 
 @dataclass(frozen=True)
 class Int8Figures:
-    """`digest` identifies the exported artifact and must be equal on all machines."""
+    """`digest` identifies the exported artifact and must be the same on all machines."""
 
     export_s: float
     digest: str
@@ -47,7 +47,7 @@ class Int8Figures:
 def measure_int8(
     texts: Sequence[str], reference: Vectors, seconds: float, rounds: int, progress: Callable[[str], None]
 ) -> Int8Figures:
-    """Export, serve in int8 and float32, alternate W32, and compare the vectors with `reference`, (N, D)."""
+    """Export, serve int8 and float32, alternate W32 between them, and compare vectors with `reference`, (N, D)."""
     progress("exporting with int8")
     with tempfile.TemporaryDirectory(prefix="bench-int8-") as scratch:
         directory = Path(scratch) / "artifact"

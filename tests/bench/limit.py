@@ -1,7 +1,7 @@
-"""The limit: the fastest correct backend of this CPU with full dense batches and without a server.
+"""The limit: the fastest correct backend on this CPU, running full dense batches without a server.
 
 Candidates are ONNX Runtime in float32 and OpenVINO in bfloat16, each with one stream per core and with one stream over
-all cores. A candidate is correct if its vectors have a cosine of at least 0.9999 to float32.
+all cores. A candidate is correct if the cosine between its vectors and float32 is at least 0.9999.
 """
 
 import threading
@@ -21,7 +21,7 @@ from tests.bench.project import Model
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
 MIN_COSINE = 0.9999
 REMEASURED = 3
-"""Number of the best configurations that each later measurement runs again."""
+"""How many of the best configurations each later measurement runs again."""
 
 Inputs = dict[str, NDArray[np.int64]]
 Run = Callable[[Inputs], NDArray[np.float32]]
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to run the graph: `runs` has one function per thread that may run at the same time."""
+    """A way to run the graph. `runs` has one function per thread, which may run concurrently."""
 
     name: str
     precision: str
@@ -38,7 +38,7 @@ class Backend:
     runs: tuple[Run, ...]
 
     def dense(self, ids: NDArray[np.int64]) -> Inputs:
-        """Return the inputs of the graph for a dense batch of ids, (rows, tokens)."""
+        """Return graph inputs for a dense batch of ids, (rows, tokens)."""
         return {name: _input(name, ids) for name in self.names}
 
     def tokens_per_second(self, rows: int, tokens: int, seconds: float, vocab_size: int) -> float:
@@ -62,7 +62,7 @@ class Backend:
         return sum(counts) * rows * tokens / (time.perf_counter() - started)
 
     def vector(self, ids: Sequence[int]) -> NDArray[np.float64]:
-        """Return the normalized mean of the last hidden state of one text, (D,)."""
+        """Return the normalized mean of a text's last hidden states, (D,)."""
         hidden = self.runs[0](self.dense(np.array([ids], dtype=np.int64)))[0].astype(np.float64)
         mean = hidden.mean(axis=0)
         unit: NDArray[np.float64] = mean / np.linalg.norm(mean)
@@ -79,13 +79,13 @@ class LimitFigure:
 
 
 class Limit:
-    """The backends of this machine, calibrated once."""
+    """Backends of this machine, calibrated once."""
 
     def __init__(self, model: Model, cores: int, bfloat16: bool, progress: Progress) -> None:
         self._tokenizer = model.tokenizer()
         self._vocabulary_size = model.vocab_size
         self._single = [_onnxruntime(model, cores, streams=1)]
-        # The threads of one stream spin while they wait. On a busy machine, independent streams are much faster.
+        # The threads of a single stream spin while waiting. On a busy machine, independent streams are much faster.
         self._independent = _onnxruntime(model, cores, streams=cores) if cores > 1 else self._single[0]
         backends = list(dict.fromkeys([*self._single, self._independent]))
         self.skipped = ""
@@ -109,7 +109,7 @@ class Limit:
         return self._best[0][0]
 
     def calibrate(self, texts: Sequence[str], seconds: float, progress: Progress) -> None:
-        """Measure each backend on each shape for `seconds`, and the smallest cosine of its vectors over `texts`."""
+        """Measure each backend on each shape for `seconds`, and its minimum cosine over `texts`."""
         reference = self.reference(texts)
         correct, rates = [], {}
         for backend in self._backends:
@@ -129,7 +129,7 @@ class Limit:
         self._float32 = [item for item in ranked if item[0].precision == "float32"][:1]
 
     def measure(self, seconds: float) -> LimitFigure:
-        """Measure the best configurations again under the current load of the machine."""
+        """Measure the best configurations again under the machine's current load."""
         configurations = list({id(item): item for item in (*self._best, *self._float32)}.values())
         duration = seconds / len(configurations)
         rates = [
@@ -141,11 +141,11 @@ class Limit:
         return LimitFigure(rate, float32, backend.name)
 
     def median_run_ms(self, texts: Sequence[str]) -> float:
-        """Return the median time to tokenize and run one text on all cores, in milliseconds."""
+        """Return the median time to tokenize and encode one text on all cores, in milliseconds."""
         precision = self.backend.precision
         backend = next(backend for backend in self._single if backend.precision == precision)
         for ids in {len(ids): ids for ids in self._tokenizer.ids(texts)}.values():
-            backend.vector(ids)  # the first run of a shape takes longer
+            backend.vector(ids)  # warm-up, because the first run of a shape takes longer
         times = []
         for text in texts:
             started = time.perf_counter()
@@ -154,13 +154,13 @@ class Limit:
         return float(np.median(times)) * 1000
 
     def reference(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Return normalized vectors of single texts by ONNX Runtime in float32, (N, D)."""
+        """Return normalized vectors of single texts computed by ONNX Runtime in float32, (N, D)."""
         with ThreadPoolExecutor(len(self._independent.runs)) as pool:
             return np.stack(list(pool.map(self._independent.vector, self._tokenizer.ids(texts))))
 
 
 def _input(name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an input by name, for a dense batch with one sequence per row."""
+    """Return a graph input by name, for a dense batch with one sequence per row."""
     if "position" in name:
         return np.tile(np.arange(ids.shape[1]), (ids.shape[0], 1))
     if "type" in name:
@@ -184,12 +184,12 @@ def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
 def _openvino(model: Model, cores: int, streams: int) -> Backend:
     core: Any = import_openvino().Core()
     settings = {"INFERENCE_PRECISION_HINT": HINTS["bfloat16"], "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
-    # OpenVINO resolves external weights relative to the path of the model.
+    # OpenVINO resolves external weights relative to the model path.
     compiled: Any = core.compile_model(core.read_model(model.graph), "CPU", settings)
 
     def make(request: Any) -> Run:
         def run(inputs: Inputs) -> NDArray[np.float32]:
-            # Inputs are copied: share_inputs=True corrupts the heap when several threads use it.
+            # Copy inputs: share_inputs=True corrupts the heap if several threads use it.
             hidden: NDArray[np.float32] = request.infer(inputs, share_inputs=False)[compiled.output(0)]
             return hidden
 

@@ -1,5 +1,5 @@
--- Script for wrk: post the bodies of a file in a cycle, and print the figures as one line of JSON.
--- A line is a body for the URL of wrk, or "/path<TAB>body". BENCH_HEADERS holds "name: value" lines.
+-- Script for wrk: cycle through the request bodies in a file, and print the figures as one line of JSON.
+-- A line is a body for wrk's URL, or "/path<TAB>body". BENCH_HEADERS holds "name: value" lines.
 local requests, at = {}, 0
 local file = assert(os.getenv("BENCH_BODIES"))
 

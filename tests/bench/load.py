@@ -1,4 +1,4 @@
-"""Load generators in other processes: wrk and Python senders. They send the bodies of a file in a cycle."""
+"""Load generators in separate processes: wrk and Python senders. They cycle through the request bodies in a file."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 GZIP = {"accept-encoding": "gzip, deflate"}
-"""The default of httpx, requests, the openai package and browsers."""
+"""What httpx, requests, the openai package and browsers send by default."""
 CLOSE = {"connection": "close"}
 END_TIMEOUT_S = 10
 
@@ -35,7 +35,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Answered:
-    """Responses to a load. `failed` counts responses other than 2xx and lost connections. Latencies include all."""
+    """Responses under a load. `failed` counts non-2xx responses and lost connections. Latencies include all
+    responses.
+    """
 
     requests: int
     seconds: float
@@ -51,7 +53,7 @@ class Answered:
 
 @contextmanager
 def bodies_file(bodies: Sequence[object], paths: Sequence[str] = ()) -> Iterator[str]:
-    """Write a temporary file with one JSON body per line, each after its path if `paths` is not empty."""
+    """Write a temporary file with one JSON body per line, preceded by its path if `paths` is not empty."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         heads = [f"{path}\t" for path in paths] or [""] * len(bodies)
         file.writelines(f"{head}{json.dumps(body)}\n" for head, body in zip(heads, bodies, strict=True))
@@ -61,7 +63,7 @@ def bodies_file(bodies: Sequence[object], paths: Sequence[str] = ()) -> Iterator
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Start a process, and stop it at the end of the block or after an exception."""
+    """Start a process, and stop it when the block exits."""
     process = subprocess.Popen(command, text=True, **options)
     try:
         yield process
@@ -80,7 +82,7 @@ def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Pope
 
 @contextmanager
 def started_wrk(load: Load, seconds: float) -> Iterator["subprocess.Popen[str]"]:
-    """Start wrk. `wrk_result` reads its figures."""
+    """Start wrk. Get its figures from `wrk_result`."""
     command = ["wrk", "-t1", f"-c{load.connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
                "-s", str(Path(__file__).parent / "load.lua"), load.url]  # fmt: skip
     headers = "\n".join(f"{name}: {value}" for name, value in load.headers.items())
@@ -90,7 +92,7 @@ def started_wrk(load: Load, seconds: float) -> Iterator["subprocess.Popen[str]"]
 
 
 def wrk_result(process: "subprocess.Popen[str]", stop: bool = False) -> Answered:
-    """Wait for wrk or stop it, and parse the line that its script prints. Raises `LoadError`."""
+    """Wait for wrk or stop it, and parse the line printed by its script. Raises `LoadError`."""
     if stop:
         process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
@@ -107,10 +109,10 @@ def run_wrk(load: Load, seconds: float) -> Answered:
 
 
 def run_senders(module: str, jobs: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
-    """Run one process of tests.bench.`module` per job and return the JSON object that each prints.
+    """Run one tests.bench.`module` process per job and return the JSON object that each prints.
 
-    A sender reads its job from the first line of its input, prints "ready", and starts after the next line, so that
-    all senders start together. Raises `LoadError`.
+    A sender reads its job from its first line of input, prints "ready", and starts after the next line, so that all
+    senders start together. Raises `LoadError`.
     """
     command = [sys.executable, "-m", f"tests.bench.{module}"]
     with ExitStack() as stack:
@@ -130,13 +132,13 @@ def run_senders(module: str, jobs: Sequence[dict[str, object]]) -> list[dict[str
 
 
 def receive_job() -> dict[str, Any]:
-    """Read the job of a sender from the first line of its input."""
+    """Read a sender's job from its first line of input."""
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     return job
 
 
 def await_start() -> None:
-    """Report that a sender is ready, and wait until all senders are ready."""
+    """Report that the sender is ready, and wait for the start signal."""
     print("ready", flush=True)
     sys.stdin.readline()
 

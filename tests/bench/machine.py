@@ -1,4 +1,4 @@
-"""The machine of a measurement."""
+"""The machine that a measurement ran on."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("attendant", "onnxruntime", "openvino", "torch", "numpy", "tokenizer
 
 @dataclass(frozen=True)
 class Machine:
-    """Processor, CPU features that select the backend, cores of this process, versions and commit."""
+    """Processor, CPU features that affect backend selection, cores available to this process, versions and commit."""
 
     name: str
     cpu: str
@@ -60,7 +60,7 @@ class Machine:
 
 
 def load_average() -> str:
-    """Return the load average, because figures of a busy machine are less reliable."""
+    """Return the load average; figures from a busy machine are less reliable."""
     return f"load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
 
 

@@ -1,4 +1,4 @@
-"""Several models (C15): single sentences for one model while a flood of requests is sent to another one."""
+"""Several models (C15): single sentences for one model while another one is flooded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ FLOOD_TEXTS = 32
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """Pairs of results of W1 at 4 for one model: alone, and beside W32 at 16 for another one."""
+    """Figures of W1 at 4 for one model, in pairs: alone, and alongside W32 at 16 for another model."""
 
     alone: list[Answered]
     beside: list[Answered]
 
     @property
     def tail_ratio(self) -> float:
-        """The median ratio of the 99th percentiles."""
+        """Median ratio of the 99th percentiles."""
         return median(beside.p99_ms / alone.p99_ms for alone, beside in zip(self.alone, self.beside, strict=True))
 
     def verdicts(self) -> list[Verdict]:
@@ -39,7 +39,7 @@ class ModelFigures:
 def measure_models(
     server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int, progress: Callable[[str], None]
 ) -> ModelFigures:
-    """Measure a server of two models, in alternating rounds."""
+    """Measure a server with two models in alternating rounds."""
     url = f"{server.rest}/v1/encode"
     starts = range(0, len(sentences) - FLOOD_TEXTS, FLOOD_TEXTS)
     flood_bodies = [{"inputs": sentences[start : start + FLOOD_TEXTS], "model": FLOODED} for start in starts]

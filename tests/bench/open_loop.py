@@ -1,8 +1,8 @@
-"""Open loop: a sender in a separate process sends requests on a schedule, independent of the responses.
+"""Open loop: a sender in a separate process sends requests on a schedule, whether or not responses arrive.
 
 A request uses an idle connection or opens a new one, so that no response delays the next request. Latencies of accepted
 requests start at the scheduled time, which avoids coordinated omission. Latencies of rejections start when the request
-is written, because they measure how fast the server rejects. The delay of the sender is reported too.
+is written, because they measure how fast the server rejects. The sender's delay is reported too.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from tests.bench.load import Load, await_start, receive_job, run_senders
 
 SEED = 20_262
 RESPONSE_WAIT_S = 3.0
-"""Time to wait for responses after the last request."""
+"""How long to wait for responses after the last request."""
 MIN_SLEEP_MS = 2.0
-"""Shortest sleep between sends. Requests that are due in the meantime are sent together."""
+"""Shortest sleep between sends. Requests that become due in the meantime are sent together."""
 MAX_CONNECTIONS = 15_000
 REJECTIONS_FROM_S = 1.0
-"""Rejections count from this time on, accepted requests after the queue has filled."""
+"""Rejections count after this time, accepted requests after the queue has filled."""
 
 
 @dataclass(frozen=True)
 class Offered:
-    """Requests per second offered, sent, accepted and rejected. NaN where there were none.
+    """Requests per second offered, sent, accepted and rejected; NaN if there were none.
 
-    `loop_ms_per_request` is the CPU time of the server's main thread, the event loop, per request answered.
+    `loop_ms_per_request` is the CPU time of the server's main thread (the event loop) per response.
     """
 
     offered: float
@@ -64,9 +64,9 @@ class Offered:
 
 
 def run_open(load: Load, rate: float, fill_s: float, seconds: float, pid: int) -> Offered:
-    """Offer `rate` requests per second as a Poisson process, for `fill_s` until the queue is full, then for `seconds`.
+    """Offer `rate` requests per second as a Poisson process: for `fill_s` until the queue is full, then for `seconds`.
 
-    `pid` is the process of the server.
+    `pid` is the server process.
     """
     job = {
         "url": load.url, "bodies": load.bodies, "headers": load.headers,
@@ -80,13 +80,13 @@ def run_open(load: Load, rate: float, fill_s: float, seconds: float, pid: int) -
 
 
 def main_thread_s(pid: int) -> float:
-    """Return the CPU time of the main thread of a process, in seconds."""
+    """Return the CPU time of a process's main thread in seconds."""
     fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def allow_connections() -> None:
-    """Raise the limit of open files of this process and of its child processes."""
+    """Raise the open file limit of this process and its children."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -162,7 +162,7 @@ class Sender:
             self.failed += 1
 
     async def send_all(self, due: NDArray[np.float64]) -> list[float]:
-        """Send at the times `due`, in seconds from now, and return the delay per request."""
+        """Send at the times `due`, in seconds from now, and return each request's delay."""
         late: list[float] = []
         started = time.perf_counter()
         at = 0
@@ -178,12 +178,12 @@ class Sender:
         return late
 
     def unanswered(self) -> list[float]:
-        """Return the waiting time of each request without a response, in seconds."""
+        """Return how long each request without a response has been waiting, in seconds."""
         now = time.perf_counter()
         return [now - connection.written for connection in self._all.difference(self._free)]
 
     def close(self) -> None:
-        """Close all connections. The server then discards queued inputs."""
+        """Close all connections, which makes the server discard queued inputs."""
         self._closing = True
         for connection in list(self._all):
             if connection.transport is not None:
@@ -211,7 +211,6 @@ class Sender:
 
 
 def request_of(url: str, body: str, headers: Mapping[str, str]) -> bytes:
-    """Return the bytes of a request."""
     address, data = urlsplit(url), body.strip().encode()
     head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -221,7 +220,7 @@ def request_of(url: str, body: str, headers: Mapping[str, str]) -> bytes:
 async def offer(
     url: str, requests: Sequence[bytes], rate: float, fill_s: float, seconds: float
 ) -> dict[str, float | int]:
-    """Offer requests and return the figures of rejections after the first second, and of others after `fill_s`."""
+    """Offer requests and return the figures, for rejections after the first second and for others after `fill_s`."""
     end_s = fill_s + seconds
     count = int(rate * end_s)
     due = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, count))
@@ -235,7 +234,7 @@ async def offer(
     accepted = [waited * 1000 for at, status, waited, _ in responses if status == 200 and at >= fill_s]
     good = sum(status == 200 and fill_s <= at <= end_s for at, status, _, _ in responses)
     rejected = [waited * 1000 for at, status, _, waited in responses if status == 429 and at >= REJECTIONS_FROM_S]
-    # A missing response counts as a slow rejection.
+    # Count a missing response as a slow rejection.
     rejections = [*rejected, *(waited * 1000 for waited in unanswered)]
     return {
         "sent": len(late) / max(end_s, due[-1] + late[-1]),
@@ -253,7 +252,7 @@ async def offer(
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, or NaN without values."""
+    """Return a quantile, or NaN if there are no values."""
     return float(np.quantile(values, share)) if values else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""The open-loop workload OL (C9): W1 at multiples of the capacity. Overload must not reduce goodput."""
+"""Open-loop workload OL (C9): W1 at multiples of the capacity. Overload must not reduce goodput."""
 
 import math
 import time
@@ -24,7 +24,7 @@ def measure_overload(
     queue_ms: int,
     progress: Callable[[str], None],
 ) -> list[Offered]:
-    """Offer increasing shares of `capacity` (requests per second), each for `seconds` after the queue has filled."""
+    """Offer increasing multiples of `capacity` (requests per second), each for `seconds` after the queue has filled."""
     results = []
     with bodies_file([encode_body([text]) for text in texts]) as bodies:
         load = Load(f"{server.rest}/v1/encode", 0, bodies, GZIP)
@@ -36,12 +36,12 @@ def measure_overload(
 
 
 def seconds_to_fill(share: float, queue_ms: int) -> float:
-    """Return the seconds until the queue wait reaches its limit at a load over the capacity."""
+    """Return the seconds until the queue wait reaches its limit under a load over capacity."""
     return WARM_UP_S if share <= 1 else WARM_UP_S + queue_ms / 1000 / (share - 1)
 
 
 def judge_overload(results: Sequence[Offered], queue_ms: int) -> list[Verdict]:
-    """Return the verdicts on the last result, which has the highest load."""
+    """Return the verdicts on the last result, the one with the highest load."""
     peak = max(result.goodput for result in results)
     highest = results[-1]
     return [
@@ -53,9 +53,9 @@ def judge_overload(results: Sequence[Offered], queue_ms: int) -> list[Verdict]:
 
 
 def rejection_cpu_ms(results: Sequence[Offered]) -> float:
-    """Return the CPU time of the event loop per rejection at the highest load, in milliseconds.
+    """Return the event loop's CPU time per rejection at the highest load, in milliseconds.
 
-    Assumption: an accepted request takes as much CPU time as at capacity. The rejections share the remaining time.
+    This assumes that an accepted request costs the same CPU time as at capacity, and attributes the rest to rejections.
     """
     capacity, highest = results[CAPACITY_SHARE], results[-1]
     if not highest.rejected:

@@ -1,4 +1,4 @@
-"""Export the model of a peer to ONNX, in the environment of the peer. Usage: `peer_export.py SOURCE TARGET`."""
+"""Export a peer's model to ONNX, inside the peer's environment. Usage: `peer_export.py SOURCE TARGET`."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Serve a library with a minimal route, in the environment of a peer. Usage: `peer_server.py ENGINE MODEL PORT`.
+"""Serve a library behind a minimal route, inside a peer's environment. Usage: `peer_server.py ENGINE MODEL PORT`.
 
-ENGINE is a backend of sentence-transformers (torch, onnx, openvino), or fastembed. A lock serializes the calls, because
+ENGINE is a sentence-transformers backend (torch, onnx, openvino), or fastembed. A lock serializes the calls, because
 the models are not thread-safe.
 """
 

@@ -1,7 +1,7 @@
-"""Peers: other servers of the same weights, installed in separate environments under bench-peers/.
+"""Peers: other servers with the same weights, installed in separate environments under bench-peers/.
 
 A peer that cannot be installed, does not start, or returns wrong vectors is skipped, and the reason is reported. Peers
-run with their default settings, except for settings that are required for correct vectors.
+run with their default settings, except where correct vectors require others.
 """
 
 import os
@@ -36,7 +36,7 @@ Paths = Mapping[str, str]
 
 
 class PeerError(Exception):
-    """The reason why a peer is skipped."""
+    """Why a peer is skipped."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Environment:
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()
-    """Dependencies that do not work with this version of torch."""
+    """Dependencies that do not work with this torch version."""
 
     @property
     def directory(self) -> Path:
@@ -57,7 +57,7 @@ class Environment:
         return self.directory / "bin" / "python"
 
     def install(self, progress: Progress) -> None:
-        """Install the requirements unless the same ones are already installed. Raises `PeerError`."""
+        """Install the requirements unless the same ones are installed already. Raises `PeerError`."""
         requirements, marker = (
             "\n".join((*self.requirements, *(f"not {name}" for name in self.removed))),
             self.directory / "installed.txt",
@@ -81,16 +81,16 @@ INFINITY = Environment(
 )  # fmt: skip
 WEB = ("fastapi", "uvicorn")
 SENTENCE_TRANSFORMERS = Environment("sentence-transformers", ("sentence-transformers", *WEB, TORCH))
-# Each of the two extras pins its own versions of transformers.
+# The two extras pin different versions of transformers.
 ST_ONNX = Environment("st-onnx", ("sentence-transformers[onnx]", *WEB, TORCH))
-# The torchvision of PyPI requires torch with CUDA.
+# PyPI's torchvision requires torch with CUDA.
 ST_OPENVINO = Environment("st-openvino", ("sentence-transformers[openvino]", *WEB, TORCH), removed=("torchvision",))
 FASTEMBED = Environment("fastembed", ("fastembed", *WEB))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A command with placeholders: bin, model, port and here. `prepare` runs before the first start."""
+    """A command with the placeholders bin, model, port and here. `prepare` runs before the first start."""
 
     name: str
     environment: Environment
@@ -98,7 +98,7 @@ class Peer:
     route: str
     prepare: tuple[str, ...] = ()
     prepared: str = ""
-    """The file that `prepare` writes, relative to the model directory."""
+    """File that `prepare` writes, relative to the model directory."""
     model: str = ""
 
     def system(self, port: int) -> System:
@@ -108,7 +108,7 @@ class Peer:
 def _served(
     name: str, environment: Environment, engine: str, prepare: tuple[str, ...] = (), prepared: str = ""
 ) -> Peer:
-    """Return a peer that `peer_server.py` serves."""
+    """Return a peer that runs `peer_server.py`."""
     command = ("{bin}/python", "{here}/peer_server.py", engine, "{model}", "{port}")
     return Peer(name, environment, command, "/encode", prepare, prepared)
 
@@ -131,7 +131,7 @@ PEERS = (
     _served("st torch", SENTENCE_TRANSFORMERS, "torch"),
     _served("st onnx", ST_ONNX, "onnx"),
     _served("st openvino", ST_OPENVINO, "openvino"),
-    # fastembed reads ONNX only. An environment with torch exports the model.
+    # fastembed only reads ONNX, so an environment with torch exports the model.
     _served(
         "fastembed",
         FASTEMBED,
@@ -146,7 +146,7 @@ PEERS = (
 def serving_peers(
     texts: Sequence[str], reference: NDArray[np.float64], progress: Progress
 ) -> Iterator[tuple[list[System], dict[str, str]]]:
-    """Start the peers. Yield those whose vectors match `reference`, (N, D), and the reasons for skipping others."""
+    """Start the peers. Yield the ones whose vectors match `reference`, (N, D), and why others are skipped."""
     systems: list[System] = []
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
@@ -166,10 +166,10 @@ def serving_peers(
 
 
 def _start(peer: Peer, stack: ExitStack, progress: Progress) -> System:
-    """Install, prepare and start a peer, and wait until it responds. The stack stops its process."""
+    """Install, prepare and start a peer, and wait until it responds. The exit stack stops its process."""
     HOME.mkdir(exist_ok=True)
     peer.environment.install(progress)
-    # Some peers write to the model directory, so each gets a copy.
+    # Some peers write to the model directory, so each one gets a copy.
     model = HOME / "models" / peer.name.replace(" ", "-")
     if not (model / "config.json").is_file():
         shutil.rmtree(model, ignore_errors=True)
@@ -209,7 +209,7 @@ def _vectors(system: System, texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without options of Attendant, with downloads and usage reports disabled."""
+    """Return the environment without Attendant's options, and with downloads and usage reports disabled."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENDANT_", "PYTHON"))}
     return environment | {
         "DO_NOT_TRACK": "1",
@@ -225,7 +225,7 @@ def _fill(command: Sequence[str], paths: Paths) -> list[str]:
 
 
 def _run(command: Sequence[str], log: Path, timeout_s: float, progress: Progress) -> None:
-    """Run a command and report progress. Raises `PeerError`."""
+    """Run a command and report its progress. Raises `PeerError`."""
     started_at = time.monotonic()
     with log.open("a") as out, started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT) as process:
         while True:

@@ -1,4 +1,4 @@
-"""PNG plots of a run, if matplotlib (extra `bench`) is installed."""
+"""PNG plots of a run, if matplotlib is installed (the `bench` extra)."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ INK, SECOND, THIRD, FOURTH = "#1f4e79", "#c55a11", "#548235", "#7f7f7f"
 
 
 def can_plot() -> bool:
-    """Return whether matplotlib is installed, and print a line if not."""
+    """Return whether matplotlib is installed; print a line if it is not."""
     if importlib.util.find_spec("matplotlib"):
         return True
     print("no plots: matplotlib is not installed (pip install -e '.[bench]')")
@@ -35,7 +35,7 @@ def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], scaling: Sca
 
 
 def plot_offered(results: Sequence[Offered], directory: Path) -> None:
-    """Plot goodput, rejections and latency over the offered load."""
+    """Plot goodput, rejections and latency over offered load."""
     canvas, (rates, times) = _axes(2)
     offered = [result.offered for result in results]
     rates.plot(offered, offered, color=FOURTH, linestyle=":", label="offered")
@@ -52,7 +52,7 @@ def plot_offered(results: Sequence[Offered], directory: Path) -> None:
 
 
 def plot_stages(figures: Sequence[Figure], directory: Path) -> None:
-    """Plot the time per stage of each workload, from the metrics of the server."""
+    """Plot the time per stage of each workload, from the server's metrics."""
     shown = [figure for figure in figures if figure.stages]
     canvas, (axes,) = _axes(1)
     left = [0.0] * len(shown)
@@ -67,7 +67,7 @@ def plot_stages(figures: Sequence[Figure], directory: Path) -> None:
 
 
 def plot_scaling(scaling: Scaling, directory: Path) -> None:
-    """Plot the time per token over the length, and tokens per second over texts in flight."""
+    """Plot time per token over text length, and tokens per second over texts in flight."""
     canvas, (cost, flight) = _axes(2)
     lengths = list(scaling.by_length)
     cost.plot(lengths, [1e6 / rate for rate in scaling.by_length.values()], color=INK, marker="o",
@@ -84,7 +84,7 @@ def plot_scaling(scaling: Scaling, directory: Path) -> None:
 
 
 def plot_soak(seconds: Sequence[float], mib: Sequence[float], directory: Path) -> None:
-    """Plot memory over the soak."""
+    """Plot memory during the soak."""
     if not can_plot():
         return
     canvas, (axes,) = _axes(1)

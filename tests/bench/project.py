@@ -1,6 +1,6 @@
-"""The parts of the project that the bench imports, except for the start of servers.
+"""Everything that the bench imports from the project, apart from starting servers.
 
-All other measurements use the public API, so that changes of the engine affect only this module.
+All other measurements use the public API, so engine changes only affect this module.
 """
 
 import json
@@ -39,7 +39,7 @@ class Model:
 
     @property
     def graph(self) -> Path:
-        """The ONNX file of the fast graph. Its weights are in the same directory."""
+        """ONNX file of the fast graph, with its weights in the same directory."""
         return self.directory / str(self._manifest["graphs"]["fast"]["file"])
 
     @property
@@ -56,7 +56,7 @@ class Model:
 
 
 class Tokenizer:
-    """The tokenizer of the model, independent of the code of the server."""
+    """The model's tokenizer, independent of the server's code."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -74,7 +74,7 @@ class Tokenizer:
         return [len(ids) for ids in self.ids(texts)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Return the character range per token, without special tokens."""
+        """Return each token's character range, without special tokens."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return [(int(start), int(end)) for start, end in encoding.offsets]
 
@@ -85,51 +85,49 @@ def read_sentences() -> Iterable[str]:
 
 
 def checkpoint_directory() -> Path:
-    """Return the directory of the checkpoint of the default model, for peers and references. Raises `SourceError`."""
+    """Return the default model's checkpoint directory, for peers and references. Raises `SourceError`."""
     return Path(locate("default").directory)
 
 
 def max_queue_ms() -> int:
-    """Return the default limit of the queue time of the server, in milliseconds."""
+    """Return the server's default limit for the queue time, in milliseconds."""
     field = Settings.model_fields.get("max_queue_ms")
     return int(field.default) if field else MAX_QUEUE_MS
 
 
 def served_precision(rest: str) -> str:
-    """Return the precision that a server reports."""
-    import httpx  # not installed on machines of the GPU bench
+    """Return the precision reported by a server."""
+    import httpx  # not installed on GPU bench machines
 
     model: dict[str, Any] = httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()
     return str(model["precision"])
 
 
 def served_name(rest: str) -> str:
-    """Return the name of the default model of a server."""
-    import httpx  # not installed on machines of the GPU bench
+    """Return the name of a server's default model."""
+    import httpx  # not installed on GPU bench machines
 
     return str(httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()["name"])
 
 
 def encode_body(texts: Sequence[str], encoding: str = "float", outputs: Sequence[str] = ()) -> dict[str, object]:
-    """Return the body of POST /v1/encode."""
     body: dict[str, object] = {"inputs": list(texts), **(BASE64 if encoding == "base64" else {})}
     return body | ({"outputs": list(outputs)} if outputs else {})
 
 
 def attend_body(text: str, **fields: object) -> dict[str, object]:
-    """Return the body of POST /v1/attend."""
     return {"inputs": text, **fields}
 
 
 def encode_message(body: dict[str, Any]) -> bytes:
-    """Return the gRPC message of a body of POST /v1/encode."""
+    """Return the gRPC message for a /v1/encode body."""
     outputs = [f"OUTPUT_{name.upper()}" for name in body.get("outputs", ())]
     message = pb.EncodeRequest(inputs=[pb.Input(text=text) for text in body["inputs"]], outputs=outputs)
     return message.SerializeToString()
 
 
 def export_int8(out: Path) -> float:
-    """Export the default model with its int8 graph, and return the duration in seconds."""
+    """Export the default model with its int8 graph; return the duration in seconds."""
     command = [sys.executable, "-m", "model", "export", "default", "-o", str(out), *INT8_VARIANT]
     started = time.perf_counter()
     subprocess.run(command, cwd=ROOT, env=os.environ, check=True, capture_output=True, timeout=EXPORT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The output of a run: tables on the screen and bench-results/results.json."""
+"""Output of a run: tables on screen and bench-results/results.json."""
 
 import json
 import math
@@ -15,7 +15,7 @@ RESULTS = DIRECTORY / "results.json"
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Format medians with one line per workload and system."""
+    """Format medians, one line per workload and system."""
     header = (
         f"{'workload':<13} {'system':<22} {'texts/s':>8} {'tokens/s':>9} {'limit':>6} {'float32':>8} "
         f"{'p50 ms':>8} {'p99 ms':>8} {'B/text':>7}"
@@ -30,7 +30,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def stage_table(figures: Sequence[Figure]) -> str:
-    """Format the mean time per stage in milliseconds, for figures with stages."""
+    """Format the mean time per stage in milliseconds, for figures that have stages."""
     with_stages = [figure for figure in figures if figure.stages]
     names = list(with_stages[0].stages) if with_stages else []
     header = f"{'mean ms':<13}" + "".join(f" {name:>11}" for name in names)
@@ -42,7 +42,7 @@ def stage_table(figures: Sequence[Figure]) -> str:
 
 
 def write(record: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
-    """Write results.json. Floats that are not finite become null."""
+    """Write results.json, with null for floats that are not finite."""
     DIRECTORY.mkdir(exist_ok=True)
     targets = [asdict(verdict.target) | {"measured": verdict.measured, "passed": verdict.passed, "note": verdict.note}
                for verdict in verdicts]  # fmt: skip
@@ -50,7 +50,7 @@ def write(record: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
 
 
 def clean(value: Any) -> Any:
-    """Replace floats that are not finite by None."""
+    """Replace floats that are not finite with None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

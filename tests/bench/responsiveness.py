@@ -1,4 +1,4 @@
-"""Latency of /livez during the most expensive requests that the limits allow.
+"""/livez latency during the most expensive requests that the limits allow.
 
 Run with python -m, this file is the probe: it requests /livez every 2 ms and prints the latencies.
 """
@@ -26,7 +26,7 @@ PREPARED_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The status and time of a request, and the slowest /livez during it."""
+    """Status and duration of a request, and the slowest /livez during it."""
 
     name: str
     status: int
@@ -36,7 +36,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Responsiveness:
-    """The slowest /livez of an idle server, and during each request."""
+    """The slowest /livez on an idle server, and during each request."""
 
     idle_ms: float
     results: list[ProbeResult]
@@ -59,7 +59,7 @@ class Responsiveness:
 
 
 def worst_requests() -> dict[str, tuple[str, Any]]:
-    """Return path and body per request name, for requests at the limits."""
+    """Return paths and bodies by name, for requests at the limits."""
     cjk = "\u4e00" * 16_000
     passage = "the river bank " * 84  # 254 tokens
     return {
@@ -134,7 +134,7 @@ def measure_responsiveness(server: RunningServer, progress: Callable[[str], None
 
 @contextmanager
 def probing(url: str) -> Any:
-    """Run the probe in a separate process. After the block, the list has the latencies in milliseconds."""
+    """Run the probe in a separate process. When the block exits, the list has the latencies in milliseconds."""
     latencies: list[float] = []
     command = [sys.executable, "-m", "tests.bench.responsiveness", url]
     probe = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

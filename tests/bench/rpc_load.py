@@ -1,4 +1,4 @@
-"""Load over gRPC from several processes with grpc.aio clients. Requests are serialized in advance."""
+"""gRPC load from several processes with grpc.aio clients. Requests are serialized in advance."""
 
 import asyncio
 import itertools
@@ -19,7 +19,9 @@ OPTIONS = [("grpc.max_receive_message_length", 1 << 28)]
 
 
 def run_rpc(load: Load, seconds: float, processes: int = PROCESSES) -> Answered:
-    """Send a load for `seconds`. Its URL is a gRPC address, and its connections are the total calls in flight."""
+    """Send a load for `seconds`. Its URL is a gRPC address, and `connections` is the total number of calls in
+    flight.
+    """
     calls = load.connections // processes
     jobs: list[dict[str, object]] = [
         {"address": load.url, "calls": calls, "bodies": load.bodies, "seconds": seconds, "skip": number / processes}

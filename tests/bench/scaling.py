@@ -1,4 +1,4 @@
-"""Scaling (C8): tokens per second over gRPC, by length of texts and by number of texts in flight."""
+"""Scaling (C8): tokens per second over gRPC, by text length and by texts in flight."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from tests.conftest import RunningServer
 LENGTHS = (8, 16, 32, 64, 128, 256)
 IN_FLIGHT = (4, 16, 32, 64, 128, 256)
 REQUEST_TOKENS, REQUESTS = 256, 8
-"""Tokens per request of texts of equal length, and requests in flight."""
+"""Tokens per request of equally long texts, and requests in flight."""
 DISTINCT = 128
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Medians of tokens per second, by length and by texts in flight."""
+    """Median tokens per second, by text length and by texts in flight."""
 
     by_length: dict[int, float]
     by_flight: dict[int, float]
@@ -53,7 +53,7 @@ def measure_scaling(
     rounds: int,
     progress: Callable[[str], None],
 ) -> Scaling:
-    """Measure each point for `seconds` in turn, so that drift of the machine affects all points equally."""
+    """Measure the points in turn, `seconds` each, so that machine drift affects all of them equally."""
     long = " ".join(text for text, _ in corpus.passages)
     lengths: dict[int, list[float]] = {length: [] for length in LENGTHS}
     flights: dict[int, list[float]] = {count: [] for count in IN_FLIGHT}

@@ -30,7 +30,7 @@ CONNECTIONS = 16
 
 @dataclass(frozen=True)
 class Soak:
-    """Times in seconds with the resident memory in MiB, the peak memory, and the responses."""
+    """Sample times in seconds with resident memory in MiB, peak memory, and responses."""
 
     seconds: list[float]
     mib: list[float]
@@ -87,7 +87,7 @@ def soak(seconds: float) -> Soak:
 
 
 def _server_errors(admin: str) -> float:
-    """Return the number of responses with status 5xx."""
+    """Return the number of 5xx responses."""
     metrics = text_string_to_metric_families(httpx.get(f"{admin}/metrics", timeout=30).text)
     return sum(
         sample.value
@@ -99,7 +99,7 @@ def _server_errors(admin: str) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 if every measured target was reached."""
+    """Return 0 if every measured target was met."""
     seconds = float(arguments[0]) if arguments else HOUR_S
     if not 10 <= seconds <= MAX_S:
         print(f"soak: {seconds:g} s: out of range (10 to {MAX_S} s)", file=sys.stderr)

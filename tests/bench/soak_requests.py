@@ -1,4 +1,4 @@
-"""The requests of `make soak`: real texts, and accepted requests with combinations of all fields."""
+"""Requests for `make soak`: real texts, and valid requests with combinations of all fields."""
 
 import dataclasses
 import itertools
@@ -17,13 +17,13 @@ OUTPUTS = (("pooled",), ("words",), ("tokens",), ("pooled", "words", "static"))
 COUNTS = (1, 1, 1, 4, 32)
 ENCODINGS = ("float", "base64")
 ATTEND_SHARE = 0.05
-"""Assumed share of attend requests, which are more expensive than encode requests."""
+"""Assumed share of attend requests, which cost more than encode requests."""
 
 
 def draw_requests(rest: str, corpus: Corpus, count: int) -> list[tuple[str, Body]]:
     """Return about `count` requests (path and body) that the server at `rest` accepts.
 
-    One half is from the generator of the tests, and one half has real texts. Raises RuntimeError for a 5xx response.
+    Half are from the tests' generator, and half have real texts. Raises RuntimeError for a 5xx response.
     """
     drawn = [*_draw_products(rest, count // 2), *_draw_texts(corpus, count // 2)]
     with httpx.Client(base_url=rest, timeout=60) as client:

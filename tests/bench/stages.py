@@ -1,4 +1,4 @@
-"""Mean time per stage of requests between two readings of /metrics."""
+"""Mean request time per stage between two readings of /metrics."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ REQUEST_METRIC = "attendant_request_duration_seconds"
 
 @dataclass(frozen=True)
 class Reading:
-    """Sums and counts of the histograms of stages and of requests."""
+    """Sums and counts of the stage and request histograms."""
 
     sums: dict[str, float]
     counts: dict[str, float]
 
     @classmethod
     def of(cls, text: str) -> "Reading":
-        """Parse metrics of the fast lane, and of successful requests of all APIs."""
+        """Parse the metrics of the fast lane, and of successful requests in all APIs."""
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -39,7 +39,7 @@ class Reading:
 
     @classmethod
     def take(cls, admin: str) -> "Reading":
-        """Read the metrics of the server with the admin URL `admin`."""
+        """Read the metrics from a server's admin URL."""
         return cls.of(httpx.get(f"{admin}/metrics", timeout=10).raise_for_status().text)
 
     def means_since(self, earlier: "Reading") -> dict[str, float]:

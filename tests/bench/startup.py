@@ -1,4 +1,4 @@
-"""C10: time from start to ready with cached files, memory of an idle server, and import time in a new process."""
+"""C10: time until ready with a warm file cache, memory of an idle server, and import time in a new process."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ class StartFigures:
 
 
 def measure_start(model_dir: Path, times: int) -> StartFigures:
-    """Start and stop a server `times` times, after a first start that fills the file cache."""
+    """Start and stop a server `times` times, after a first start that warms the file cache."""
     ready, rest = [], []
     for _ in range(times + 1):
         started = time.perf_counter()
@@ -54,13 +54,13 @@ def measure_start(model_dir: Path, times: int) -> StartFigures:
 
 
 def resident_mib(pid: int, field: str = "VmRSS") -> float:
-    """Return the resident memory of a process in MiB, or another `field` such as VmHWM."""
+    """Return a process's resident memory in MiB, or another `field` such as VmHWM."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:"))) / 1024
 
 
 def _import_s(module: str) -> float:
-    """Return the duration of an import in a new process in seconds, without the start of the interpreter."""
+    """Return how long an import takes in a new process in seconds, without interpreter startup."""
     code = f"import time; started = time.perf_counter(); import {module}; print(time.perf_counter() - started)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return float(result.stdout)

@@ -1,4 +1,4 @@
-"""The targets of the bench, and the verdicts on them."""
+"""Bench targets and the verdicts on them."""
 
 import math
 from collections.abc import Iterable
@@ -101,7 +101,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and its measurement, or None and the reason in `note` if it was not measured."""
+    """A target and its measured value, or None with the reason in `note`."""
 
     target: Target
     measured: float | None
@@ -109,7 +109,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool | None:
-        """True if the target was reached, or None without a measurement. NaN fails every target."""
+        """True if the target was met, or None without a measurement. NaN fails every target."""
         if self.measured is None:
             return None
         threshold = self.target.threshold
@@ -131,15 +131,14 @@ class Verdict:
 
 
 def judge(key: str, measured: float, note: str = "") -> Verdict:
-    """Return the verdict on the target `key`."""
     return Verdict(TARGETS[key], float(measured), note)
 
 
 def not_measured(key: str, reason: str) -> Verdict:
-    """Return the verdict of a run that did not measure the target `key`."""
+    """Return the verdict for a target that this run did not measure."""
     return Verdict(TARGETS[key], None, reason)
 
 
 def all_passed(verdicts: Iterable[Verdict]) -> bool:
-    """Return whether all measured targets were reached."""
+    """Return whether all measured targets were met."""
     return all(verdict.passed is not False for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""Requests and ratios of the closed-loop workloads."""
+"""Closed-loop workloads: requests and ratios."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The GPU bench on a machine without a GPU: parsing, measurements on the CPU, and error messages."""
+"""The GPU bench on a machine without a GPU: parsing, CPU measurements, and error messages."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def test_kernels_are_read_from_the_log() -> None:
-    """Each node maps to the set of all kernels that the log names for it."""
+    """Each node maps to all kernels that the log mentions for it."""
     kernels = Kernels.of(LOG)
     assert kernels.attention == {"a": {"FLASH_ATTENTION", "EFFICIENT_ATTENTION"}, "b": {"FLASH_ATTENTION"}}
     assert kernels.off_gpu == set()
@@ -56,7 +56,7 @@ def test_kernel_targets_fail_when_the_log_is_incomplete(log: str, passed: list[b
 
 @pytest.mark.slow
 def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
-    """Its exported graph for CUDA has the required accuracy."""
+    """The exported CUDA graph must also be accurate enough."""
     manifest = artifact.manifest
     assert (
         manifest.num_hidden_layers,
@@ -85,7 +85,7 @@ def test_engine_measurements_run_on_the_cpu(artifact: Artifact) -> None:
 
 
 def test_missing_packages_are_named_for_pip(capsys: pytest.CaptureFixture[str]) -> None:
-    """The tests run with all packages. The subprocess has none."""
+    """This process has all packages, so use a subprocess without any."""
     assert gpu.main(["--missing"]) == 0
     assert capsys.readouterr().out == "\n"
     bare = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; from tests.bench import gpu; "

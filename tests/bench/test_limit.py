@@ -1,4 +1,4 @@
-"""The backends of the limit with the default model."""
+"""Backends of the limit, with the default model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TEXTS = ["The bank of the river.", "She cashed a check at the bank yesterday.", 
 
 @pytest.fixture(scope="module")
 def limit(default_artifact: Path) -> Limit:
-    """The backends of this machine, with a short calibration."""
+    """This machine's backends after a short calibration."""
     machine = Machine.read()
     limit = Limit(Model(default_artifact), machine.cores, machine.has_bfloat16, print)
     limit.calibrate(TEXTS, 0.01, print)

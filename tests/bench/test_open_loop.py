@@ -1,4 +1,4 @@
-"""The open-loop sender with servers that do not respond, reject, or close the connection."""
+"""The open-loop sender against servers that do not respond, reject, or close the connection."""
 
 import asyncio
 import os
@@ -66,7 +66,7 @@ async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejection
 
 
 async def test_connection_is_not_reused_when_the_response_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request on it would be counted as a failure of the server."""
+    """A request sent on it would count as a server failure."""
     monkeypatch.setattr(open_loop, "RESPONSE_WAIT_S", 0.2)
     received: list[bytes] = []
     opened: set[FixedResponseServer] = set()

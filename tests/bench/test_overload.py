@@ -1,4 +1,4 @@
-"""Computations and verdicts of the overload workload."""
+"""Computations and verdicts for the overload workload."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Texts of an exact length, and verdicts on scaling."""
+"""Texts of an exact length, and scaling verdicts."""
 
 from pathlib import Path
 

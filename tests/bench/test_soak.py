@@ -1,4 +1,4 @@
-"""Verdicts on memory, and the requests of the soak."""
+"""Memory verdicts, and soak requests."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Mean times between two readings of the metrics."""
+"""Mean times between two metrics readings."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 

@@ -1,7 +1,7 @@
-"""Speed of training: tokens per second of the training loop against a bare forward and backward pass.
+"""Training speed: tokens per second of the training loop compared with bare forward and backward passes.
 
-The bare pass has the same model and head on full rows of random tokens, without optimizer, data or validation. The loop
-tokenizes, masks and packs real sentences, clips gradients and updates weights; its tokens exclude padding.
+The bare passes run the same model and head on full rows of random tokens, without optimizer, data or validation. The
+loop tokenizes, masks and packs real sentences, clips gradients and updates weights; padding does not count.
 """
 
 import statistics
@@ -28,7 +28,7 @@ ROUNDS, SENTENCES = 30, 20_000
 
 
 def main() -> int:
-    """Alternate steps of the loop and bare passes; return 0 if the median share reaches the target."""
+    """Alternate training steps with bare passes; return 0 if the median ratio meets the target."""
     print(f"{Machine.read().describe()}, {torch.get_num_threads()} threads, {load_average()}")
     with tempfile.TemporaryDirectory() as folder:
         config = _config(Path(folder))
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _config(folder: Path) -> TrainConfig:
-    """Return a configuration with the default sizes, and its texts in `folder`."""
+    """Return a configuration with the default sizes, with its texts in `folder`."""
     texts = sample_sentences(SENTENCES)
     (folder / "train.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "validation.txt").write_text("\n".join(texts[:200]), encoding="utf-8")

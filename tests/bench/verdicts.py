@@ -1,4 +1,4 @@
-"""C1 to C6: verdicts on the closed-loop figures, from medians over the rounds."""
+"""C1 to C6: verdicts on the closed-loop figures, using medians over rounds."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ Measure = Callable[[Figure], float]
 
 
 def judge_figures(figures: Sequence[Figure], has_bfloat16: bool) -> list[Verdict]:
-    """Return the verdicts on the measured workloads, and on failed requests."""
+    """Return the verdicts on the measured workloads and on failed requests."""
     own = _medians(figures, lambda figure: figure.share).get(ATTENDANT, {})
     verdicts = [judge(key, own[workload]) for key, workload in LIMIT_TARGETS.items() if workload in own]
     if "W1 c=64" in own:
@@ -48,7 +48,7 @@ def judge_figures(figures: Sequence[Figure], has_bfloat16: bool) -> list[Verdict
 
 
 def _beside(key: str, workload: str, figures: Sequence[Figure], rate: Measure, prefix: str = "") -> Verdict:
-    """Compare the rate of Attendant with the best peer whose name starts with `prefix`."""
+    """Compare Attendant's rate with the best peer whose name starts with `prefix`."""
     rates = {name: medians[workload] for name, medians in _medians(figures, rate).items() if workload in medians}
     own = rates.pop(ATTENDANT)
     peers = {name: value for name, value in rates.items() if name.startswith(prefix) and value > 0}

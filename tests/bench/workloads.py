@@ -1,6 +1,6 @@
-"""Texts: English sentences of mixed lengths from the documentation of installed packages, in a reproducible order.
+"""English sentences of mixed lengths from the documentation of installed packages, in a reproducible order.
 
-Sentences have the token quantiles 5/25/50/75/95 % = 8/13/18/30/53. Passages have 96 to 256 tokens.
+Sentence lengths have the token quantiles 5/25/50/75/95 % = 8/13/18/30/53. Passages have 96 to 256 tokens.
 """
 
 import random
@@ -19,7 +19,7 @@ SEED = 20_261
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences and passages, with their numbers of tokens."""
+    """Sentences and passages, with their token counts."""
 
     sentences: list[tuple[str, int]]
     passages: list[tuple[str, int]]
@@ -49,7 +49,7 @@ def read_corpus(tokenizer: Tokenizer, count: int = 4000) -> Corpus:
 
 
 def texts_of_length(length: int, long: str, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Return at most `count` distinct parts of a long text with exactly `length` tokens."""
+    """Return at most `count` distinct slices of a long text with exactly `length` tokens."""
     offsets = tokenizer.offsets(long)
     words = length - 2  # the two special tokens
     step = max(1, (len(offsets) - words) // (4 * count))

@@ -1,4 +1,4 @@
-"""Tiny published models of every family with random weights, generated without downloads and equal in every run."""
+"""Tiny published models of every family with random weights, generated offline and identical in every run."""
 
 import math
 import shutil
@@ -39,15 +39,15 @@ onnx_graph._to_onnx = export_shared
 
 
 def mark_slow(*families: str) -> list[Any]:
-    """Return the families as parameters; slow except for two with other tokenizers and names."""
+    """Return the families as parameters, marked slow except for two that differ in tokenizer and tensor names."""
     return [pytest.param(name, marks=() if name in ("bert", "xlm-roberta") else pytest.mark.slow) for name in families]
 
 
 def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
-    """Return the counts of all characters of `SENTENCES`, and of pieces of their words up to six characters.
+    """Count all characters of `SENTENCES` and all word pieces up to six characters.
 
-    `continuation` precedes a piece that does not start a word. The vocabularies come from these counts because the
-    trainers of tokenizers order equal counts at random, and then every run tests another model.
+    `continuation` is prepended to pieces that do not start a word. Vocabularies are built from these counts because
+    tokenizer trainers order ties at random, so every run would test a different model.
     """
     pieces: Counter[str] = Counter()
     for sentence in SENTENCES:
@@ -63,14 +63,14 @@ def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[
 
 
 def select_pieces(counts: Counter[str], characters: Iterable[str], size: int) -> list[str]:
-    """Return all characters, then the most frequent longer pieces, in an order that is the same in every run."""
+    """Return all characters, then the most frequent longer pieces, in a reproducible order."""
     required = sorted(characters)
     frequent = sorted(counts.keys() - required, key=lambda piece: (-counts[piece] * len(piece), piece))
     return [*required, *frequent][:size]
 
 
 def build_wordpiece() -> tokenizers.Tokenizer:
-    """Return a tokenizer like BERT's, with the truncation and padding settings that sentence-transformers saves."""
+    """Return a BERT-like tokenizer with the truncation and padding settings that sentence-transformers saves."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -93,7 +93,7 @@ def build_wordpiece() -> tokenizers.Tokenizer:
 
 
 def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
-    """Train a tokenizer like RoBERTa's."""
+    """Train a RoBERTa-like tokenizer."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -111,7 +111,7 @@ def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
 
 
 def build_metaspace() -> tokenizers.Tokenizer:
-    """Return a unigram tokenizer like XLM-R's and CamemBERT's."""
+    """Return a unigram tokenizer like in XLM-R and CamemBERT."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -132,7 +132,7 @@ def build_metaspace() -> tokenizers.Tokenizer:
 
 @pytest.fixture
 def fresh_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Export every graph anew, for tests of the exporter itself."""
+    """Export graphs again instead of sharing them, for tests of the exporter itself."""
     monkeypatch.setattr(onnx_graph, "_to_onnx", export_anew)
 
 
@@ -150,14 +150,13 @@ def definitions() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def tokenizer_by_kind(definitions: dict[str, bytes], default_artifact: Path) -> dict[str, Tokenizer]:
-    """Return a tokenizer of every kind, and the default model's."""
+    """Return a tokenizer of every kind, plus the default model's."""
     default = (default_artifact / "tokenizer.json").read_bytes()
     return {name: Tokenizer(definition) for name, definition in {**definitions, "default": default}.items()}
 
 
 @pytest.fixture(params=KINDS)
 def tokenizer(tokenizer_by_kind: dict[str, Tokenizer], request: pytest.FixtureRequest) -> Tokenizer:
-    """Return each tokenizer in turn."""
     kind: str = request.param
     return tokenizer_by_kind[kind]
 
@@ -197,7 +196,7 @@ def family_config(family: str, vocab_size: int, causal: bool) -> transformers.Pr
 
 
 def random_model(family: str, architecture: str, vocab_size: int, causal: bool = False) -> transformers.PreTrainedModel:
-    """Return a model with random weights large enough to expose wrong names, order or scale."""
+    """Return a model whose random weights are large enough to expose wrong names, order or scale."""
     config = family_config(family, vocab_size, causal)
     model: transformers.PreTrainedModel = getattr(transformers, architecture)(config).eval()
     generator = torch.Generator().manual_seed(17)
@@ -211,7 +210,7 @@ def random_model(family: str, architecture: str, vocab_size: int, causal: bool =
 
 
 def export_tiny(root: Path) -> Path:
-    """Publish and export a tiny BERT below `root`; return the artifact."""
+    """Publish and export a tiny BERT under `root`; return the artifact."""
     tokenizer, published, artifact = build_wordpiece(), root / "tiny-bert", root / "artifact"
     random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(published)
     (published / "tokenizer.json").write_text(tokenizer.to_str())
@@ -221,7 +220,7 @@ def export_tiny(root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Return a function from a family, or "family/Architecture" with a task head, to the directory of its files.
+    """Return a function that publishes a family, or "family/Architecture" with a task head, and returns the directory.
 
     The prefix "causal-" sets `is_decoder`.
     """
@@ -262,7 +261,7 @@ def published(publish: Publish) -> Path:
 
 @pytest.fixture
 def source(published: Path, tmp_path: Path) -> Path:
-    """Return a published BERT that the test may change."""
+    """Return a published BERT that the test may modify."""
     return shutil.copytree(published, tmp_path / "tiny-bert")
 
 
@@ -288,7 +287,7 @@ def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Return a function from a family to its exported graph."""
+    """Return a function that maps a family to its exported graph."""
     paths: dict[str, Path] = {}
 
     def graph_of(kind: str) -> Path:
@@ -316,5 +315,5 @@ def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def artifact(exported: Path, tmp_path: Path) -> Path:
-    """Return an artifact that the test may change."""
+    """Return an artifact that the test may modify."""
     return shutil.copytree(exported, tmp_path / "artifact")

@@ -1,4 +1,4 @@
-"""Exported graphs that all tests of a process share: torch.onnx takes two seconds for a tiny module."""
+"""Exported graphs shared by all tests in a process, because torch.onnx takes two seconds for a tiny module."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _exported: dict[bytes, bytes] = {}
 
 
 def export_shared(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
-    """Return the graph of a module; of an equal tiny module with an equal signature, export it only once."""
+    """Return the graph of a module, exported only once for equal tiny modules with equal signatures."""
     if sum(tensor.numel() for tensor in module.parameters()) > MAX_PARAMETERS:
         return export_anew(module, signature)
     digest = hashlib.sha256()
@@ -33,7 +33,7 @@ def export_shared(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model
 
 
 def _content(module: nn.Module, signature: GraphSignature) -> Iterator[bytes]:
-    """Yield all that determines the graph: classes, attributes, tensors and the signature."""
+    """Yield everything that determines the graph: classes, attributes, tensors and the signature."""
     for name, part in module.named_modules():
         attributes = {key: value for key, value in vars(part).items() if key not in INTERNAL}
         yield repr((name, type(part), part.training, attributes)).encode()

@@ -1,4 +1,4 @@
-"""Artifact verification: only an unchanged artifact opens."""
+"""Artifact verification: only an unmodified artifact opens."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, d
 from model.manifest import FORMAT_VERSION, TensorRecord
 
 FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
-"""All files except report.json and golden.json, which the digest does not cover."""
+"""All files except report.json and golden.json, which are not part of the digest."""
 SEEDS = range(5)
 
 
@@ -109,7 +109,7 @@ def test_artifact_rejects_file_of_wrong_size(artifact: Path, name: str, change: 
 
 @pytest.mark.parametrize("name", FILES)
 def test_artifact_rejects_symlink(artifact: Path, tmp_path: Path, name: str) -> None:
-    """The target can change after verification."""
+    """The link's target can change after verification."""
     (artifact / name).rename(tmp_path / "elsewhere")
     (artifact / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=name):
@@ -125,7 +125,7 @@ def test_artifact_rejects_symlink_to_another_listed_file(artifact: Path) -> None
 
 @pytest.mark.parametrize("name", FILES)
 def test_artifact_rejects_hard_link(artifact: Path, tmp_path: Path, name: str) -> None:
-    """The file can be changed under its other name."""
+    """The file can be modified through its other name."""
     os.link(artifact / name, tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=f"{name}: not a regular file with a single link"):
         Artifact.open(artifact)
@@ -141,7 +141,7 @@ def test_artifact_rejects_directory_in_place_of_file(artifact: Path, name: str) 
 
 @pytest.mark.parametrize("name", ["manifest.json", "weights.bin"])
 def test_artifact_rejects_pipe_without_blocking(artifact: Path, name: str) -> None:
-    """Runs in a subprocess with a timeout: opening a pipe without a writer blocks."""
+    """Use a subprocess with a timeout, because opening a pipe without a writer blocks."""
     (artifact / name).unlink()
     os.mkfifo(artifact / name)
     verify = [sys.executable, "-m", "model", "verify", str(artifact)]
@@ -171,7 +171,7 @@ def test_artifact_rejects_unlisted_dangling_symlink(artifact: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "..", ".", "", "inner/../../secret", "a\0b"])
 def test_artifact_rejects_listed_path_outside_of_directory(artifact: Path, name: str) -> None:
-    """Rejected even if a file with the right digest exists there."""
+    """Even a file with the right digest must be rejected there."""
     (artifact.parent / "secret").write_bytes((artifact / "weights.bin").read_bytes())
     rewrite_manifest(artifact, lambda manifest: manifest["files"].update({name: manifest["files"]["weights.bin"]}))
     with pytest.raises(ArtifactError):
@@ -248,7 +248,7 @@ def test_artifact_opens_with_pinned_digest(artifact: Path, prefix: str) -> None:
 
 @pytest.mark.parametrize("pinned", ["0" * 64, "sha256:" + "0" * 64, "", "sha256:"])
 def test_artifact_rejects_wrong_pinned_digest(artifact: Path, pinned: str) -> None:
-    """An empty pin is wrong, too."""
+    """An empty pin counts as wrong, too."""
     with pytest.raises(ArtifactError, match=r"manifest\.json: not the pinned digest \(sha256:[0-9a-f]{64}, pinned "):
         Artifact.open(artifact, pinned)
 

@@ -1,4 +1,4 @@
-"""Loading and validation of published checkpoints."""
+"""Loading and validating published checkpoints."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 
 def rewrite_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    """Change the tensors of a published model."""
+    """Modify the tensors of a published model."""
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors")
@@ -42,7 +42,7 @@ def test_checkpoint_has_defaults_without_sentence_transformers_files(published: 
 
 
 def test_max_input_tokens_excludes_unused_positions_of_roberta(publish: Publish) -> None:
-    """Two of the 41 rows of the position table are unused."""
+    """Two of the 41 position embeddings are unused."""
     assert load_checkpoint(publish("roberta")).max_input_tokens == 39
 
 
@@ -74,7 +74,7 @@ def test_legacy_layer_norm_names_are_loaded(source: Path, published: Path) -> No
 
 
 def test_index_buffers_are_ignored(source: Path) -> None:
-    """Older checkpoints have a position_ids buffer."""
+    """Older checkpoints contain a position_ids buffer."""
     rewrite_tensors(source, lambda tensors: tensors.update({"embeddings.position_ids": torch.arange(41)[None]}))
     assert load_checkpoint(source).model_type == "bert"
 
@@ -133,7 +133,7 @@ def test_missing_tensor_is_named_with_its_prefix(publish: Publish, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["encoder.layer.2.output.dense.bias", "adapter.weight"])
 def test_unknown_tensor_is_named(source: Path, name: str) -> None:
-    """An additional layer, or a module that `Encoder` does not have."""
+    """Either an additional layer, or a module that `Encoder` lacks."""
     rewrite_tensors(source, lambda tensors: tensors.update({name: torch.zeros(24)}))
     with pytest.raises(CheckpointError, match=rf"unknown tensor {name} for model_type bert \(1 in total\)"):
         load_checkpoint(source)
@@ -233,7 +233,7 @@ def test_missing_tokenizer_error_suggests_how_to_save_it(source: Path) -> None:
     ],
 )
 def test_max_input_tokens_comes_from_config_files(source: Path, sentence: Any, tokenizer: Any, expected: int) -> None:
-    """From sentence_bert_config.json, else tokenizer_config.json, at most the number of positions."""
+    """sentence_bert_config.json wins over tokenizer_config.json; the number of positions is an upper bound."""
     (source / "sentence_bert_config.json").write_text(json.dumps(sentence))
     (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert load_checkpoint(source).max_input_tokens == expected

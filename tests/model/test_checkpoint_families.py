@@ -77,7 +77,6 @@ def run_transformers(directory: Path, input_ids: Tensor, token_type_ids: Tensor,
 @pytest.mark.parametrize("kind", PUBLISHED)
 @pytest.mark.parametrize("lengths", [[1], [23], [2, 29, 11]], ids=str)
 def test_hidden_states_equal_transformers(publish: Publish, kind: str, lengths: list[int]) -> None:
-    """All layers, within 1e-5, with and without padding."""
     encoder = load_checkpoint(publish(kind)).encoder
     batch = random_batch(encoder, lengths)
     hidden_states = run_encoder(encoder, *batch).hidden_states
@@ -89,7 +88,6 @@ def test_hidden_states_equal_transformers(publish: Publish, kind: str, lengths: 
 
 @pytest.mark.parametrize("kind", [kind for kind in PUBLISHED if "/" not in kind])
 def test_attention_probs_equal_transformers(publish: Publish, kind: str) -> None:
-    """All layers and heads, within 1e-5, with and without padding."""
     encoder = load_checkpoint(publish(kind)).encoder
     batch = random_batch(encoder, [17, 6])
     probs = run_encoder(encoder, *batch).probs
@@ -102,7 +100,7 @@ def test_attention_probs_equal_transformers(publish: Publish, kind: str) -> None
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_only_decoders_are_causal(publish: Publish, kind: str) -> None:
-    """transformers ignores `is_decoder` in DistilBERT."""
+    """transformers ignores `is_decoder` for DistilBERT."""
     encoder = load_checkpoint(publish(kind)).encoder
     assert encoder.config.causal == (kind.startswith("causal-") and kind != "causal-distilbert")
     probs = run_encoder(encoder, *random_batch(encoder, [9])).probs
@@ -119,7 +117,7 @@ def test_activation_equals_transformers(source: Path, activation: str) -> None:
 
 
 def test_layer_norm_epsilon_equals_transformers(source: Path) -> None:
-    """Large enough to change every value."""
+    """Use an epsilon that is large enough to change every value."""
     rewrite(source / "config.json", layer_norm_eps=0.5)
     encoder = load_checkpoint(source).encoder
     batch = random_batch(encoder, [13])

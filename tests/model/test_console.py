@@ -1,4 +1,4 @@
-"""Rules that both programs share: exit statuses, errors, and standard output that cannot be written."""
+"""Rules shared by both programs: exit statuses, errors, and unwritable standard output."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from service.commands import ask, compare, embed, evaluate, size
 from tests.conftest import ROOT
 
 LONG = "x" * 100_000
-"""More than the buffer of standard output, so that the write itself fails."""
+"""Exceeds the stdout buffer, so that the write itself fails."""
 
 
 def print_long() -> int:
@@ -71,7 +71,7 @@ def test_interrupted_command_exits_with_130(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C prints no traceback."""
+    """Ctrl-C must not print a traceback."""
 
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
@@ -131,7 +131,7 @@ def check_help(text: str, command: str) -> None:
 
 
 def test_examples_in_help_are_accepted() -> None:
-    """Of every command whose parser can be run without files."""
+    """Covers every command whose parser runs without files."""
     parsers = {"embed": embed._parser, "ask": ask._parser, "compare": compare._parser}
     parsers |= {"evaluate": evaluate._parser, "size": size._parser}
     for name, make_parser in parsers.items():

@@ -23,7 +23,7 @@ LENGTHS = (7, 1, 11, 4)
 
 @pytest.fixture(params=[False, True], ids=["bidirectional", "causal"])
 def encoder(request: pytest.FixtureRequest) -> Encoder:
-    """Return an encoder with random weights large enough for uneven attention."""
+    """Return an encoder whose random weights are large enough for uneven attention."""
     return random_encoder(causal=request.param)
 
 
@@ -78,7 +78,6 @@ def test_attention_to_other_sequences_is_exactly_zero(encoder: Encoder) -> None:
 
 
 def test_packed_sequence_equals_sequence_alone(encoder: Encoder) -> None:
-    """Hidden states and attention of every layer, within 1e-5."""
     ids, positions, sequence_ids = packed_inputs()
     together, start = encode(encoder, ids, positions, sequence_ids), 0
     for length in LENGTHS:
@@ -129,13 +128,13 @@ def test_output_depends_on_token_order_with_position_embeddings(encoder: Encoder
 
 @pytest.mark.parametrize("sequence_ids", [[1] * 9, [0] * 9, [1] * 5 + [0] * 4, [1, 2, 3, 4, 5, 6, 7, 8, 9]])
 def test_output_is_finite_with_padding(encoder: Encoder, sequence_ids: list[int]) -> None:
-    """One sequence, padding only (id 0), padding at the end, and single-token sequences."""
+    """Covers a single sequence, padding only (id 0), padding at the end, and single-token sequences."""
     encoded = encode(encoder, random_ids(1, 9), torch.arange(9)[None], torch.tensor([sequence_ids]))
     assert all(bool(tensor.isfinite().all()) for tensor in encoded.hidden_states + encoded.probs)
 
 
 def test_output_is_finite_and_masked_with_scores_near_float32_limit(encoder: Encoder) -> None:
-    """Scores of about 1e30."""
+    """Scores are about 1e30."""
     torch.nn.init.constant_(encoder.blocks[0].attention.query.bias, 1e30)  # type: ignore[union-attr, arg-type]
     ids, positions, sequence_ids = packed_inputs()
     encoded = encode(encoder, ids, positions, sequence_ids)

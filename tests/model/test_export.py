@@ -1,4 +1,4 @@
-"""Export of artifacts: determinism, manifest, weights, and atomicity."""
+"""Artifact export: determinism, manifest, weights, and atomicity."""
 
 import getpass
 import json
@@ -48,7 +48,7 @@ def large_difference(*_: object) -> ParityRecord:
 
 @pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path) -> None:
-    """The digest identifies the model, not the export."""
+    """The digest must identify the model, not the export run."""
     (tmp_path / "again").mkdir()
     steps: list[str] = []
     export(str(published), tmp_path / "again", revision=None, name=None, progress=steps.append)
@@ -75,7 +75,7 @@ def test_manifest_of_model_without_sentence_transformers_files(published: Path, 
 
 
 def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) -> None:
-    """Only the graphs differ from a bidirectional model with the same weights."""
+    """Only the graphs may differ from a bidirectional model with the same weights."""
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
     causal = export_model(source, tmp_path / "out")
@@ -113,7 +113,7 @@ def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
 
 
 def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path) -> None:
-    """Embeddings first; the last one equals the output of the fast graph."""
+    """The first entry is the embedding output, the last one equals the fast graph's output."""
     fast, explain = (
         onnxruntime.InferenceSession(exported / name, providers=["CPUExecutionProvider"])
         for name in ("fast.onnx", "explain.onnx")
@@ -131,7 +131,7 @@ def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path
 
 
 def test_manifest_locates_block_weights(published: Path, exported: Path) -> None:
-    """Weights of linear maps are (in, out)."""
+    """Linear weights are stored as (in, out)."""
     artifact = Artifact.open(exported)
     blocks = load_checkpoint(published).encoder.blocks
     assert len(artifact.manifest.blocks) == len(blocks)
@@ -189,7 +189,7 @@ def test_dense_weights_equal_published_weights(labse: Path, exported_labse: Path
 
 
 def test_artifact_reproduces_sentence_transformers_embedding(labse: Path, exported_labse: Path) -> None:
-    """Computed from the graph, pooling, dense layer and normalization of the manifest."""
+    """Uses only what the artifact contains: the graph, and the manifest's pooling, dense layer and normalization."""
     artifact = Artifact.open(exported_labse)
     (tokens,) = Tokenizer(artifact.read("tokenizer.json")).encode([TokenizerInput("The river bank flows.")])
     length = len(tokens)
@@ -284,7 +284,7 @@ def test_export_keeps_artifact_of_another_model(
 
 @pytest.mark.parametrize("format_version", [4, 5])
 def test_export_may_replace_artifact_of_same_source(source: Path, artifact: Path, format_version: int) -> None:
-    """Also an artifact of an older format. The invalid tokenizer stops the export after the check."""
+    """This includes artifacts in an older format. The invalid tokenizer stops the export right after the check."""
     (source / "tokenizer.json").write_text("{}")
     manifest = json.loads((artifact / "manifest.json").read_text())
     (artifact / "manifest.json").write_text(json.dumps(manifest | {"format_version": format_version}))

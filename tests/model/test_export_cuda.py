@@ -47,7 +47,7 @@ def write_graph_of(source: Path, root: Path) -> GraphRecord:
 
 
 def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path: Path) -> None:
-    """All other files are unchanged, and the weights take about half the space."""
+    """All other files must be unchanged, and the weights take about half the space."""
     artifact = export_model(published, tmp_path / "out")
     names = set(artifact.manifest.files)
     assert names - set(Artifact.open(exported).manifest.files) == {"cuda.onnx", "cuda.bin"}
@@ -70,7 +70,7 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
 
 @pytest.mark.parametrize("family", mark_slow(*FAMILIES))
 def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
-    """With separate query, key and value inputs and no bias; all other nodes are standard ONNX."""
+    """Query, key and value must be separate inputs without bias; all other nodes are standard ONNX."""
     record = write_graph_of(publish(family), tmp_path / "root")
     graph = onnx.load(tmp_path / "root" / record.file, load_external_data=False).graph
     packed = [node for node in graph.node if node.domain]
@@ -83,7 +83,7 @@ def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str,
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_graph_can_be_captured_as_cuda_graph(published: Path, pooling: Pooling, tmp_path: Path) -> None:
-    """No shape computation or control flow for any pooling."""
+    """Whatever the pooling, the graph must not compute shapes or branch."""
     module = VarlenEncoder(load_checkpoint(published).encoder, pooling).eval()
     (tmp_path / "root").mkdir()
     write_graph(module, tmp_path / "root" / "varlen.onnx", "varlen.bin", varlen_signature(module))
@@ -116,7 +116,7 @@ def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
 
 
 def test_export_rejects_inaccurate_graph(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the exporter is detected by running the written graph."""
+    """Exporter bugs are caught by running the written graph."""
 
     def pack_with_wrong_positions(
         sequences: list[dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]],

@@ -86,7 +86,7 @@ def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
 
 
 def test_digest_excludes_measurements(published: Path, tmp_path: Path) -> None:
-    """The last digits of measurements depend on the machine."""
+    """Their last digits depend on the machine."""
     export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
            variants=Variants(("int8",)))  # fmt: skip
     artifact = Artifact.open(tmp_path / "out")

@@ -30,7 +30,7 @@ CHOSEN_SETTINGS = [
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the only line on stderr that is not progress; stdout must be empty."""
+    """Return the only stderr line that is not progress; stdout must be empty."""
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if not re.match(r"\[ *\d+\.\d s\] ", line)]
     assert (out, len(lines)) == ("", 1), err
@@ -40,7 +40,7 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 async def test_export_serves_embeddings_of_chosen_settings(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory with config.json, tokenizer.json and weights does not contain the settings of the model."""
+    """A directory with config.json, tokenizer.json and weights does not contain the model's embedding settings."""
     out = tmp_path / "out"
     options = ["--pooling", "cls", "--normalize", "--max-input-tokens", "31", "--name", "mine"]
     assert main(["export", str(published), "-o", str(out), *options]) == 0

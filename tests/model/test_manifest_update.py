@@ -1,4 +1,4 @@
-"""Replacement of the manifest: atomic at every step, and errors."""
+"""Replacing the manifest: atomicity at every step, and errors."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from model.manifest_update import check_writable, update_manifest
 
 @pytest.fixture
 def root(artifact: Path) -> Path:
-    """Return the root of an artifact that the test may change."""
+    """Return the root of an artifact that the test may modify."""
     return artifact.resolve()
 
 
@@ -45,7 +45,7 @@ def test_unchanged_manifest_keeps_its_digest(root: Path) -> None:
 def test_artifact_is_valid_after_every_step_and_update_can_be_repeated(
     root: Path, monkeypatch: pytest.MonkeyPatch, completed: int
 ) -> None:
-    """A process that is killed after `completed` of three steps leaves the old or the new artifact."""
+    """If the process is killed after `completed` of three steps, either the old or the new artifact is left."""
     old = Artifact.open(root).digest
     calls: list[object] = []
 
@@ -118,7 +118,7 @@ def test_copy_of_an_updated_artifact_is_valid(root: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("lines", [["a" * 64], ["a" * 64, "b" * 64], [None, "a" * 64, "b" * 64], [None, "a" * 63], []])
 def test_digest_file_without_the_digest_or_of_another_format_is_rejected(root: Path, lines: list[str | None]) -> None:
-    """None stands for the digest of the manifest."""
+    """None stands for the manifest's digest."""
     digest = Artifact.open(root).digest
     (root / MANIFEST_DIGEST).write_text("".join(f"{line or digest}\n" for line in lines))
     with pytest.raises(ArtifactError, match=r"SHA-256 mismatch with manifest\.sha256"):

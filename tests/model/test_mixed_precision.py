@@ -1,4 +1,4 @@
-"""Float16 emulation, and the choice of parts that stay in float32."""
+"""Float16 emulation, and selecting the parts that need float32."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,12 +31,12 @@ LENGTHS = tuple(range(3, 39))
 
 @pytest.fixture
 def encoder(published: Path) -> Encoder:
-    """Return a tiny BERT that the test may change."""
+    """Return a tiny BERT that the test may modify."""
     return load_checkpoint(published).encoder
 
 
 def make_block_overflow(encoder: Encoder, number: int) -> None:
-    """Scale the feed-forward layers so that intermediate values exceed float16 and the output does not change."""
+    """Scale the feed-forward layers so that intermediate values exceed float16 without changing the output."""
     block = encoder.blocks[number - 1]
     assert isinstance(block, Block)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def make_block_overflow(encoder: Encoder, number: int) -> None:
 
 
 def test_emulated_float16_equals_torch_float16(encoder: Encoder) -> None:
-    """Equal up to the order of summation; the kernels share no code with the emulation."""
+    """Equal up to summation order. The kernels share no code with the emulation."""
     module = VarlenEncoder(encoder, "mean").eval()
     inputs = {
         name: torch.from_numpy(values) for name, values in pack_varlen(random_sequences(encoder, (7, 30))).items()
@@ -90,7 +90,7 @@ def test_overflowing_block_stays_in_float32(encoder: Encoder, number: int) -> No
 
 
 def test_all_overflowing_blocks_stay_in_float32(encoder: Encoder) -> None:
-    """One of them alone in float32 does not improve the result."""
+    """Moving only one of them to float32 does not help."""
     make_block_overflow(encoder, 1)
     make_block_overflow(encoder, 2)
     assert choose_float32_parts(
@@ -123,7 +123,7 @@ def test_accuracy_is_measured_for_every_pooling(encoder: Encoder, pooling: Pooli
 
 
 def test_min_cosine_is_that_of_the_worst_text(encoder: Encoder) -> None:
-    """In any batch; -1 for values that are not finite."""
+    """Batching must not matter, and -1 stands for values that are not finite."""
     sequences = random_sequences(encoder, (40,) * 30)
     test = AccuracyTest.from_sequences(encoder, "mean", sequences)
     assert len(test.batches) > 2

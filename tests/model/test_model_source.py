@@ -36,7 +36,7 @@ def test_default_source_is_published_model() -> None:
 
 
 def test_default_source_rejects_wrong_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package is from a third party."""
+    """The package comes from a third party."""
     monkeypatch.setattr(model_source_module, "DEFAULT_WEIGHTS_SHA256", "0" * 64)
     with pytest.raises(
         SourceError, match=r"model\.safetensors: SHA-256 mismatch with the published model \(53aa51172d"
@@ -57,7 +57,7 @@ def test_package_without_weights_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_directory_name_becomes_model_name_and_source(source: Path) -> None:
-    """The artifact contains no local path."""
+    """The artifact must not contain a local path."""
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
     assert locate(str(source)) == ModelSource(source, "tiny-bert", "tiny-bert", f"sha256:{digest}", None)
 
@@ -100,7 +100,7 @@ def test_hub_id_is_rejected_when_offline_and_not_cached(name: str) -> None:
 
 
 def test_hub_id_is_rejected_when_hub_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Connections to port 9 of localhost fail."""
+    """Nothing listens on port 9 of localhost."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

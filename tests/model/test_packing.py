@@ -1,4 +1,4 @@
-"""Packed batches: choice of shape and placement of sequences."""
+"""Packed batches: choosing shapes and placing sequences."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_any_batch_within_limits_fits_a_shape(
 
 
 def test_fit_chooses_cheapest_of_few_shapes() -> None:
-    """The backend compiles every shape for every stream before the server is ready."""
+    """The backend compiles every shape for every stream during startup."""
     shapes = BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
     assert len(shapes.shapes) <= 30
     assert shapes.fit([20])[0] == BatchShape(1, 32)
@@ -47,7 +47,7 @@ def test_fit_chooses_cheapest_of_few_shapes() -> None:
 def test_row_fill_holds_what_one_shape_holds(
     pairs: tuple[tuple[int, int], ...], limits: tuple[int, int], data: st.DataObject
 ) -> None:
-    """The batch fits the shape that its first sequence selected, or a cheaper one."""
+    """The result must fit the shape selected by the first sequence, or a cheaper one."""
     max_input_tokens, max_batch_tokens = limits
     shapes = BatchShapes(max_input_tokens, max_batch_tokens, pairs)
     fill = RowFill(shapes)

@@ -45,13 +45,12 @@ def run_transformers(directory: Path, sequence: Inputs) -> np.ndarray[tuple[int,
 
 @pytest.fixture
 def encoder(published: Path) -> Encoder:
-    """Return a tiny BERT that the test may change."""
+    """Return a tiny BERT that the test may modify."""
     return load_checkpoint(published).encoder
 
 
 @pytest.fixture(scope="session")
 def graph(graphs: Publish) -> Path:
-    """Return the graph of the tiny BERT."""
     return graphs("bert")
 
 
@@ -59,7 +58,6 @@ def graph(graphs: Publish) -> Path:
 def test_graph_with_packed_sequences_equals_transformers_without_packing(
     publish: Publish, graphs: Publish, family: str
 ) -> None:
-    """Within 1e-4."""
     encoder = load_checkpoint(publish(family)).encoder
     sequences = [make_random_sequence(encoder, length) for length in LENGTHS]
     session = onnxruntime.InferenceSession(graphs(family), providers=["CPUExecutionProvider"])
@@ -140,7 +138,7 @@ def test_pack_sequences_concatenates_inputs_and_numbers_sequences() -> None:
 
 
 def test_parity_works_for_max_input_tokens_5(encoder: Encoder, graph: Path) -> None:
-    """Batches of lengths 1 and 2, and the maximum."""
+    """That means batches of lengths 1 and 2, plus the maximum."""
     assert measure_parity(encoder, graph, 5).batches == 3
 
 

@@ -1,4 +1,4 @@
-"""The reference of PackedMultiHeadAttention on the CPU execution provider."""
+"""The CPU reference implementation of PackedMultiHeadAttention."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ HIDDEN_SIZE, HEADS = 24, 3
 
 
 def single_operator_graph(precision: int) -> bytes:
-    """Return a graph that consists of the operator."""
+    """Return a graph that consists of this operator only."""
     node = helper.make_node(
         OPERATOR,
         ["q", "k", "v", "", "token_offset", "cu_seqlens"],
@@ -47,7 +47,7 @@ def single_operator_graph(precision: int) -> bytes:
 @pytest.mark.parametrize(("precision", "dtype"), [(TensorProto.FLOAT, np.float32), (TensorProto.FLOAT16, np.float16)])
 @pytest.mark.parametrize("bounds", [(0, 10), (0, 3, 3, 10), (0, 1, 2, 9, 10, 10)])
 def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: int, dtype: type) -> None:
-    """With empty sequences, in float32 and float16."""
+    """Includes empty sequences, in float32 and float16."""
     session = onnxruntime.InferenceSession(
         to_reference_graph(single_operator_graph(precision)), providers=["CPUExecutionProvider"]
     )
@@ -63,7 +63,7 @@ def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: i
 
 
 def test_tokens_past_last_sequence_are_nan_and_do_not_affect_others() -> None:
-    """Even if their inputs are NaN."""
+    """Holds even if their inputs are NaN."""
     body = to_reference_graph(single_operator_graph(TensorProto.FLOAT))
     session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
     parts = {name: np.random.default_rng(1).standard_normal((10, HIDDEN_SIZE)).astype(np.float32) for name in "qkv"}

@@ -1,4 +1,4 @@
-"""Reading of the sentence-transformers configuration, and rejection of unsupported settings."""
+"""Reading the sentence-transformers configuration, and rejecting unsupported settings."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,6 @@ def write_modules(directory: Path, *names: str) -> None:
 
 
 def write_dense(directory: Path, shape: tuple[int, int] = (19, 24), **config: Any) -> None:
-    """Write the files of a Dense module."""
     (directory / "config.json").write_text(json.dumps(config))
     save_file({"linear.weight": torch.ones(shape)}, directory / "model.safetensors")
 
@@ -48,7 +47,7 @@ def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
     ],
 )
 def test_pooling_is_read_from_legacy_and_current_config(source: Path, config: dict[str, Any], expected: str) -> None:
-    """One flag per mode in older versions, the name of the mode in newer ones."""
+    """Older versions have one flag per mode, newer ones the name of the mode."""
     write_modules(source, "Pooling", "Normalize")
     (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
     embedding = load_checkpoint(source).embedding_config
@@ -106,7 +105,7 @@ def test_dense_layer_with_wrong_input_size_is_rejected(source: Path) -> None:
     [("Pooling", "Normalize", "Dense"), ("Dense",), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",)],
 )
 def test_unsupported_module_order_is_rejected(source: Path, order: tuple[str, ...]) -> None:
-    """The server computes pooling, dense layers and normalization in this order."""
+    """The server always computes pooling, dense layers and normalization in this order."""
     write_modules(source, *order)
     for index, name in enumerate(order, 1):
         if name == "Pooling":
@@ -138,7 +137,7 @@ def test_invalid_modules_file_is_rejected(source: Path, body: str) -> None:
 
 
 def test_do_lower_case_is_rejected(source: Path) -> None:
-    """Offsets would refer to the changed text."""
+    """Offsets would refer to the lower-cased text."""
     write_modules(source)
     (source / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     with pytest.raises(CheckpointError, match="do_lower_case"):

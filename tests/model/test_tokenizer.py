@@ -16,7 +16,7 @@ from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one
 
 
 def test_truncation_and_padding_of_tokenizer_file_are_ignored(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    """The file truncates and pads to 7 tokens."""
+    """The file asks for truncation and padding to 7 tokens."""
     assert len(encode_one(tokenizer_by_kind["wordpiece"], "a")) == 3
     assert len(encode_one(tokenizer_by_kind["wordpiece"], "the bank " * 50)) == 102
     assert len(encode_one(tokenizer_by_kind["default"], "the bank " * 500)) == 1002
@@ -45,7 +45,6 @@ def test_default_tokenizer_equals_sentence_transformers(tokenizer_by_kind: dict[
 def test_tokenizer_equals_transformers(
     tokenizer_by_kind: dict[str, Tokenizer], definitions: dict[str, bytes], kind: str
 ) -> None:
-    """Texts and pairs."""
     published = tokenizers.Tokenizer.from_str(definitions[kind].decode())
     oracle = transformers.PreTrainedTokenizerFast(tokenizer_object=published)  # type: ignore[no-untyped-call]
     for text in ORDINARY:
@@ -69,7 +68,7 @@ def test_spelled_special_tokens_are_ordinary_text(tokenizer: Tokenizer, text: st
 
 
 def test_offsets_are_ordered_trimmed_ranges_of_edge_case_texts(tokenizer: Tokenizer) -> None:
-    """Slices equal the token texts."""
+    """Slices must equal the token texts."""
     for text in edge_case_texts(1000, seed=41):
         tokens = encode_one(tokenizer, text)
         content = [
@@ -90,7 +89,7 @@ def test_offsets_cover_every_letter_and_digit(tokenizer: Tokenizer) -> None:
 
 
 def test_ascii_slice_equals_vocabulary_entry(tokenizer_by_kind: dict[str, Tokenizer], default_artifact: Path) -> None:
-    """The slice is lower-cased, and the prefix ## of the entry removed, before the comparison."""
+    """Compares the lower-cased slice with the entry, without its ## prefix."""
     vocabulary = tokenizers.Tokenizer.from_file(str(default_artifact / "tokenizer.json"))
     rng = random.Random(43)
     for _ in range(200):

@@ -33,7 +33,7 @@ TEXTS = ("river bank", " river", "lamps", "\nbread: 42", "s", "it! mills", "\u03
 
 @dataclass
 class Oracle:
-    """A tokenizer and an encoder, and the same model in sentence-transformers with include_prompt=False."""
+    """A tokenizer and an encoder, plus the same model in sentence-transformers with include_prompt=False."""
 
     tokenizer: Tokenizer
     published: tokenizers.Tokenizer
@@ -41,14 +41,14 @@ class Oracle:
     model: SentenceTransformer
 
     def preprocess(self, text: str, prompt: str) -> tuple[list[int], int]:
-        """Return the token ids and the prompt length of sentence-transformers."""
+        """Return the token ids and prompt length that sentence-transformers computes."""
         features: dict[str, Any] = self.model.preprocess([text], prompt=prompt)
         return features["input_ids"][0].tolist(), features["prompt_length"]
 
 
 @pytest.fixture(scope="module", params=sorted(SPECIAL_TOKENS))
 def oracle(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Return tiny models with a WordPiece, byte-level BPE and unigram tokenizer."""
+    """Return tiny models with a WordPiece, a byte-level BPE and a unigram tokenizer."""
     source = publish(request.param)
     definition = (source / "tokenizer.json").read_bytes()
     published = tokenizers.Tokenizer.from_str(definition.decode())
@@ -68,7 +68,7 @@ def oracle(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: p
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokens_and_prompt_range_equal_sentence_transformers(oracle: Oracle, prompt: str, text: str) -> None:
-    """If the end of the prompt merges with the start of the text, the range has the tokens of the prompt alone."""
+    """If the end of the prompt merges with the start of the text, the range covers the tokens of the prompt alone."""
     tokens = encode_one(oracle.tokenizer, text, prompt=prompt)
     input_ids, prompt_length = oracle.preprocess(text, prompt)
     assert tokens.input_ids == input_ids
@@ -93,7 +93,9 @@ def test_embedding_without_prompt_equals_sentence_transformers(oracle: Oracle) -
 
 
 def test_token_across_end_of_prompt_belongs_to_text(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    """sentence-transformers measures "query: " alone, whose last token is the space, and drops the first word."""
+    """sentence-transformers measures "query: " on its own, where the last token is the space, and so drops the first
+    word.
+    """
     for kind in ("bytelevel", "untrimmed", "metaspace"):
         tokens = encode_one(tokenizer_by_kind[kind], "river bank", prompt="query: ")
         alone = encode_one(tokenizer_by_kind[kind], "query: ").input_ids[:-1]

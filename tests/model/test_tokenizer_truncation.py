@@ -11,7 +11,7 @@ from tests.model.tokenizer_inputs import encode_one, truncate_one_at_a_time
 @pytest.mark.parametrize("side", get_args(Side))
 @pytest.mark.parametrize("pair", [None, "", "a b", "one two three four five six seven", "the bank " * 15])
 def test_truncation_equals_dropping_one_token_at_a_time(tokenizer: Tokenizer, side: Side, pair: str | None) -> None:
-    """Special tokens are never dropped."""
+    """Special tokens must never be dropped."""
     tokens = encode_one(tokenizer, "seven small boats wait at the bank", pair)
     special_count = sum(tokens.special_tokens_mask)
     for limit in range(len(tokens) + 2):
@@ -63,7 +63,7 @@ def test_kept_characters_exclude_truncated_text(tokenizer_by_kind: dict[str, Tok
 
 
 def test_kept_characters_of_pair_are_per_segment(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    """The longer segment is truncated first."""
+    """Tokens of the longer segment are dropped first."""
     tokens = encode_one(tokenizer_by_kind["default"], "bank", "seven small boats")
     right, left = tokens.truncate(6, "right"), tokens.truncate(6, "left")
     assert right.kept_characters == ((0, 4), (0, 12))

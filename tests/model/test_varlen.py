@@ -1,4 +1,4 @@
-"""The varlen encoder, compared with the encoder."""
+"""The varlen encoder, compared with the plain encoder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,6 @@ LENGTHS = (7, 1, 29, 12)
 
 @pytest.fixture(scope="module")
 def encoder(published: Path) -> Encoder:
-    """Return a tiny BERT."""
     return load_checkpoint(published).encoder
 
 
@@ -63,7 +62,7 @@ def test_packed_attention_equals_torch_attention_per_sequence() -> None:
 
 
 def test_packed_attention_is_nan_past_last_sequence() -> None:
-    """Empty sequences do not change the others."""
+    """Empty sequences must not affect the others."""
     query, key, value = random_qkv(13)
     context = packed_attention(query, key, value, make_bounds(4, 0, 6, 0), num_heads=3)
     assert torch.isnan(context[10:]).all()
@@ -81,7 +80,7 @@ def test_packed_attention_accumulates_float16_in_float32() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_varlen_encoder_equals_encoder(publish: Publish, family: str) -> None:
-    """All parts in float32, so only attention rounds to float16."""
+    """All parts are float32, so rounding to float16 only happens in attention."""
     encoder = load_checkpoint(publish(family)).encoder
     sequences = random_sequences(encoder, LENGTHS)
     hidden, pooled = run(VarlenEncoder(encoder, "mean", part_names(encoder)), pack_varlen(sequences))
@@ -113,7 +112,7 @@ def test_token_indices_do_not_depend_on_input_ids() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_mean_pooling_equals_mean_of_each_sequence(dtype: torch.dtype) -> None:
-    """The weight 1/3 is inexact in float16; an empty sequence is zero."""
+    """The weight 1/3 is inexact in float16. An empty sequence gives zeros."""
     lengths = (3, 0, 500, 1, 17)
     hidden = torch.randn(521, 24, generator=torch.Generator().manual_seed(3)).to(dtype) + 4
     pooled = pool(hidden, token_indices(hidden[:, 0].int()), make_cu_seqlens(*lengths), "mean")
@@ -132,7 +131,7 @@ def test_mean_pooling_does_not_overflow_float16() -> None:
 
 
 def test_cls_pooling_returns_first_vector() -> None:
-    """Zeros for an empty sequence, even if the batch ends there with NaN."""
+    """An empty sequence gives zeros, even if the batch ends there with NaN."""
     hidden = torch.randn(10, 24, generator=torch.Generator().manual_seed(3)).half()
     hidden[9] = torch.nan
     pooled = pool(hidden, token_indices(torch.ones(10).int()), make_cu_seqlens(4, 0, 6, 0), "cls")

@@ -1,4 +1,4 @@
-"""Texts and reference implementations for the tests of the tokenizer."""
+"""Texts and reference implementations for the tokenizer tests."""
 
 import random
 
@@ -28,13 +28,13 @@ def encode_one(tokenizer: Tokenizer, text: str, pair: str | None = None, *, prom
 
 
 def edge_case_texts(count: int, seed: int) -> list[str]:
-    """Return texts of one to nine pieces, with and without spaces between them."""
+    """Return texts of one to nine pieces, with and without spaces in between."""
     rng = random.Random(seed)
     return [rng.choice(["", " ", "  "]).join(rng.choices(PIECES, k=rng.randint(1, 9))) for _ in range(count)]
 
 
 def truncate_one_at_a_time(tokens: TokenizedInput, limit: int, side: Side) -> list[int]:
-    """Drop tokens one by one at `side` of the longer text, the first text in a tie, until `limit` tokens are left."""
+    """Drop tokens one by one at `side` of the longer text (the first one if tied) until `limit` are left."""
     kept = list(range(len(tokens)))
     while len(kept) > limit:
         texts = [[index for index in kept if tokens.segment[index] == number] for number in (0, 1)]

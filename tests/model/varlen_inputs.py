@@ -1,4 +1,4 @@
-"""Model families and random sequences for the tests of the varlen encoder."""
+"""Model families and random sequences for the varlen encoder tests."""
 
 import numpy as np
 
@@ -9,7 +9,6 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electr
 
 
 def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]:
-    """Return random sequences of these lengths, without padding ids."""
     rng = np.random.default_rng(lengths)
     config = encoder.config
     return [

@@ -1,4 +1,4 @@
-"""Small corpora and configurations of training runs."""
+"""Small corpora and configurations for training runs."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def to_toml(document: dict[str, dict[str, Any]]) -> str:
-    """Return a document of flat tables in TOML."""
+    """Return flat tables as a TOML document."""
     import json
 
     lines = []
@@ -32,7 +32,7 @@ def to_toml(document: dict[str, dict[str, Any]]) -> str:
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train with one thread: several threads that wait for each other are slow on a machine that runs other tests."""
+    """Train with one thread: on a busy machine, several threads that wait for each other are slow."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Packed batches: every sequence whole and unchanged, masks as in BERT, and exact continuation."""
+"""Packed batches: whole, unmodified sequences, BERT's masking, and exact resumption."""
 
 import random
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_fill_places_whole_items_without_overlap(sizes: list[list[int]]) -> None
     assert sorted(chosen + rest, key=lambda item: int(item.texts[0])) == pool
     used = np.zeros(SHAPE.tokens, dtype=int)
     for ids, start in zip([ids for item in chosen for ids in item.sequences], starts, strict=True):
-        assert start // SHAPE.length == (start + len(ids) - 1) // SHAPE.length  # in one row
+        assert start // SHAPE.length == (start + len(ids) - 1) // SHAPE.length  # within one row
         used[start : start + len(ids)] += 1
     assert used.max(initial=0) <= 1
     free = SHAPE.length - used.reshape(SHAPE.rows, -1).sum(axis=1)
@@ -80,7 +80,7 @@ def test_item_larger_than_a_batch_is_an_error(tmp_path: Path, tokenizer: Tokeniz
 
 
 def test_batches_restore_to_the_texts(corpus: Path, tokenizer: Tokenizer) -> None:
-    """Unmasked, each sequence is the tokens of a text, with positions from 0."""
+    """Without masking, each sequence has the tokens of a text, with positions from 0."""
     sources = [TokenizerInput(text) for text in corpus.read_text().splitlines()]
     known = {tuple(item.truncate(24, "right").input_ids) for item in tokenizer.encode(sources)}
     for batch in islice(batches(corpus, tokenizer), 20):
@@ -133,7 +133,7 @@ def test_batches_continue_from_their_state(
 
 
 def test_texts_without_tokens_are_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A control character is a text, but no token."""
+    """A control character is text, but produces no token."""
     path = tmp_path / "a.txt"
     path.write_text("\u200b\n" * 5)
     with pytest.raises(TrainError, match=r"a\.txt: no text has a token"):

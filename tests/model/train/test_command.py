@@ -1,4 +1,4 @@
-"""The command: another run in the directory, damaged files, and signals give one line and lose nothing."""
+"""The command with a conflicting run directory, damaged files or signals: one line of error, nothing lost."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ Document = dict[str, dict[str, Any]]
 
 
 def train(document: Document, directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the command; return its error, "" if it succeeded."""
+    """Run the command; return its error, or "" if it succeeded."""
     (directory / "config.toml").write_text(to_toml(document))
     capsys.readouterr()
     status = main(["train", str(directory / "config.toml"), "-o", str(directory / "run")])
@@ -48,7 +48,7 @@ def test_other_options_are_an_error_before_the_first_checkpoint(
 def test_finished_run_keeps_its_artifact(
     document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Evaluations that were added later stay, and options without effect on the result may change."""
+    """Evaluations added later must be kept. Options that do not affect the result may change."""
     assert train(document, tmp_path, capsys) == ""
     artifact = tmp_path / "run" / ARTIFACT
     record = EvaluationRecord(task="sts", file="a", measure="Spearman", value=0.5, low=None, high=None)
@@ -112,7 +112,7 @@ def test_long_words_are_not_for_the_tokenizer() -> None:
 
 
 def start_and_signal(module: list[str], directory: Path, number: signal.Signals) -> tuple[int, str]:
-    """Start the command with `python -m module`, send a signal once it trains; return status and stderr."""
+    """Start the command with `python -m module`, send a signal once it is training; return status and stderr."""
     command = [sys.executable, "-m", *module, "train", str(directory / "config.toml"), "-o", str(directory / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     metrics = directory / "run" / "metrics.csv"
@@ -120,7 +120,7 @@ def start_and_signal(module: list[str], directory: Path, number: signal.Signals)
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment) as run:
         deadline = time.monotonic() + 60
         while not (metrics.is_file() and metrics.stat().st_mtime_ns > before) and time.monotonic() < deadline:
-            time.sleep(0.05)  # the run gives no event
+            time.sleep(0.05)  # there is no event to wait for
         run.send_signal(number)
         assert run.stderr is not None
         error = run.stderr.read().decode()
@@ -129,7 +129,7 @@ def start_and_signal(module: list[str], directory: Path, number: signal.Signals)
 
 @pytest.mark.slow
 def test_signal_writes_a_checkpoint_of_several_processes(document: Document, tmp_path: Path) -> None:
-    """torchrun passes the signal on to both processes, at different times. The run can then be continued."""
+    """torchrun passes the signal on to both processes at different times. The run must be resumable."""
     document["run"] |= {"steps": 1_000_000, "checkpoint_steps": 1_000_000, "validation_steps": 1_000_000}
     (tmp_path / "config.toml").write_text(to_toml(document))
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "model"]

@@ -1,4 +1,4 @@
-"""Streams of texts: file types, shuffling, exact continuation, and errors that name the line."""
+"""Text streams: file types, shuffling, exact resumption, and errors that name the line."""
 
 import json
 from collections import Counter

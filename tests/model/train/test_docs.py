@@ -14,7 +14,7 @@ CHOSEN = {
     ("model", "name"), ("model", "license"), ("model", "init"), ("model", "init_blocks"), ("data", "train"),
     ("data", "validation"), ("run", "steps"), ("distillation", "teacher"),
 }  # fmt: skip
-"""Options whose documented value is an example."""
+"""Options documented with an example value instead of the default."""
 
 
 def test_documented_options_are_all_options_with_their_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Pooling of packed batches, contrastive and next-token losses: equal to naive implementations."""
+"""Pooling of packed batches, contrastive loss and next-token loss, compared with naive implementations."""
 
 import math
 import random
@@ -24,7 +24,7 @@ WORDS = ("a", "b", "c", "d")
 
 
 def items_of(examples: list[tuple[str, ...]]) -> tuple[list[Item], list[int]]:
-    """Return items with the same token ids for the same texts, and their places."""
+    """Return items in which equal texts have equal token ids, and their places."""
     items = [Item([[2, *map(ord, text), 3] for text in texts], texts) for texts in examples]
     small = [Item([[token % VOCAB_SIZE for token in ids] for ids in item.sequences], item.texts) for item in items]
     chosen, starts, _ = fill(small, SHAPE)
@@ -52,7 +52,7 @@ texts = st.text(WORDS, min_size=1, max_size=2)
     dimensions=st.sampled_from([(), (4,), (2, 16)]),
 )
 def test_contrastive_loss_is_that_of_each_query_alone(examples: list[Any], dimensions: tuple[int, ...]) -> None:
-    """A naive loop over queries, documents and dimensions, with each text encoded alone."""
+    """The reference loops over queries, documents and dimensions, and encodes each text alone."""
     items, starts = items_of(examples)
     encoder = TextEncoder(random_encoder(layers=1), "mean", ())
     network = ContrastiveModel(encoder, 0.1, dimensions)

@@ -1,4 +1,4 @@
-"""The examples: their language has the properties that it claims, and every configuration trains."""
+"""Generated examples: the languages have the documented properties, and every configuration trains."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from tests.model.train.conftest import to_toml
 
 CONFIGS = sorted((ROOT / "model" / "examples").glob("*/*.toml"))
 ORDER = {"ambiguous-words": ("masked", "words", "causal"), "paraphrases": ("pairs", "student")}
-"""The configurations of each example, in the order that they are run: later ones use the results of earlier ones."""
+"""Each example's configurations in run order, because later ones use the results of earlier ones."""
 
 
 @given(seed=st.integers(0, 10_000), easy=st.booleans())
@@ -91,7 +91,7 @@ def test_every_configuration_belongs_to_an_example() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDER)
 def test_every_configuration_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With two steps and small batches; with the example's data."""
+    """Uses the example's own data, with two steps and small batches."""
     assert main(["example", name, "-o", str(tmp_path)]) == 0
     assert set(capsys.readouterr().out.split()) == {str(tmp_path / f"{stem}.toml") for stem in ORDER[name]}
     for stem in ORDER[name]:

@@ -1,4 +1,4 @@
-"""The training loop: it learns, continues exactly, and keeps its checkpoint when it fails."""
+"""The training loop: it learns, resumes exactly, and keeps its checkpoint when it fails."""
 
 import errno
 import math
@@ -96,7 +96,7 @@ def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokeniz
 def test_checkpoint_of_a_gpu_continues_on_a_cpu(
     config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.save marks the tensors of a GPU with "cuda:0"; everything else is as on a CPU."""
+    """torch.save tags GPU tensors with "cuda:0"; everything else is as on a CPU."""
     half = with_run(config, steps=6)
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
@@ -110,7 +110,7 @@ def test_checkpoint_of_a_gpu_continues_on_a_cpu(
 def test_moved_data_continues_a_run_and_changed_data_does_not(
     config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """The content decides, not the path or the modification time."""
+    """Data is compared by content, not by path or modification time."""
     expected = run(config, tokenizer, tmp_path / "run")
     (train_file,) = config.data.train
     moved = train_file.rename(tmp_path / "moved.txt")
@@ -180,7 +180,7 @@ def test_learning_rate_warms_up_and_decays() -> None:
 
 
 def test_sinusoids_follow_the_formula() -> None:
-    """Vaswani et al. 2017, section 3.5, up to a common scale."""
+    """Vaswani et al. 2017, section 3.5, up to a constant factor."""
     table = sinusoids(50, 16)
     scale, angle = float(table[0, 1]), 7 / 10_000 ** (4 / 16)
     assert float(table[7, 4]) / scale == pytest.approx(math.sin(angle), abs=1e-5)

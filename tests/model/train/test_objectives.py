@@ -1,4 +1,4 @@
-"""Every objective, from every kind of initial model: learns, continues exactly, and opens in sentence-transformers."""
+"""Every objective, from every kind of initial model: learns, resumes exactly, and opens in sentence-transformers."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ FINE_TUNED = {
     ("xlm-roberta", "distillation"),
     ("nonlinear dense layer", "distillation"),
 }
-"""The cases of `make test`: every pooling, a dense layer with and without activation, prompts, and two families."""
+"""The subset for `make test`: every pooling, a dense layer with and without activation, prompts, and two families."""
 INITS = [name for name, variant in VARIANTS.items() if variant.include_prompt]
 
 
@@ -83,7 +83,7 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
     ]
 )
 def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: Path, exported_labse: Path) -> Document:
-    """A run of every objective from random weights."""
+    """A run of each objective from random weights."""
     if request.param.startswith("contrastive"):
         contrastive: Document = request.getfixturevalue("contrastive")
         write_pairs(tmp_path, spans=request.param.endswith("spans"))
@@ -137,7 +137,7 @@ def test_every_objective_learns_continues_and_is_served(
 
 
 def check_served(run: Path) -> None:
-    """The artifact gives the vectors of sentence-transformers, and the manifest names the training."""
+    """Check that the artifact's vectors match sentence-transformers, and that the manifest records the training."""
     expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
     record = TrainingRecord.model_validate_json((run / MODEL / TRAINING).read_bytes())
@@ -149,7 +149,7 @@ def check_served(run: Path) -> None:
 
 
 def test_causal_model_opens_as_a_decoder(document: Document, tmp_path: Path) -> None:
-    """The loss of transformers' BertLMHeadModel is that of the run."""
+    """transformers' BertLMHeadModel must compute the same loss as the run."""
     document["model"]["attention"] = "causal"
     config = load_config(write(document, tmp_path))
     run_training(tmp_path / "config.toml", tmp_path / "run", quiet)
@@ -178,7 +178,9 @@ def test_causal_model_opens_as_a_decoder(document: Document, tmp_path: Path) -> 
 def test_fine_tuned_model_keeps_its_format(
     name: str, objective_name: str, document: Document, publish: Publish, exported_labse: Path, tmp_path: Path
 ) -> None:
-    """Every pooling, dense layer, prompt, tokenizer and family: sentence-transformers computes the trained vectors."""
+    """Covers every pooling, dense layer, prompt, tokenizer and family. sentence-transformers must load the trained
+    vectors.
+    """
     variant = VARIANTS.get(name) or Variant(family=name)
     publish_variant(variant, publish, tmp_path)
     write_pairs(tmp_path)
@@ -223,7 +225,7 @@ def check_same_vectors(objective: Any, normalize: bool, tokenizer: Tokenizer, di
 
 def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported_labse: Path, tmp_path: Path,
                                                     publish: Publish) -> None:  # fmt: skip
-    """A student with the last block of the initial model, distilled, then served."""
+    """Distills a student without the last block of the initial model, then serves it."""
     publish_variant(VARIANTS["mean"], publish, tmp_path)
     document["model"] = {"name": "small", "init": "published", "init_blocks": [1], "max_input_tokens": 24}
     del document["tokenizer"]
@@ -278,7 +280,7 @@ def test_spans_of_some_pairs_only_are_an_error(contrastive: Document, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("any_document", ["masked", "contrastive"], indirect=True)
 def test_two_processes_equal_one_with_the_same_batches(any_document: Document, tmp_path: Path) -> None:
-    """torchrun with two CPU processes: the losses agree within 1e-5."""
+    """Runs torchrun with two CPU processes; losses agree within 1e-5."""
     command = ["-m", "model", "train", str(write(any_document, tmp_path)), "-o"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run([sys.executable, *launcher, *command, str(tmp_path / "two")], check=True, capture_output=True)

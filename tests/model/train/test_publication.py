@@ -1,4 +1,4 @@
-"""A trained model is the same in this package, in transformers, in sentence-transformers, and in the server."""
+"""A trained model behaves the same in this package, transformers, sentence-transformers, and the server."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 
 @pytest.fixture(params=["wordpiece", "bpe"])
 def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp_path: Path) -> Path:
-    """The directory of a finished run."""
+    """Directory of a finished run."""
     document["tokenizer"]["kind"] = request.param
     document["tokenizer"]["vocab_size"] = 60 if request.param == "wordpiece" else 300
     document["model"]["positions"] = "learned" if request.param == "wordpiece" else "sinusoidal"
@@ -42,7 +42,7 @@ def test_libraries_open_the_trained_model(run: Path) -> None:
 
 
 def check_transformers(run: Path) -> None:
-    """The loss of BertForMaskedLM on masked texts is that of the trained network."""
+    """Check that BertForMaskedLM computes the same loss on masked texts as the trained network."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(run / MODEL)
     language_model = transformers.BertForMaskedLM.from_pretrained(run / MODEL)
     language_model.train(mode=False)
@@ -63,7 +63,7 @@ def check_transformers(run: Path) -> None:
 
 
 def check_sentence_transformers(run: Path) -> None:
-    """Mean pooling of the artifact gives the vectors of sentence-transformers."""
+    """Check that mean pooling of the artifact matches sentence-transformers."""
     expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
     manifest = model.artifact.manifest

@@ -35,7 +35,7 @@ def test_tokens_cover_the_text(options: TokenizerOptions) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=IDS)
 def test_tokenizer_is_the_same_in_every_process(options: TokenizerOptions) -> None:
-    """Hash maps of the trainer have another order in each process."""
+    """The trainer's hash maps iterate in a different order in each process."""
     code = (
         "import sys; from model.train.config import TokenizerOptions; from model.train.tokenizers import *; "
         "from tests.model.train.conftest import sentences; "
