@@ -1,4 +1,4 @@
-"""A server for the clients, and the numbers of its native API."""
+"""A server for the clients, and the native API's results."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def rest(service: ServiceThread) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def check_arrays(rest: httpx.Client) -> CheckArrays:
-    """Compare lists of vectors. Batches of another composition differ in the last bits of the precision."""
+    """Compare lists of vectors. Batch composition changes the last bits of the precision."""
     tolerance = 1e-5 if rest.get("/v1/model").json()["precision"] == "float32" else 5e-4
 
     def check(actual: Any, expected: Any) -> None:
@@ -39,6 +39,6 @@ def check_arrays(rest: httpx.Client) -> CheckArrays:
 
 
 def native(rest: httpx.Client, inputs: Any, name: str = "pooled", **fields: Any) -> list[Any]:
-    """Return an output of the native API, with the truncation that is TEI's default."""
+    """Return a native API output with TEI's default truncation."""
     response = rest.post("/v1/encode", json={"inputs": inputs, "truncation": "right", **fields})
     return [result[name] for result in response.raise_for_status().json()["results"]]

@@ -1,4 +1,4 @@
-"""Virtual environments for clients of other projects, which may need other versions than this project."""
+"""Virtual environments for third-party clients, whose dependencies may conflict with this project's."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class ClientEnvironment:
 
     @classmethod
     def create(cls, name: str, directory: Path) -> "ClientEnvironment":
-        """Install `requirements/<name>.txt`; skip the test if that fails, for example without an index."""
+        """Install `requirements/<name>.txt`; skip the test if that fails, for example without access to an index."""
         uv, python = Path(sys.executable).with_name("uv"), directory / "bin" / "python"
         commands = (
             [uv, "venv", "--python", sys.executable, directory],
@@ -59,7 +59,7 @@ class ClientEnvironment:
 
     def _run(self, code: str, arguments: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
-        # Without these, the clients report their use to other servers.
+        # Otherwise the clients send usage reports to other servers.
         quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HAYSTACK_TELEMETRY_ENABLED": "False"}
         return subprocess.run(
             [str(self.python), "-c", code], env=kept | quiet, input=json.dumps(arguments),
@@ -68,7 +68,7 @@ class ClientEnvironment:
 
 
 def run_client(package: str, code: str, directory: Path, **arguments: Any) -> Any:
-    """Run the snippet of a client and then further code, which sends results. See `PROLOGUE` for the arguments."""
+    """Run a client's snippet followed by further code, which sends results. See `PROLOGUE` for the arguments."""
     client = find_client(package)
     environment = ClientEnvironment.create(client.environment, directory / client.environment)
     return environment.call(client.snippet + code, **arguments)

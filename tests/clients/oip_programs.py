@@ -1,4 +1,4 @@
-"""Programs of the clients of the Open Inference Protocol. Each sends what it has got with `send`."""
+"""Programs for the Open Inference Protocol clients. Each reports its results with `send`."""
 
 TRITON_HTTP = """
 import asyncio, itertools

@@ -1,4 +1,4 @@
-"""Code of the clients. The tests run it, and docs/clients.md shows it."""
+"""Client code. The tests run it, and docs/clients.md shows it."""
 
 OPENAI = """
 from openai import OpenAI

@@ -1,4 +1,4 @@
-"""gRPC clients without stubs of this project: health checks, and calls by server reflection."""
+"""gRPC clients without this project's stubs: health checks, and calls by server reflection."""
 
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def test_health_checking(service: ServiceThread, tmp_path: Path) -> None:
 
 
 def test_reflection(service: ServiceThread, rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    """As grpcurl: the environment has neither stubs nor the proto of this project."""
+    """Like grpcurl: the environment has neither this project's stubs nor its proto."""
     results = run("grpcio-reflection", REFLECTION, service, tmp_path)
     expected = native(rest, TEXTS)
     assert not results["stubs"]

@@ -1,6 +1,6 @@
-"""Clients of the Open Inference Protocol from PyPI get the numbers of the native API.
+"""Open Inference Protocol clients from PyPI get the same numbers as the native API.
 
-Each client is installed into an environment of its own.
+Each client is installed in its own environment.
 """
 
 from collections.abc import Iterator
@@ -27,30 +27,27 @@ NOT_FOUND = f'model_name: not found ("unknown"). This server serves "{MODEL}".'
 
 @dataclass(frozen=True)
 class Server:
-    """A running service, the native API, and the tolerance of its precision."""
+    """A running service, the native API, and the tolerance for its precision."""
 
     rest: httpx.Client
     grpc: str
     tolerance: float
 
     def native(self, inputs: Any, **fields: Any) -> list[Any]:
-        """Return pooled embeddings of the native API."""
         response = self.rest.post("/v1/encode", json={"inputs": inputs, **fields})
         return [result["pooled"] for result in response.raise_for_status().json()["results"]]
 
     def native_ids(self) -> list[Any]:
-        """Return embeddings of the token ids without padding."""
         rows = zip(IDS, MASK, strict=True)
         return self.native([{"token_ids": ids[: sum(mask)]} for ids, mask in rows])
 
     def check(self, results: list[Any], expected: Any) -> None:
-        """Compare each of several results."""
         assert results
         for result in results:
             assert_close(array_of(result), array_of(expected), self.tolerance)
 
     def run(self, name: str, code: str, directory: Any) -> Any:
-        """Run the snippet of a client, whose vectors are compared, and then further code."""
+        """Run a client's snippet and compare its vectors, then run further code."""
         url = str(self.rest.base_url).rstrip("/")
         results = run_client(
             name, code, directory, rest=url, grpc=self.grpc, model=MODEL, texts=TEXTS, input_ids=IDS,

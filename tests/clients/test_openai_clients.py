@@ -1,4 +1,4 @@
-"""Clients of the OpenAI API from PyPI get the numbers of the native API."""
+"""OpenAI clients from PyPI get the same numbers as the native API."""
 
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def test_openai_with_api_keys(
 
 
 def test_langchain_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    """The default of LangChain, token ids of OpenAI's vocabulary, is an error that names the option."""
+    """By default, LangChain sends token ids from OpenAI's vocabulary. The resulting error must name the option."""
     results = run("langchain-openai", LANGCHAIN, rest, tmp_path)
     expected = native(rest, TEXTS)
     check_arrays(results["snippet"], expected)

@@ -1,4 +1,4 @@
-"""The list of clients, and the page that is generated from it."""
+"""The list of clients, and the page generated from it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.clients.registry import CLIENTS, REQUIREMENTS, Client, describe_clients
 
 DATABASES = "vector_databases"
-"""The environment of docs/vector-databases.md, which has no client of the server."""
+"""Environment for docs/vector-databases.md; it contains no client of the server."""
 
 
 def test_every_environment_has_one_client() -> None:

@@ -1,6 +1,6 @@
-"""Clients of text-embeddings-inference from PyPI get the numbers of the native API.
+"""text-embeddings-inference clients from PyPI get the same numbers as the native API.
 
-Each client is installed into an environment of its own.
+Each client is installed in its own environment.
 """
 
 from pathlib import Path
@@ -69,7 +69,7 @@ send(results)
 
 
 def run(package: str, code: str, rest: httpx.Client, directory: Path) -> Any:
-    """Run the code of a client with the URL of the server and the texts."""
+    """Run a client's code with the server URL and the texts."""
     return run_client(package, code, directory, rest=str(rest.base_url).rstrip("/"), grpc="", texts=TEXTS)
 
 

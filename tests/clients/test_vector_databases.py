@@ -1,4 +1,4 @@
-"""The recipes of docs/vector-databases.md: Qdrant's local mode, and PostgreSQL with pgvector."""
+"""Recipes in docs/vector-databases.md: Qdrant's local mode, and PostgreSQL with pgvector."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> ClientEnvironment:
 
 @pytest.fixture
 def vectors(tmp_path: Path, default_artifact: Path) -> Path:
-    """Return the directory of the files that the first command of the page writes."""
+    """Return the directory with the files written by the page's first command."""
     (line,) = re.findall(r"^printf '%s\\n' (.*) > texts\.txt$", PAGE, re.MULTILINE)
     (tmp_path / "texts.txt").write_text("\n".join(re.findall(r'"(.*?)"', line)) + "\n")
     files = [str(tmp_path / name) for name in ("texts.txt", "vectors.jsonl")]
@@ -70,7 +70,7 @@ def test_qdrant_finds_the_nearest_texts(environment: ClientEnvironment, vectors:
     )
     for line, (score, text) in zip(printed, expected_hits(), strict=True):
         assert line.split(" ", 1)[1] == text
-        assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # precisions differ by CPU
+        assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # the precision depends on the CPU
 
 
 def test_pgvector_finds_the_nearest_texts(
