@@ -1,4 +1,4 @@
-"""Chromium from Debian, started once per process, and drivers of the page."""
+"""Debian's Chromium, started once per process, and page drivers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ TWO_SENTENCES = ("He cashed a check at the bank.", "They sat on the bank of the 
 NewDriver = Callable[..., PageDriver]
 
 
-# Not for the session: the event loop of Playwright in this thread would block asyncio tests of other packages.
+# Not session-scoped: Playwright's event loop in this thread would block asyncio tests in other packages.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.is_file():
@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_driver(browser: Browser, server: RunningServer) -> Iterator[NewDriver]:
-    """Create drivers for the server of the session or for `base`. A test opens them, so it can intercept requests."""
+    """Create drivers for the session's server or for `base`. Tests open them, so they can intercept requests first."""
     contexts = []
 
     def make(base: str = server.rest, **options: Any) -> PageDriver:
@@ -46,7 +46,7 @@ def new_driver(browser: Browser, server: RunningServer) -> Iterator[NewDriver]:
 
 @pytest.fixture(scope="package")
 def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
-    """A window that the tests share, because it takes long to open one per test."""
+    """A window shared by the tests, because opening one per test is slow."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield PageDriver(context.new_page(), server.rest)
     context.close()
@@ -54,25 +54,25 @@ def window(browser: Browser, server: RunningServer) -> Iterator[PageDriver]:
 
 @pytest.fixture
 def shared(window: PageDriver) -> PageDriver:
-    """A driver of the page in any state, for tests that only call functions of its modules."""
+    """A page driver in any state, for tests that only call module functions."""
     return window.reset() if window.page.url.startswith(window.base) else window.reset().open()
 
 
 @pytest.fixture
 def opened(window: PageDriver) -> PageDriver:
-    """A driver of the newly opened page."""
+    """A driver of a freshly opened page."""
     return window.reset().open()
 
 
 @pytest.fixture
 def driver(window: PageDriver) -> PageDriver:
-    """A driver of the page with two sentences from a link, and all parts unfolded."""
+    """A driver of the page with two sentences from a link, with all sections unfolded."""
     return window.reset().open_texts(*TWO_SENTENCES, explore=True)
 
 
 @pytest.fixture
 def tab(opened: PageDriver) -> PageDriver:
-    """A driver of the tab of similarity, with responses of the server."""
+    """A driver of the similarity tab, with real server responses."""
     opened.page.get_by_role("tab", name="Similarity").click()
     opened.page.wait_for_function(RESULT)
     return opened

@@ -1,4 +1,4 @@
-"""Firefox from Debian over WebDriver BiDi (W3C), without geckodriver and without a WebSocket package."""
+"""Debian's Firefox over WebDriver BiDi (W3C), without geckodriver or a WebSocket package."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ UPGRADE = (
 
 
 class WebSocket:
-    """A client of a WebSocket (RFC 6455) that sends and receives text messages."""
+    """A WebSocket client (RFC 6455) for text messages."""
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port), TIMEOUT_S)
@@ -30,7 +30,7 @@ class WebSocket:
             pass
 
     def send(self, message: str) -> None:
-        """Send one frame. Its mask is constant: Firefox accepts any mask except zero."""
+        """Send one frame. The mask is constant, because Firefox accepts any mask except zero."""
         payload = bytes(byte ^ 1 for byte in message.encode())
         size = len(payload)
         code, width = (size, 0) if size < 126 else (126, 2) if size < 2**16 else (127, 8)
@@ -38,7 +38,6 @@ class WebSocket:
         self.socket.sendall(bytes([0x81, 0x80 | code]) + length + b"\1\1\1\1" + payload)
 
     def receive(self) -> str:
-        """Return one message."""
         payload, final = b"", False
         while not final:
             first, size = self.stream.read(2)
@@ -76,7 +75,7 @@ class Firefox:
         self.context = self.call("browsingContext.getTree")["contexts"][0]["context"]
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Call a method of the protocol, and return its result."""
+        """Call a protocol method and return its result."""
         number = next(self.ids)
         self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while (message := json.loads(self.socket.receive())).get("id") != number:
@@ -100,7 +99,7 @@ class Firefox:
         assert self.run(f"new Promise((done) => {{ {look} }})") is True
 
     def press(self, keys: str) -> None:
-        """Press and release each key of a string."""
+        """Press and release each key in a string."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         keyboard = {"type": "key", "id": "keyboard", "actions": actions}
         self.call("input.performActions", context=self.context, actions=[keyboard])

@@ -1,4 +1,4 @@
-"""A driver of the page in a real browser, which records the page's requests and errors."""
+"""Drives the page in a real browser, and records its requests and errors."""
 
 import json
 from decimal import ROUND_HALF_UP, Decimal
@@ -15,7 +15,7 @@ CELLS = """(selector) => [...document.querySelectorAll(selector)].map(
 
 
 def format_number(value: float) -> str:
-    """Format a number as the page does."""
+    """Format a number like the page does."""
     text = str(Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP))
     return text.replace("-", "" if Decimal(text) == 0 else "\u2212")
 
@@ -37,7 +37,7 @@ class PageDriver:
         self.requests.append(request)
 
     def reset(self) -> "PageDriver":
-        """Forget the requests, errors and routes of this window."""
+        """Clear the window's requests, errors and routes."""
         self.page.unroute_all()
         self.page.mouse.move(0, 0)
         self.requests.clear()
@@ -47,12 +47,12 @@ class PageDriver:
     def open(self, fragment: str = "") -> "PageDriver":
         """Open the page, or a link to it, and wait for its responses."""
         if fragment:
-            self.page.goto("about:blank")  # otherwise the page stays and receives a new fragment only
+            self.page.goto("about:blank")  # otherwise the page is not reloaded and only gets a new fragment
         self.page.goto(f"{self.base}/#{fragment}" if fragment else self.base)
         return self.settle()
 
     def open_texts(self, *texts: str, explore: bool = False, **parts: str) -> "PageDriver":
-        """Open a link to sentences, with all parts unfolded if `explore`."""
+        """Open a link to sentences, with all sections unfolded if `explore`."""
         named = {f"t{place}": text for place, text in enumerate(texts)}
         self.open(urlencode({"v": "1", **named, **({"explore": "1"} if explore else {}), **parts}))
         if explore:
@@ -60,7 +60,7 @@ class PageDriver:
         return self
 
     def explore(self) -> "PageDriver":
-        """Unfold the part "Explore layers and heads"."""
+        """Unfold "Explore layers and heads"."""
         self.page.locator("#explore > summary").click()
         return self.settle()
 
@@ -70,13 +70,12 @@ class PageDriver:
         return self
 
     def choose(self, **choices: str) -> "PageDriver":
-        """Set pickers by their id."""
+        """Set pickers by id."""
         for name, value in choices.items():
             self.page.select_option(f"#{name}", value)
         return self.settle()
 
     def slide(self, layer: int) -> "PageDriver":
-        """Move the layer slider."""
         self.page.locator("#layer").fill(str(layer))
         return self.settle()
 
@@ -90,45 +89,44 @@ class PageDriver:
         return self.page.get_by_label(f"Sentence {number}", exact=True)
 
     def add(self, text: str) -> "PageDriver":
-        """Add a sentence, with the focus in it."""
+        """Add a sentence, which receives the focus."""
         self.page.get_by_role("button", name="Add a sentence").click()
         self.page.keyboard.insert_text(text)
         return self.settle()
 
     def pick(self, number: int, word: str, index: int = 0) -> "PageDriver":
-        """Click a word of a sentence."""
+        """Click a word in a sentence."""
         strip = self.page.get_by_role("group", name=f"Words of sentence {number}", exact=True)
         strip.get_by_role("button", name=word).nth(index).click()
         return self.settle()
 
     def sent_bodies(self, route: str = "/v1/attend") -> list[dict[str, Any]]:
-        """Return the request bodies for a route, oldest first, without those for the thumbnails."""
+        """Return the request bodies sent to a route, oldest first, except for the thumbnails."""
         bodies = [json.loads(request.post_data or "") for request in self.requests if request.url == self.base + route]
         return [body for body in bodies if "encoding_format" not in body]
 
     def cells(self, selector: str = "#map tbody tr") -> list[list[str]]:
-        """Return the texts of the cells of a table, without row headers."""
+        """Return the cell texts of a table, without row headers."""
         cells: list[list[str]] = self.page.evaluate(CELLS, selector)
         return cells
 
     def selected_words(self) -> list[str]:
-        """Return the selected word per sentence that has one."""
+        """Return the selected word of each sentence that has one."""
         return self.page.locator(".strip:not([hidden]) [aria-pressed=true] .text").all_inner_texts()
 
     def line(self, number: int = 1) -> str:
-        """Return the text below a sentence, which lists the contributions to its selected word."""
+        """Return the line below a sentence, which lists the contributions to its selected word."""
         return self.page.locator(".sentence .line").nth(number - 1).inner_text()
 
     def finding(self) -> str:
-        """Return the sentence below the sentences, with nonbreaking spaces replaced by spaces."""
+        """Return the finding below the sentences, with nonbreaking spaces normalized."""
         return self.page.locator("#finding").inner_text().replace("\u00a0", " ")
 
     def values(self, number: int = 1) -> list[str]:
-        """Return the numbers on the words of a sentence."""
+        """Return the numbers on a sentence's words."""
         return self.page.locator(".strip").nth(number - 1).locator(".value").all_inner_texts()
 
     def focused(self) -> str:
-        """Return the accessible name or text of the focused element."""
         name: str = self.page.evaluate(
             "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
         )

@@ -1,4 +1,4 @@
-"""Write the picture of the page in the README: `python -m tests.browser.picture`, or `make picture`."""
+"""Draw the README's picture of the page: `python -m tests.browser.picture`, or `make picture`."""
 
 from playwright.sync_api import sync_playwright
 
@@ -11,7 +11,7 @@ SIZE = (1280, 1365)
 
 
 def main() -> None:
-    """Draw the opened page, with the pointer on a word, down to the buttons below the chart."""
+    """Capture the opened page with the pointer on a word, down to the buttons below the chart."""
     server = start_server(model_dir=ROOT / "models" / "all-MiniLM-L6-v2")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)

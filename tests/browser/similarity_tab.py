@@ -1,4 +1,4 @@
-"""The tab of similarity with synthetic responses."""
+"""The similarity tab with synthetic responses."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ RESULT = "() => document.querySelector('#word-pairs') && !document.querySelector
 
 
 def units(text: str) -> list[dict[str, Any]]:
-    """Return the words of a text that are separated by spaces."""
+    """Return a text's words, separated by spaces."""
     words, start = [], 0
     for word in text.split():
         start = text.index(word, start)
@@ -22,7 +22,7 @@ def units(text: str) -> list[dict[str, Any]]:
 
 
 def response_to(body: dict[str, Any], unavailable: str | None = None) -> dict[str, Any]:
-    """Return a response with negative and positive contributions, whose sum and rest are the score."""
+    """Return a response with negative and positive contributions; their sum and the rest make up the score."""
     pairs = []
     for place, document in enumerate(body["documents"]):
         rows, columns = units(body["queries"][0]), units(document)
@@ -54,7 +54,7 @@ def response_to(body: dict[str, Any], unavailable: str | None = None) -> dict[st
 
 
 def intercept(driver: PageDriver, unavailable: str | None = None) -> None:
-    """Answer the requests of the tab with synthetic responses."""
+    """Answer the tab's requests with synthetic responses."""
 
     def answer(route: Route) -> None:
         route.fulfill(json=response_to(json.loads(route.request.post_data or ""), unavailable))
@@ -63,7 +63,7 @@ def intercept(driver: PageDriver, unavailable: str | None = None) -> None:
 
 
 def last_pair(driver: PageDriver, place: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the response to the last request of the tab, and one of its pairs."""
+    """Return the response to the tab's last request, and one of its pairs."""
     with driver.page.expect_response(f"**{ROUTE}") as received:
         driver.page.evaluate(
             "fetch('v1/similarity', { method: 'POST', headers: { 'content-type': 'application/json' },"

@@ -1,4 +1,4 @@
-"""The folded part "About the model": training, source, license, attention and evaluations, all as text."""
+""" "About the model": training, source, license, attention and evaluations, all rendered as text."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
 def fulfill_model(driver: PageDriver, **fields: Any) -> None:
-    """Replace fields of the response to /v1/model."""
+    """Override fields in the /v1/model response."""
 
     def respond(route: Route) -> None:
         response = route.fetch()
@@ -34,7 +34,7 @@ def reject_scores(route: Route) -> None:
 
 @pytest.fixture
 def fresh(window: PageDriver) -> PageDriver:
-    """The window of this file, before the page opens."""
+    """A window shared by this file, before the page opens."""
     return window.reset()
 
 
@@ -102,7 +102,7 @@ def test_values_of_the_artifact_are_text(fresh: PageDriver) -> None:
 
 
 def test_kinds_follow_the_model(fresh: PageDriver) -> None:
-    """A link to scores of a causal model, which has none, opens the attention weights without an error.
+    """A link to the scores of a causal model, which has none, must fall back to attention weights.
 
     The page requests maps before it knows the model.
     """

@@ -1,4 +1,4 @@
-"""The selected words: they follow edits, and sentences without the word are reported."""
+"""Selected words follow edits, and sentences without the word are reported."""
 
 import re
 
@@ -6,12 +6,12 @@ from tests.browser.page_driver import PageDriver
 
 
 def compared_spans(driver: PageDriver) -> list[list[int]]:
-    """Return the spans of the last comparison."""
+    """Return the spans in the last comparison."""
     return [occurrence["span"] for occurrence in driver.sent_bodies("/v1/compare")[-1]["occurrences"]]
 
 
 def test_sentence_without_the_word_is_not_compared(driver: PageDriver) -> None:
-    """The page reports this, and another word can be selected in the sentence."""
+    """The page says so, and another word in that sentence can be selected."""
     driver.pick(1, "bank")
     driver.add("The cat sat on the mat.")
     assert driver.selected_words() == ["bank", "bank"]
@@ -25,7 +25,7 @@ def test_sentence_without_the_word_is_not_compared(driver: PageDriver) -> None:
 
 
 def test_occurrences_keep_the_numbers_of_their_sentences(driver: PageDriver) -> None:
-    """The sentence in the middle is not compared, and then removed."""
+    """The middle sentence is first not compared, then removed."""
     driver.type(2, "They sat by the river.").add("We walked along the bank.")
     numbers = driver.page.locator(".occurrences > li")
     assert numbers.evaluate_all("(items) => items.map((item) => item.value)") == [1, 3]
@@ -35,7 +35,7 @@ def test_occurrences_keep_the_numbers_of_their_sentences(driver: PageDriver) -> 
 
 
 def test_comparison_names_sentences_without_the_word(driver: PageDriver) -> None:
-    """The choice of the user has priority over a shared word."""
+    """The user's selection takes priority over a shared word."""
     driver.pick(1, "bank")
     driver.type(2, "They sat by the river.")
     assert driver.selected_words() == ["bank"]
@@ -55,7 +55,7 @@ def test_choice_stays_while_another_sentence_is_typed(driver: PageDriver) -> Non
 
 
 def test_selected_word_follows_edits(driver: PageDriver) -> None:
-    """Edit the text before the word, after it, and with a second occurrence."""
+    """Edits before the word, after it, and one that adds a second occurrence."""
     driver.pick(1, "bank")
     driver.type(1, "He cashed a big check at the bank.")
     assert (driver.selected_words(), compared_spans(driver)[0]) == (["bank", "bank"], [29, 33])
@@ -68,7 +68,7 @@ def test_selected_word_follows_edits(driver: PageDriver) -> None:
 
 
 def test_selected_word_returns_after_a_typo(driver: PageDriver) -> None:
-    """The word was selected by the user."""
+    """The user had selected the word."""
     driver.pick(1, "cashed")
     driver.type(1, "He cased a check at the bank.")
     assert driver.selected_words() == ["bank", "bank"]
@@ -77,7 +77,7 @@ def test_selected_word_returns_after_a_typo(driver: PageDriver) -> None:
 
 
 def test_selected_token_follows_edits(driver: PageDriver) -> None:
-    """The token is a part of a word."""
+    """The token is only part of a word."""
     driver.page.get_by_label("Tokens", exact=True).check()
     driver.settle()
     driver.pick(1, "ed")
@@ -86,7 +86,7 @@ def test_selected_token_follows_edits(driver: PageDriver) -> None:
 
 
 def test_choice_applies_to_other_sentences(driver: PageDriver) -> None:
-    """It does not replace a choice of the user there."""
+    """It must not override the user's selection in those sentences."""
     driver.pick(1, "the")
     assert driver.selected_words() == ["the", "the"]
     driver.pick(2, "bank")
@@ -94,7 +94,7 @@ def test_choice_applies_to_other_sentences(driver: PageDriver) -> None:
 
 
 def test_repeated_word_is_compared_within_one_sentence(driver: PageDriver) -> None:
-    """No other sentence contains the word. Ordinals distinguish its occurrences."""
+    """No other sentence contains the word. Its occurrences are told apart by ordinals."""
     driver.type(1, "The bank by the river owns the bank downtown.")
     driver.pick(1, "bank")
     driver.type(2, "Nothing here.")
@@ -109,14 +109,14 @@ def test_repeated_word_is_compared_within_one_sentence(driver: PageDriver) -> No
 
 
 def test_sentence_without_words_has_a_message(driver: PageDriver) -> None:
-    """The sentence is a zero-width joiner."""
+    """The sentence consists of a zero-width joiner."""
     driver.type(2, "\u200d")
     assert driver.line(2) == "This sentence contains no words."
     assert driver.selected_words() == ["bank"]
 
 
 def test_page_selects_again_when_text_changes(driver: PageDriver) -> None:
-    """A word that two sentences share replaces the longest word of a single sentence."""
+    """A word shared by two sentences replaces the longest word of a single one."""
     driver.type(2, "").type(1, "The bat flew out.")
     assert driver.selected_words() == ["flew"]
     driver.type(2, "He swung the bat.")

@@ -1,4 +1,4 @@
-"""The comparison of a word in several sentences: chart, values and contributors."""
+"""Comparing a word across sentences: chart, values and contributors."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from tests.browser.page_driver import PageDriver, format_number
 
 
 def compare_response(driver: PageDriver, rest: httpx.Client) -> dict[str, Any]:
-    """Send the last compare request of the page, and return the response."""
+    """Repeat the page's last compare request and return the response."""
     response = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1])
     body: dict[str, Any] = response.raise_for_status().json()
     return body
 
 
 def heights(driver: PageDriver, name: str) -> list[float]:
-    """Return the y coordinates of a line of the chart."""
+    """Return the y coordinates of a chart line."""
     points = driver.page.locator(f"polyline.{name}").first.get_attribute("points") or ""
     return [float(point.split(",")[1]) for point in points.split()]
 
@@ -46,7 +46,7 @@ def test_shared_word_ignores_case(driver: PageDriver) -> None:
 
 
 def test_sentences_can_have_different_words(driver: PageDriver, rest: httpx.Client) -> None:
-    """The static vectors then differ."""
+    """Their static vectors then differ."""
     driver.page.locator(".strip").nth(1).get_by_role("button", name="river").click()
     driver.settle()
     response = compare_response(driver, rest)
@@ -70,7 +70,7 @@ def test_offsets_are_in_code_points(driver: PageDriver) -> None:
 
 
 def test_occurrences_list_their_contributors(driver: PageDriver, rest: httpx.Client) -> None:
-    """In the default view, the text below each sentence has the same values."""
+    """By default, the line below each sentence shows the same values."""
     for index, occurrence in enumerate(compare_response(driver, rest)["occurrences"]):
         items = driver.page.locator(".occurrences > li").nth(index).locator(".bars li").all_inner_texts()
         expected = [[word["text"], format_number(word["share"])] for word in occurrence["contributors"]]
@@ -91,7 +91,7 @@ def test_several_sentences_have_a_line_per_pair_and_a_table_per_layer(driver: Pa
 
 
 def test_sentences_can_be_removed_and_added(driver: PageDriver) -> None:
-    """A single sentence has a message in place of the comparison."""
+    """With a single sentence, a message takes the place of the comparison."""
     driver.page.get_by_role("button", name="Remove sentence 1").click()
     driver.settle()
     assert "Add a second sentence" in driver.finding()

@@ -1,4 +1,4 @@
-"""Saved figures and numbers: PNG, SVG and CSV of the chart and the map."""
+"""Downloads of figures and numbers: PNG, SVG and CSV of the chart and the map."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def save(driver: PageDriver, tmp_path: Path) -> Callable[[str, str], bytes]:
-    """Press a button that saves a file, and return the content of the file."""
+    """Press a download button and return the file's content."""
 
     def press(label: str, form: str) -> bytes:
         group = driver.page.get_by_role("group", name=f"Save {label}")
@@ -48,7 +48,7 @@ def parse_csv(content: bytes) -> list[list[Any]]:
 
 @pytest.mark.parametrize("label", ["chart", "map"])
 def test_png_has_the_pixels_of_the_figure(driver: PageDriver, save: Callable[[str, str], bytes], label: str) -> None:
-    """The image is twice as large as the figure, and is not blank."""
+    """The image has twice the figure's resolution, and is not blank."""
     content = save(label, "PNG")
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     size = struct.unpack(">II", content[16:24])
@@ -90,7 +90,7 @@ def test_svg_of_the_chart_does_not_need_the_style_sheet(driver: PageDriver, save
 def test_csv_of_the_map_has_the_numbers_of_the_response(
     driver: PageDriver, rest: httpx.Client, save: Callable[[str, str], bytes]
 ) -> None:
-    """The text contains a comma and a quote, which CSV escapes."""
+    """The text contains a comma and a quote, which CSV must escape."""
     driver.type(1, 'He said "bank", then left.')
     rows = parse_csv(save("map", "CSV"))
     result = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]

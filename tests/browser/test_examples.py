@@ -1,4 +1,4 @@
-"""The examples, the empty state, and the senses of sentences."""
+"""Examples, the empty state, and sentence senses."""
 
 import json
 
@@ -9,13 +9,12 @@ from tests.browser.test_opening import compared, similarities_by_sense
 
 
 def load(driver: PageDriver, label: str) -> PageDriver:
-    """Select an example."""
     driver.page.get_by_role("group", name="Examples").get_by_role("button", name=label, exact=True).click()
     return driver.settle()
 
 
 def test_example_shows_that_context_separates_senses(opened: PageDriver, rest: httpx.Client) -> None:
-    """On average, equal senses are more similar than different senses."""
+    """On average, equal senses must be more similar than different ones."""
     for label in ("bat", "bank", "crane", "spring", "a pronoun: it"):
         load(opened, label)
         assert [text.lower() for text in opened.selected_words()] == [label.split()[-1]] * 4
@@ -44,7 +43,7 @@ def test_example_of_a_pair_is_one_input_with_two_segments(opened: PageDriver, re
 
 
 def test_pair_can_be_added_and_removed(driver: PageDriver) -> None:
-    """A pair is an input of maps. Its sentence is not compared."""
+    """A pair is an input for maps, but its sentence is not compared."""
     driver.page.get_by_role("button", name="Add second text to sentence 1").click()
     driver.page.keyboard.insert_text("The teller gave him money.")
     driver.settle()
@@ -59,7 +58,7 @@ def test_pair_can_be_added_and_removed(driver: PageDriver) -> None:
 
 
 def test_clear_leaves_two_empty_fields_and_the_examples(opened: PageDriver) -> None:
-    """The empty state has no numbers, and an example replaces it."""
+    """The empty state has no numbers. Loading an example replaces it."""
     opened.page.get_by_role("button", name="Clear").click()
     opened.page.wait_for_function("() => document.querySelectorAll('#sentences .sentence').length === 2")
     assert opened.page.evaluate("document.activeElement.value") == ""
@@ -71,12 +70,12 @@ def test_clear_leaves_two_empty_fields_and_the_examples(opened: PageDriver) -> N
 
 
 def curves(driver: PageDriver) -> dict[str, int]:
-    """Return the number of pairs in the chart by group."""
+    """Return the number of pairs per group in the chart."""
     return {group: driver.page.locator(f"polyline.pair.{group}").count() for group in ("same", "other", "unknown")}
 
 
 def test_pairs_are_colored_by_sense(opened: PageDriver) -> None:
-    """Two pairs have the same sense, four have different senses."""
+    """Two pairs share a sense, four do not."""
     assert curves(opened) == {"same": 2, "other": 4, "unknown": 0}
     labels = opened.page.locator(".chart .name").all_text_contents()
     assert set(labels) == {"dictionary entries", "same sense", "different senses"}
@@ -90,7 +89,7 @@ def test_sense_of_own_sentences_is_unknown_until_it_is_selected(opened: PageDriv
 
 
 def test_sense_belongs_to_its_word(opened: PageDriver) -> None:
-    """All four sentences contain `the`, whose senses are unknown."""
+    """All four sentences contain `the`, which has no known senses."""
     opened.pick(1, "the")
     assert curves(opened)["same"] == curves(opened)["other"] == 0
     opened.pick(1, "bank")
@@ -103,7 +102,7 @@ def test_small_edit_keeps_the_sense(opened: PageDriver) -> None:
 
 
 def test_vertical_axis_fits_the_values(opened: PageDriver, rest: httpx.Client) -> None:
-    """The lowest value is within one tick of the lower end, and the highest tick is 1."""
+    """The lowest value is within one tick of the bottom, and the top tick is 1."""
     values = [value for layer in compared(opened, rest)["layers"] for row in layer["cosine"] for value in row]
     ticks = sorted(
         float(text) for text in opened.page.locator(".chart .tick.end").all_text_contents() if text != "layer"
@@ -114,7 +113,7 @@ def test_vertical_axis_fits_the_values(opened: PageDriver, rest: httpx.Client) -
 
 
 def test_examples_are_distinct_and_fit_the_page(opened: PageDriver) -> None:
-    """Each has two sentences per sense, all contain the word, and no text is used twice."""
+    """Each example has two sentences per sense, all with the word, and no text occurs twice."""
     examples = opened.page.evaluate("async () => (await import('/page/examples.js')).EXAMPLES")
     texts = [sentence["text"] for example in examples for sentence in example["sentences"]]
     assert len(set(texts)) == len(texts)

@@ -1,4 +1,4 @@
-"""Errors of requests, pending requests, and the API key."""
+"""Failed requests, pending requests, and the API key."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +16,12 @@ UNCOVERED = """() => document.querySelector("#notices .card").getBoundingClientR
 
 
 def alert(driver: PageDriver) -> str:
-    """Return the text of the error card."""
+    """Return the error card's text."""
     return driver.page.get_by_role("alert").inner_text()
 
 
 def test_error_names_the_sentence_when_it_is_too_long(driver: PageDriver) -> None:
-    """The card disappears after the sentence is corrected."""
+    """The card disappears once the sentence is corrected."""
     for number in (1, 2):
         for text, expected in (
             ("bank " * 300, "302 tokens, limit 256"),
@@ -44,7 +44,7 @@ def test_error_names_the_sentence_when_it_is_too_long(driver: PageDriver) -> Non
     ],
 )
 def test_error_has_the_message_of_the_server(driver: PageDriver, message: str, expected: str) -> None:
-    """The number of the sentence replaces the field."""
+    """The sentence number replaces the field."""
 
     def reject(route: Route) -> None:
         if "base64" in (route.request.post_data or ""):
@@ -60,7 +60,7 @@ def test_error_has_the_message_of_the_server(driver: PageDriver, message: str, e
 
 @pytest.mark.parametrize("width", [400, 1280])
 def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, width: int) -> None:
-    """The page is scrolled when the card appears."""
+    """The page scrolls when the card appears."""
     driver = new_driver(viewport={"width": width, "height": 900}).open()
     error = {"error": {"message": "Response too large (70 MiB, limit 64)."}}
     driver.page.route("**/v1/attend", lambda route: route.fulfill(status=422, json=error))
@@ -97,7 +97,7 @@ def test_full_queue_error_has_a_delay_and_a_retry_button(driver: PageDriver) -> 
 
 
 def test_network_error_has_a_message_until_the_server_is_available(driver: PageDriver) -> None:
-    """Also in a part of the page that was folded since."""
+    """Holds even in a section that has been folded in the meantime."""
     driver.page.evaluate("window.later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10)")
     driver.page.route("**/v1/attend", lambda route: route.abort())
     driver.choose(kind="norm")
@@ -109,17 +109,17 @@ def test_network_error_has_a_message_until_the_server_is_available(driver: PageD
 
 
 def visible(driver: PageDriver, selector: str) -> int:
-    """Return the number of visible elements that match."""
+    """Return the number of visible matching elements."""
     return driver.page.locator(f"{selector} >> visible=true").count()
 
 
 def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
-    """A retry shows the values of the new settings."""
+    """A retry shows the values for the new settings."""
     driver.page.route("**/v1/*", lambda route: route.abort())
     driver.choose(kind="norm")
     for selector in (".strip .value", "#map td", "#map .request", ".multiples button"):
         assert visible(driver, selector) == 0, selector
-    assert visible(driver, "#layers td") > 0  # the comparison does not depend on the kind of the map
+    assert visible(driver, "#layers td") > 0  # the comparison does not depend on the map kind
     driver.type(1, "He sat at the bank.")
     assert visible(driver, "#comparison td, #comparison .chart") == 0
     driver.page.unroute("**/v1/*")
@@ -130,7 +130,7 @@ def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
 
 
 def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
-    """The map of the other sentence is current."""
+    """The other sentence's map is still current."""
     driver.type(2, "bank " * 300)
     assert visible(driver, ".sentence:nth-child(1) .value") == 7
     assert driver.page.locator(".sentence:nth-child(1).stale").count() == 0
@@ -157,14 +157,14 @@ def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriv
 
 
 def test_invalid_json_has_a_message(driver: PageDriver) -> None:
-    """The response is from a proxy."""
+    """A proxy may respond with something else."""
     driver.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
     driver.choose(kind="norm")
     assert "is not valid JSON" in alert(driver)
 
 
 def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
-    """The page cancels the slow request, so that its response is never read."""
+    """The page cancels the slow request, so its response is never read."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -206,7 +206,7 @@ def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, new_driver: NewDriver) -> None:
-    """The page stores a valid key in the tab only and does not show it."""
+    """The page keeps a valid key only in this tab and does not show it."""
     driver = new_driver(secured.rest).open()
     assert alert(driver) == "This server requires an API key."
     assert driver.page.evaluate("document.activeElement.id") == "key"

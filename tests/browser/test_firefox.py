@@ -1,4 +1,4 @@
-"""Journeys in Firefox: the opened page, typing, the layer slider, links, saved images, and accessibility."""
+"""User journeys in Firefox: opening the page, typing, the layer slider, links, saved images, and accessibility."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
 
 @pytest.fixture
 def opened(firefox: Firefox, server: RunningServer) -> Firefox:
-    """The newly opened page."""
+    """A freshly opened page."""
     firefox.open("about:blank")
     firefox.open(server.rest)
     firefox.wait_for(IDLE)
@@ -47,7 +47,7 @@ def opened(firefox: Firefox, server: RunningServer) -> Firefox:
 
 
 def type_texts(page: Firefox) -> None:
-    """Clear the page, and type two sentences."""
+    """Clear the page and type two sentences."""
     page.run("document.querySelector('#clear').click()")
     for place, text in enumerate(TEXTS):
         page.run(f"document.querySelectorAll('#sentences li > input[id^=sentence]')[{place}].focus()")
@@ -102,14 +102,14 @@ def test_link_restores_the_state(opened: Firefox) -> None:
 
 
 def test_chart_is_saved_as_png(opened: Firefox) -> None:
-    """The content security policy allows to draw the figure."""
+    """The content security policy must allow drawing the figure."""
     header = bytes(opened.run(SAVE))
     assert header.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(header[16:20], "big") > 1000
 
 
 def test_page_is_accessible(opened: Firefox) -> None:
-    """Run axe-core with all parts unfolded."""
+    """Run axe-core with all sections unfolded."""
     opened.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     opened.wait_for(f"{IDLE} && document.querySelector('.multiples button')")
     opened.run(f"(() => {{ {AXE.read_text()} }})()")

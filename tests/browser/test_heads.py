@@ -1,4 +1,4 @@
-"""The maps of all layers and heads: pixels, scale, enlargement, and the names of heads."""
+"""Thumbnails of all layers and heads: pixels, scale, enlargement, and head names."""
 
 import base64
 from typing import Any, Literal
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def test_thumbnail_sets_the_controls(driver: PageDriver) -> None:
-    """The selected kind changes to one with maps per head, and the slider moves to the layer."""
+    """The selected kind changes to one that has maps per head, and the slider moves to the layer."""
     assert driver.page.locator(".multiples button").count() == 6 * 12
     driver.page.get_by_role("button", name="layer 3, head 5").click()
     driver.settle()
@@ -47,7 +47,7 @@ def test_thumbnail_sets_the_controls(driver: PageDriver) -> None:
 
 
 def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Client) -> None:
-    """The image has one pixel per cell. Opacity is the square root of the value relative to the largest value."""
+    """One pixel per cell, with opacity as the square root of the value relative to the maximum."""
     body = driver.sent_bodies()[0] | {"kind": "probs", "layers": "all", "layer_reduce": "none", "decimals": None}
     maps = first_result(rest, body | {"heads": "all", "head_reduce": "none"})["maps"]
     largest = max(value for attention_map in maps for row in attention_map["matrix"] for value in row)
@@ -61,7 +61,7 @@ def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Cli
 
 
 def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
-    """The colors are those of the style sheet, also after a change of the scheme."""
+    """Colors must match the style sheet, even after the color scheme changes."""
     driver = new_driver(color_scheme="light").open().explore()
     light, dark = [52, 88, 200], [110, 146, 255]
     schemes: list[tuple[Literal["light", "dark"], list[int]]] = [("light", light), ("dark", dark), ("light", light)]
@@ -71,7 +71,7 @@ def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
 
 
 def test_thumbnail_is_enlarged_with_labels(driver: PageDriver) -> None:
-    """On hover and on focus, inside of the window."""
+    """On hover and on focus, without leaving the window."""
     enlarged = driver.page.locator(".enlarged")
     assert not enlarged.is_visible()
     for layer, head in ((1, 0), (6, 11)):
@@ -100,7 +100,7 @@ def test_map_is_beside_the_heads(driver: PageDriver) -> None:
 
 
 def roles(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, float]]:
-    """Return the role of each head by the rule of docs/maps.md, computed independently of the page."""
+    """Return each head's role by the rule in docs/maps.md, computed independently of the page."""
     sums: dict[tuple[int, int, str], list[float]] = {}
     for result in results:
         tokens = [(unit["text"].lower(), unit["special"]) for unit in result["units"]]
@@ -131,7 +131,7 @@ def roles(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, flo
 
 
 def test_names_of_heads_follow_the_rule(driver: PageDriver, rest: httpx.Client) -> None:
-    """Every name is in the accessible name of its head, and no other head has one."""
+    """Each name is part of its head's accessible name, and no other head has one."""
     body = {"inputs": list(TWO_SENTENCES), "kind": "probs", "unit": "token", "special_tokens": "keep"}
     expected = roles(rest.post("/v1/attend", json=body).json()["results"])
     assert {role for role, _ in expected.values()} >= {"previous", "next", "first"}
@@ -159,7 +159,7 @@ def test_legend_counts_the_heads_per_name(driver: PageDriver) -> None:
 
 
 def synthetic(tokens: list[str], weights: list[list[float]]) -> dict[str, Any]:
-    """Return a response with one head that attends between tokens with these weights."""
+    """Return a response in which one head attends between tokens with these weights."""
     units = [{"text": token, "special": token.startswith("[")} for token in tokens]
     data = base64.b64encode(np.array(weights, dtype=np.float16).tobytes()).decode()
     matrix = {"shape": [len(tokens)] * 2, "dtype": "float16", "data": data}
@@ -178,7 +178,7 @@ SHIFTS = {
 @pytest.mark.parametrize("role", SHIFTS)
 @pytest.mark.parametrize(("weight", "is_named"), [(0.9, True), (0.52, True), (0.48, False)])
 def test_head_with_one_target_has_its_role(shared: PageDriver, role: str, weight: float, is_named: bool) -> None:
-    """The rest of the weight is on the token itself."""
+    """The remaining weight is on the token itself."""
     weights = (weight * SHIFTS[role] + (1 - weight) * np.eye(8)).tolist()
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"
     named = shared.page.evaluate(script, synthetic(TOKENS, weights))
@@ -186,7 +186,7 @@ def test_head_with_one_target_has_its_role(shared: PageDriver, role: str, weight
 
 
 def test_head_that_attends_to_equal_words_is_named(shared: PageDriver) -> None:
-    """Only rows with an equal word count: `a` occurs twice."""
+    """Only rows with an equal word count, and `a` occurs twice."""
     weights = np.eye(8)
     weights[[1, 3]] = weights[[3, 1]]
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"

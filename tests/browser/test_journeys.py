@@ -1,4 +1,4 @@
-"""Journeys of users: type, paste, repeat words, use a phone, and return."""
+"""User journeys: type, paste, repeat words, use a phone, and come back."""
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ def test_two_own_sentences(opened: PageDriver, rest: httpx.Client) -> None:
 
 
 def test_pasted_text_replaces_a_sentence(new_driver: NewDriver) -> None:
-    """The text has a line break, as copied text often has."""
+    """Copied text often contains a line break, as here."""
     driver = new_driver(permissions=["clipboard-read", "clipboard-write"]).open()
     driver.page.evaluate("navigator.clipboard.writeText('The bank of the\\nMeuse was flooded.')")
     driver.field(1).focus()
@@ -44,7 +44,7 @@ def test_pasted_text_replaces_a_sentence(new_driver: NewDriver) -> None:
 
 
 def test_repeated_word_has_a_curve_per_pair(opened: PageDriver) -> None:
-    """One sentence contains the word three times. Its occurrences are compared with each other."""
+    """One sentence contains the word three times, and these occurrences are compared with each other."""
     opened.open_texts("The bank by the bank is not a bank.")
     assert len(opened.sent_bodies("/v1/compare")[-1]["occurrences"]) == 3
     assert opened.page.locator("polyline.pair").count() == 3
@@ -52,7 +52,7 @@ def test_repeated_word_has_a_curve_per_pair(opened: PageDriver) -> None:
 
 
 def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDriver) -> None:
-    """The message stands at the field, with a button that truncates the text. Both tabs behave so."""
+    """The message appears at the field, with a button to truncate the text. This applies to both tabs."""
     long = "bank " * 300
     opened.open_texts("A bank.", long, "The bank opened.")
     alert = opened.page.get_by_role("alert")
@@ -79,7 +79,7 @@ def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDr
 
 
 def test_page_works_with_touch(new_driver: NewDriver) -> None:
-    """A tap selects a word and shows its contributions. The text of the page mentions it."""
+    """A tap selects a word and shows its contributions, as the page's text explains."""
     driver = new_driver(viewport={"width": 400, "height": 850}, has_touch=True, is_mobile=True).open()
     assert "or tap it" in driver.page.locator(".lead").first.inner_text()
     driver.page.get_by_role("group", name="Words of sentence 1").get_by_role("button", name="cashed").tap()
@@ -103,7 +103,7 @@ def test_hidden_columns_fade_and_the_excluded_column_stays_in_view(new_driver: N
 
 
 def test_all_numbers_have_three_decimal_places(driver: PageDriver) -> None:
-    """Look at every number with a decimal point: words, finding, chart, tables."""
+    """Checks every number with a decimal point: words, finding, chart and tables."""
     driver.choose(kind="probs", combine="none")
     text = driver.page.evaluate(
         "[...document.querySelectorAll('.value, .number, td, .chart .tick, #finding strong')].map((n) => n.textContent)"

@@ -4,7 +4,7 @@ from tests.browser.page_driver import PageDriver
 
 
 def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
-    """Tab moves to the words, the controls and the table. Arrow keys move inside them."""
+    """Tab reaches the words, the controls and the table; arrow keys move within them."""
     driver.tab_to(".unit")
     assert driver.focused().startswith("bank")
     driver.page.keyboard.press("ArrowLeft")
@@ -26,7 +26,7 @@ def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:0"
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "End", "ArrowLeft", "ArrowUp", "ArrowUp"):
         driver.page.keyboard.press(key)
-    # The last column is the excluded mass; the column before it is the full stop.
+    # The last column is the excluded mass, and the one before it the full stop.
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:7"
     assert driver.focused() == driver.page.locator("#map .readout").inner_text()
     assert driver.focused().startswith("He attends to . with weight 0.")
@@ -64,7 +64,7 @@ def test_keyboard_reaches_the_comparison(driver: PageDriver) -> None:
 
 
 def test_focus_is_visible(driver: PageDriver) -> None:
-    """Every Tab stop has an outline."""
+    """Every Tab stop must have an outline."""
     seen = set()
     for _ in range(80):
         driver.page.keyboard.press("Tab")
@@ -81,7 +81,9 @@ def test_focus_is_visible(driver: PageDriver) -> None:
 
 
 def test_tabs_follow_the_aria_pattern(opened: PageDriver) -> None:
-    """One Tab stop. The arrow keys select, and wrap around neither end. The panel follows in the order of focus."""
+    """There is a single Tab stop, arrow keys select without wrapping around, and the panel comes next in focus
+    order.
+    """
     opened.tab_to("[role=tab]")
     assert opened.focused() == "Word in context"
     opened.page.keyboard.press("ArrowRight")

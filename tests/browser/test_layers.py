@@ -1,4 +1,4 @@
-"""The layer slider and its play button move the words, the map and the chart together."""
+"""The layer slider and its play button update the words, the map and the chart together."""
 
 import httpx
 import pytest
@@ -16,7 +16,7 @@ MARK = "document.querySelector('.chart .tick.chosen')?.textContent"
 
 
 def test_slider_moves_words_map_and_chart(driver: PageDriver, rest: httpx.Client) -> None:
-    """The map is the rollout of the layers up to the slider."""
+    """The map is the rollout up to the slider's layer."""
     for layer in (1, 3, 6):
         check_layer(driver, rest, layer)
 
@@ -108,14 +108,14 @@ def test_slider_works_with_the_keyboard_and_names_the_layer(opened: PageDriver) 
 
 
 def paths(driver: PageDriver) -> list[tuple[float, float]]:
-    """Return the x coordinates where the curves between the words start and end."""
+    """Return the x coordinates where the curves between words start and end."""
     drawn = driver.page.locator(".links path").evaluate_all("(all) => all.map((path) => path.getAttribute('d'))")
     numbers = [d.replace("M", " ").replace("C", " ").split() for d in drawn]
     return [(float(parts[0]), float(parts[-2])) for parts in numbers]
 
 
 def test_curves_link_a_word_to_its_contributors(opened: PageDriver) -> None:
-    """They appear on hover and on focus, end at the word, and disappear afterwards."""
+    """Curves appear on hover and on focus, end at the word, and disappear afterwards."""
     strip = opened.page.get_by_role("group", name="Words of sentence 1", exact=True)
     word = strip.get_by_role("button", name="bank")
     assert paths(opened) == []

@@ -1,4 +1,4 @@
-"""Accessibility by the rules of axe-core, layout at two widths, light and dark mode, with screenshots."""
+"""Accessibility according to axe-core, layout at two widths, light and dark mode, with screenshots."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def overflow(driver: PageDriver) -> int:
 
 
 def assert_accessible(driver: PageDriver) -> None:
-    driver.page.wait_for_function(STILL)  # transitions must end before the contrast is measured
+    driver.page.wait_for_function(STILL)  # contrast can only be measured after transitions
     result = Axe().run(driver.page)
     assert result.violations_count == 0, result.generate_report()
 
@@ -57,7 +57,7 @@ def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    """The page has six sentences, one long, with signed values, tokens, special tokens and both commands."""
+    """Six sentences (one long), signed values, tokens, special tokens and both commands."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     driver.explore().choose(combine="none", special="keep").slide(3)
     driver.page.get_by_label("Tokens", exact=True).check()
@@ -68,7 +68,7 @@ def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Pa
         driver.page.locator(f"{part} > summary").click()
     driver.page.screenshot(path=results / f"much-{width}-{scheme}.png", full_page=True)
     assert overflow(driver) == 0
-    if width == 400:  # axe-core needs several seconds for this number of elements
+    if width == 400:  # axe-core takes several seconds for this many elements
         assert_accessible(driver)
 
 
@@ -76,7 +76,7 @@ def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Pa
 def test_page_is_accessible_when_a_request_fails(
     new_driver: NewDriver, results: Path, name: str, status: int, scheme: str
 ) -> None:
-    """The page shows the error card or the form for the key."""
+    """With the error card or the API key form visible."""
     driver = new_driver(viewport={"width": 400, "height": 900}, color_scheme=scheme)
     error = {"error": {"message": "Queue full."}}
     driver.page.route(

@@ -1,4 +1,4 @@
-"""The attention map: its values equal those of the server, and the controls change the request."""
+"""The attention map shows the server's values, and the controls change the request."""
 
 import itertools
 from typing import Any
@@ -10,7 +10,7 @@ from tests.browser.page_driver import PageDriver, format_number
 
 Fields = dict[str, Any]
 
-# Layer, values of the controls, and the expected fields of the request.
+# Layer, control values, and expected request fields.
 VIEWS: list[tuple[int, dict[str, str], Fields]] = [
     (6, {"special": "renormalize"}, {"layer_reduce": "rollout", "special_tokens": "renormalize"}),
     (4, {"combine": "none", "special": "drop"}, {"kind": "projection", "layers": [4], "layer_reduce": "none"}),
@@ -23,13 +23,13 @@ VIEWS: list[tuple[int, dict[str, str], Fields]] = [
 
 
 def first_result(rest: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a request, and return the result for the first sentence."""
+    """Send a request and return the first sentence's result."""
     result: dict[str, Any] = rest.post("/v1/attend", json=body).raise_for_status().json()["results"][0]
     return result
 
 
 def test_cells_equal_the_response(driver: PageDriver, rest: httpx.Client) -> None:
-    """Check the request, all cells with excluded mass and bias, the headers, and the accessible name of a cell."""
+    """Checks the request, all cells with excluded mass and bias, the headers, and a cell's accessible name."""
     for view in VIEWS:
         check_view(driver, rest, *view)
 
@@ -58,7 +58,7 @@ def check_view(driver: PageDriver, rest: httpx.Client, layer: int, choices: dict
 
 
 def test_renormalized_rows_sum_to_one(driver: PageDriver) -> None:
-    """The tolerance is the rounding to two digits."""
+    """The tolerance allows for rounding to two digits."""
     driver.choose(kind="probs", combine="mean", head="mean", special="renormalize")
     for row in driver.cells():
         values = [float(text) for text in row[:-1]]
@@ -76,7 +76,7 @@ def test_token_unit_keeps_the_selected_word(driver: PageDriver) -> None:
 
 
 def test_unsupported_choices_are_disabled_with_a_reason(driver: PageDriver) -> None:
-    """The page sends no request that the server would reject."""
+    """The page must not send a request that the server would reject."""
     assert driver.page.locator("#head").is_disabled()
     assert "kind projection always covers all heads" in driver.page.locator("#head-reason").inner_text()
     driver.choose(kind="scores")
@@ -89,7 +89,7 @@ def test_unsupported_choices_are_disabled_with_a_reason(driver: PageDriver) -> N
 
 
 def test_choice_returns_when_the_kind_supports_it_again(driver: PageDriver) -> None:
-    """Scores do not support rollout and renormalization."""
+    """Scores support neither rollout nor renormalization."""
     driver.choose(special="renormalize").choose(kind="scores").choose(kind="norm").choose(kind="projection")
     assert driver.page.locator("#combine").input_value() == "rollout"
     assert driver.page.locator("#special").input_value() == "renormalize"
@@ -102,7 +102,7 @@ def test_choice_returns_when_the_kind_supports_it_again(driver: PageDriver) -> N
 
 
 def test_descriptions_match_the_view(driver: PageDriver) -> None:
-    """Check the descriptions of signs, layers and scaling."""
+    """Checks the descriptions of signs, layers and scaling."""
     for kind in ("projection", "norm", "block_norm", "probs"):
         for combine, layer in (("none", 1), ("none", 4), ("mean", 6), ("rollout", 5)):
             check_descriptions(driver, kind, combine, layer)
@@ -133,7 +133,7 @@ def check_descriptions(driver: PageDriver, kind: str, combine: str, layer: int) 
 
 
 def test_hovered_word_shows_its_contributions(driver: PageDriver) -> None:
-    """The selected word is shown again when the pointer leaves."""
+    """When the pointer leaves, the selected word is shown again."""
     before = driver.line(1)
     driver.page.locator(".strip").first.get_by_role("button", name="cashed").hover()
     assert driver.line(1).startswith("Contributions to cashed: ")
@@ -150,7 +150,7 @@ def test_selecting_a_word_opens_the_map_of_its_sentence(driver: PageDriver) -> N
 
 
 def test_contribution_of_a_word_to_itself_can_be_included(driver: PageDriver, rest: httpx.Client) -> None:
-    """The words then show the values of the map, without a new request."""
+    """The words then show the map's values without a new request."""
     count = len(driver.sent_bodies())
     driver.page.get_by_label("Include the contribution of a word to itself").check()
     result = first_result(rest, driver.sent_bodies()[0])
@@ -172,7 +172,7 @@ def test_card_and_matrix_show_the_same_digits(driver: PageDriver) -> None:
 
 
 def test_long_sentence_is_an_image_with_a_table_of_one_row(driver: PageDriver, rest: httpx.Client) -> None:
-    """The table has the row of the selected word. Thumbnails are drawn on request."""
+    """The table shows the selected word's row. Thumbnails are drawn on request."""
     text = " ".join(f"Day {number} went by on the bank of the river." for number in range(8))
     driver.type(1, text)
     result = first_result(rest, driver.sent_bodies()[-1])

@@ -1,4 +1,4 @@
-"""Modules of the page that repeat computations of the server, and the default selection of words."""
+"""Page modules that repeat server computations, and the default word selection."""
 
 import base64
 
@@ -28,7 +28,7 @@ def test_words_equal_those_of_the_server(shared: PageDriver, rest: httpx.Client,
 
 
 def test_float16_tensor_is_decoded(shared: PageDriver) -> None:
-    """Decode all finite float16 values."""
+    """Covers all finite float16 values."""
     values = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = values[np.isfinite(values)].reshape(2, -1)
     tensor = {"shape": finite.shape, "dtype": "float16", "data": base64.b64encode(finite.tobytes()).decode()}
@@ -60,7 +60,7 @@ def test_number_format_matches_the_driver(shared: PageDriver, value: float) -> N
 def test_page_selects_a_shared_word_or_the_longest(
     shared: PageDriver, sentences: list[str], expected: list[str | None]
 ) -> None:
-    """Content words have priority over function words. Words of equal length are ranked by frequency and position."""
+    """Content words win over function words. Words of equal length are ranked by frequency and position."""
     words = shared.page.evaluate(
         """async (texts) => {
             const { createSentence, selectWords } = await import('/page/choice.js');

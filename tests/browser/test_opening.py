@@ -1,4 +1,4 @@
-"""The newly opened page: its point, the default requests, and the content security policy."""
+"""The freshly opened page: its finding, default requests, and the content security policy."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def first_screen(window: PageDriver) -> PageDriver:
 
 
 def compared(driver: PageDriver, rest: httpx.Client) -> dict[str, Any]:
-    """Return the response to the comparison that the page requested last."""
+    """Return the response to the page's last comparison."""
     response = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).raise_for_status()
     body: dict[str, Any] = response.json()
     return body
@@ -63,7 +63,7 @@ def test_finding_states_the_similarities_of_the_response(first_screen: PageDrive
 
 
 def test_finding_is_on_the_first_screen(first_screen: PageDriver) -> None:
-    """The window has 1280 x 900 pixels, and the page is not scrolled."""
+    """In a window of 1280 x 900 pixels, without scrolling."""
     box = first_screen.page.locator("#finding").bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
@@ -99,7 +99,7 @@ def test_page_shows_the_model_info(first_screen: PageDriver, rest: httpx.Client)
 
 
 def test_line_lists_the_largest_contributions(first_screen: PageDriver, rest: httpx.Client) -> None:
-    """The values are shares among the other words, as the contributors of /v1/compare."""
+    """Values are shares among the other words, like the contributors in /v1/compare."""
     result = rest.post("/v1/attend", json=first_screen.sent_bodies()[0]).json()["results"][0]
     units, row = [unit["text"] for unit in result["units"]], result["maps"][0]["matrix"]
     bank = units.index("bank")
@@ -117,7 +117,7 @@ def test_page_links_to_the_api_reference(first_screen: PageDriver, rest: httpx.C
 
 
 def test_requests_stay_within_the_origin(driver: PageDriver) -> None:
-    """The console has no errors, so the content security policy blocks no required request."""
+    """The console must have no errors, which shows that the content security policy blocks no required request."""
     driver.choose(kind="probs", combine="none", head="2").slide(3).choose(measure="centered")
     driver.add("The bank lends money.")
     assert driver.requests
@@ -130,6 +130,6 @@ def test_requests_stay_within_the_origin(driver: PageDriver) -> None:
 
 
 def test_content_security_policy_is_enforced(new_driver: NewDriver) -> None:
-    """The browser blocks an inline script, an inline style and a request to another origin."""
+    """The browser must block an inline script, an inline style and a request to another origin."""
     driver = new_driver().open()
     assert driver.page.evaluate(POLICY_VIOLATIONS) == [True, ["connect-src", "script-src-elem", "style-src-attr"]]

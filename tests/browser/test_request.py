@@ -1,4 +1,4 @@
-"""The requests that the page shows as programs: curl, Python and gRPC."""
+"""The page's requests, shown as curl, Python and gRPC programs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def stub(channel: grpc.Channel) -> Any:
 
 
 def run(command: list[str]) -> str:
-    """Run a command, and return its output."""
+    """Run a command and return its output."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"}
     return subprocess.run(
         command, capture_output=True, check=True, timeout=60, env=environment, encoding="utf-8"
@@ -37,7 +37,7 @@ def run(command: list[str]) -> str:
 
 
 def program(driver: PageDriver, section: str, form: str) -> str:
-    """Return the request of a section in one of its forms."""
+    """Return a section's request in one of its forms."""
     panel = driver.page.locator(f"{section} .request")
     if panel.get_attribute("open") is None:
         panel.locator("summary").click()
@@ -47,7 +47,7 @@ def program(driver: PageDriver, section: str, form: str) -> str:
 
 @pytest.fixture
 def special(driver: PageDriver) -> PageDriver:
-    """The page with a sentence that contains characters that are special in a shell."""
+    """The page with a sentence full of shell metacharacters."""
     return driver.type(1, SHELL_CHARACTERS).choose(kind="probs", combine="none", head="5").slide(3)
 
 
@@ -63,7 +63,7 @@ def test_curl_command_returns_the_response_behind_the_view(
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a printed array."""
+    """Return the numbers in a printed array."""
     return [float(value) for value in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", text)]
 
 
@@ -86,7 +86,7 @@ def test_python_program_sends_a_pair(driver: PageDriver) -> None:
 
 
 def message_of(command: str) -> tuple[dict[str, Any], str]:
-    """Return the message and the method of a grpcurl command."""
+    """Return the message and method of a grpcurl command."""
     words = shlex.split(command.replace("\\\n", " "))
     assert words[0] == "grpcurl"
     return json.loads(words[words.index("-d") + 1]), words[-1]
@@ -98,7 +98,7 @@ def message_of(command: str) -> tuple[dict[str, Any], str]:
 def test_grpc_message_returns_the_values_of_the_view(
     driver: PageDriver, server: RunningServer, rest: httpx.Client, view: dict[str, str]
 ) -> None:
-    """grpcurl parses the same JSON. It is not a dependency of the tests."""
+    """grpcurl parses the same JSON, but is not a test dependency."""
     driver.choose(**view)
     body, method = message_of(program(driver, "#map", "gRPC"))
     assert method == "attendant.v1.EncoderService/Attend"
@@ -132,7 +132,7 @@ def test_request_can_be_copied_and_has_a_reference(new_driver: NewDriver) -> Non
 
 
 def test_programs_of_the_similarity_tab(opened: PageDriver, server: RunningServer, rest: httpx.Client) -> None:
-    """All three forms return the scores of the view. The query has characters that are special in a shell."""
+    """All three forms return the displayed scores. The query contains shell metacharacters."""
     opened.page.get_by_role("tab", name="Similarity").click()
     opened.page.get_by_label("Query", exact=True).fill(SHELL_CHARACTERS)
     opened.page.wait_for_function("() => document.querySelector('#word-pairs tbody th')?.textContent === \"It's\"")

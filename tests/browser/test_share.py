@@ -1,4 +1,4 @@
-"""Links to the state of the page: round trip, validation, and the tab in the link."""
+"""Links to the page's state: round trip, validation, and the active tab."""
 
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,7 +22,7 @@ TEXTS = ["50% & more: a bank? #1", "Ein Fluss — bank 銀行 🏦", "שלום b
 
 
 def link(driver: PageDriver) -> str:
-    """Press the button, and return the link that the page shows."""
+    """Press the button and return the link shown on the page."""
     driver.page.get_by_role("button", name="Share link").click()
     url: str = driver.page.get_by_label("Link to this view").input_value()
     assert url == driver.page.url
@@ -30,7 +30,7 @@ def link(driver: PageDriver) -> str:
 
 
 def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> None:
-    """Texts with special characters, a pair, senses, a selected word, all controls, and the unfolded part."""
+    """Texts with special characters, a pair, senses, a selected word, all controls, and the unfolded section."""
     driver.type(1, TEXTS[0]).type(2, TEXTS[1]).add(TEXTS[2])
     driver.page.get_by_role("button", name="Add second text to sentence 3").click()
     driver.page.keyboard.insert_text("A second text.")
@@ -69,7 +69,7 @@ def test_link_in_the_same_window_changes_the_view(opened: PageDriver) -> None:
 
 
 def test_removed_fragment_opens_the_example(opened: PageDriver) -> None:
-    """Also in the tab that is not shown."""
+    """This includes the hidden tab."""
     opened.open("v=1&x=spring&layer=2&q=one&d=two")
     opened.page.evaluate("location.hash = ''")
     opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('bank')")
@@ -129,7 +129,7 @@ def test_invalid_link_has_a_notice_and_opens_the_example(opened: PageDriver) -> 
 
 
 def test_link_beyond_the_model_shows_what_the_model_has(opened: PageDriver) -> None:
-    """Layer 40 and head 300 do not exist. The page shows the last layer, and all heads."""
+    """Layer 40 and head 300 do not exist, so the page shows the last layer and all heads."""
     opened.open("v=1&kind=probs&combine=none&layer=40&head=300&explore=1")
     assert opened.page.locator("#layer").input_value() == "6"
     assert opened.page.locator("#head").input_value() == "mean"

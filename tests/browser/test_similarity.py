@@ -1,4 +1,4 @@
-"""The tab of similarity: scores, the word pairs that add up to a score, and tinted words."""
+"""The similarity tab: scores, the word pairs that add up to a score, and tinted words."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_terms_add_up_to_the_score(tab: PageDriver) -> None:
     assert sum(terms) == pytest.approx(score, abs=0.0005 * (len(terms) + 1))
     assert score == pytest.approx(pair["score"], abs=0.0005)
     labels = tab.page.locator("#terms th").all_inner_texts()
-    assert labels == ["pairs of words", "special tokens", "score"]  # terms that are 0 are left out
+    assert labels == ["pairs of words", "special tokens", "score"]  # terms equal to 0 are left out
 
 
 def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDriver) -> None:
@@ -64,7 +64,7 @@ def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDr
 
 
 def test_words_are_tinted_in_place(tab: PageDriver) -> None:
-    """By the sum of their contributions, or by the effect of leaving them out."""
+    """Either by the sum of their contributions, or by the effect of leaving them out."""
     for tint in ("effect", "sum"):
         check_tint(tab, tint)
 
@@ -105,7 +105,7 @@ def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
 
 @pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers"])
 def test_unavailable_contributions_are_explained(opened: PageDriver, reason: str) -> None:
-    """The effects of words are still shown."""
+    """Word effects must still be shown."""
     intercept(opened, reason)
     opened.page.get_by_role("tab", name="Similarity").click()
     opened.page.get_by_text("Contributions are not available:").wait_for()

@@ -1,4 +1,4 @@
-"""Edits in the tab of similarity, and what they keep: the shown text, its heat map, and outdated values."""
+"""What edits in the similarity tab preserve: the displayed text, its heat map, and outdated values."""
 
 from typing import Literal
 
@@ -29,7 +29,7 @@ def test_own_texts_are_compared_once_per_pause(tab: PageDriver) -> None:
 
 
 def test_previous_values_are_dimmed_while_a_request_is_pending(tab: PageDriver) -> None:
-    """They do not disappear, so that the page does not jump."""
+    """If they disappeared, the page would jump."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -101,7 +101,7 @@ def test_removal_of_a_text_keeps_the_shown_one(tab: PageDriver) -> None:
 
 
 def test_missing_texts_are_named(tab: PageDriver) -> None:
-    """The query, or the selected text if other texts exist."""
+    """Either the query, or the selected text if there are other texts."""
     hint = tab.page.locator("#similarity-hint")
     assert not hint.is_visible()
     tab.page.get_by_label("Text 1", exact=True).fill(" ")

@@ -1,4 +1,4 @@
-"""Layout of text: words from right to left, labels of lines, captions on small screens."""
+"""Text layout: right-to-left words, line labels, captions on small screens."""
 
 import pytest
 
@@ -26,7 +26,7 @@ OVERLAPS = """async ([context, fixed]) => {
 
 
 def test_right_to_left_words_do_not_reorder_the_line(driver: PageDriver) -> None:
-    """Words are isolated in visible text and in accessible names."""
+    """Words must be isolated in visible text and in accessible names."""
     driver.type(1, HEBREW)
     line = driver.page.locator(".sentence .line").first
     assert "Contributions to bank:" in line.inner_text()
@@ -60,7 +60,7 @@ def test_line_labels_do_not_overlap(shared: PageDriver, fixed: float) -> None:
 
 
 def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:
-    """The caption stays visible when the table scrolls."""
+    """The caption must remain visible while the table scrolls."""
     driver = new_driver(viewport={"width": 400, "height": 900}).open().explore()
     box = driver.page.locator("#map .scroller")
     assert box.evaluate("(node) => node.scrollWidth > node.clientWidth")
@@ -75,7 +75,7 @@ def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:
 
 
 def test_number_is_not_broken_across_lines(new_driver: NewDriver) -> None:
-    """All rows have the same height, also with signed numbers."""
+    """All rows must have the same height, even with signed numbers."""
     driver = new_driver(viewport={"width": 400, "height": 900}).open().explore().choose(combine="none").slide(3)
     assert any(text.startswith("\u2212") for row in driver.cells() for text in row)
     rows = driver.page.locator("#map tbody tr")

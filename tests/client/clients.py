@@ -1,4 +1,4 @@
-"""The four kinds of clients, with one interface."""
+"""The four kinds of clients behind one interface."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ Protocol = Literal["http", "grpc"]
 
 
 class SyncCaller:
-    """`AsyncClient` with the interface of `Client`, so that the tests run with both."""
+    """Gives `AsyncClient` the interface of `Client`, so that the tests run with both."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()

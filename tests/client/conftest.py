@@ -1,4 +1,4 @@
-"""A running service, and clients of it."""
+"""A running service and its clients."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class RemoteService:
 
 @pytest.fixture(scope="module")
 def service(model: LoadedModel) -> Iterator[ServiceThread | RemoteService]:
-    """A service in this process, or the one whose REST and gRPC addresses TEST_SERVICE names."""
+    """A service in this process, or the one at the REST and gRPC addresses in TEST_SERVICE."""
     if addresses := os.environ.get("TEST_SERVICE"):
         yield RemoteService(*addresses.split())
         return

@@ -1,4 +1,4 @@
-"""attendant-client against a running service: sync and async, gRPC and HTTP."""
+"""attendant-client against a running service: sync and async, over gRPC and HTTP."""
 
 import shutil
 from dataclasses import asdict
@@ -29,7 +29,7 @@ RIVER = "They sat on the bank of the river."
 
 
 def test_clients_return_the_same_values(service: ServiceThread) -> None:
-    """Compare every operation of the four clients."""
+    """Covers every operation, compared across the four clients."""
     results: list[tuple[Any, ...]] = []
     for kind, protocol in KINDS.values():
         with kind(url_of(service, protocol)) as client:
@@ -51,7 +51,7 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
 
 
 def test_model_info_has_records_of_training_and_evaluation(default_artifact: Path, tmp_path: Path) -> None:
-    """Over both APIs; the REST response follows the OpenAPI schema."""
+    """Covers both APIs, and checks the REST response against the OpenAPI schema."""
     root = Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
     add_records(root)
     with ServiceThread(LoadedModel.load(Settings(model_dir=root))) as service:
@@ -120,7 +120,7 @@ def test_inputs_over_the_limit_are_split_into_several_requests(client: Client) -
 
 
 def test_large_requests_are_split_by_bytes(model: LoadedModel) -> None:
-    """Over both APIs, 300 kB exceed the limit of a message. The parts fill the queue, so some are retried."""
+    """With both APIs, 300 kB exceed the message limit. The parts fill the queue, so some of them are retried."""
     limits = {"max_request_bytes": 40_000, "max_grpc_message_bytes": 40_000, "max_queue_tokens": 256}
     with ServiceThread(model, **limits) as service:
         for kind, protocol in KINDS.values():

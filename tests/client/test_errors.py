@@ -1,4 +1,4 @@
-"""Errors of attendant-client for invalid values: the same fields over gRPC and HTTP."""
+"""attendant-client errors for invalid values name the same fields over gRPC and HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Errors of requests that attendant-client splits into parts."""
+"""Errors in requests that attendant-client has split."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Retry policy of attendant-client: retryable errors, delays and limits."""
+"""attendant-client's retry policy: retryable errors, delays and limits."""
 
 import time
 

@@ -1,10 +1,10 @@
-"""For each alert, series that make it fire and similar series that must not."""
+"""For each alert, series that make it fire and similar ones that must not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 Series = Mapping[str, str]
-"""Values by series, in the notation of promtool, one value per minute."""
+"""Values by series in promtool notation, one value per minute."""
 
 NAMESPACE = 'namespace="attendant"'
 POD = 'namespace="attendant", pod="attendant-0"'
@@ -28,7 +28,9 @@ HPA = f'{NAMESPACE}, horizontalpodautoscaler="attendant"'
 
 @dataclass(frozen=True)
 class Case:
-    """Input of one alert: `fires` at `minutes`, `silent` does not; `labels` are the alert's."""
+    """Input for one alert: `fires` triggers it at `minutes`, `silent` does not; `labels` are the expected alert
+    labels.
+    """
 
     alert: str
     labels: Mapping[str, str]
@@ -38,7 +40,7 @@ class Case:
 
 
 def total(per_minute: float, minutes: int = 480) -> str:
-    """Return a counter that rises by the same amount each minute."""
+    """Return a counter with a constant increase per minute."""
     return f"0+{per_minute}x{minutes}"
 
 
@@ -67,7 +69,7 @@ REQUESTS = (
         {OK: total(100), FAILED: total(1), FAILED_RPC: total(1), DRAINING: total(0)},
         {OK: total(100), FAILED: total(1), FAILED_RPC: total(20), DRAINING: total(20), UNSUPPORTED: total(20)},
     ),
-    # The first errors of a server, on which nothing was rejected yet; and clients with deadlines of a millisecond.
+    # The first errors on a server that has not rejected anything yet, and clients with 1 ms deadlines.
     Case(
         "AttendantErrorBudgetBurnFast",
         one_namespace("page"),
@@ -123,7 +125,7 @@ SERVICE = (
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "0x60"},
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "1x60"},
     ),
-    # Prometheus finds no replica at all, with and without kube-state-metrics; or one of two.
+    # Prometheus finds no replicas, with and without kube-state-metrics, or only one of two.
     Case("AttendantMonitoringLost", {"severity": "page"}, 10, {OK: total(1)}, {f"attendant_ready{{{POD}}}": "1x60"}),
     Case(
         "AttendantMonitoringLost",
@@ -155,7 +157,7 @@ SERVICE = (
         10,
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_draining{{{POD}}}": "0x60", model(POD): "1x60"},
         {
-            # One replica drains, the other one is loading its model.
+            # One replica is draining, the other one is still loading its model.
             f"attendant_ready{{{POD}}}": "0x60", f"attendant_draining{{{POD}}}": "1x60", model(POD): "1x60",
             f"attendant_ready{{{OTHER_POD}}}": "0x60", f"attendant_draining{{{OTHER_POD}}}": "0x60",
         },
@@ -200,7 +202,7 @@ SERVICE = (
         one_namespace("ticket"),
         40,
         {f'attendant_tokens_total{{{NAMESPACE}, pod="{n}"}}': total(60_000 if n == 0 else 10_000) for n in range(4)},
-        # One replica, or little load.
+        # A single replica, or a light load.
         {f"attendant_tokens_total{{{POD}}}": total(60_000), 'attendant_tokens_total{namespace="b", pod="0"}': total(60),
          'attendant_tokens_total{namespace="b", pod="1"}': total(0)},
     ),
@@ -209,7 +211,7 @@ SERVICE = (
         one_namespace("ticket", model="m"),
         40,
         {model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "1x60"},
-        # A rollout that began 20 minutes ago, and another model.
+        # A rollout that started 20 minutes ago, and a different model.
         {
             model(POD): "1x60", model(OTHER_POD, digest="sha256:b"): "_x19 1x60",
             model(POD, digest="sha256:c", name="n"): "1x60",
@@ -240,7 +242,7 @@ PERIODS = f'container_cpu_cfs_periods_total{{{POD}, container="server"}}'
 XID = f'DCGM_FI_DEV_XID_ERRORS{{{POD}, gpu="0"}}'
 
 CLUSTER = (
-    # No pod is left, but the Deployment exists.
+    # All pods are gone, but the Deployment exists.
     Case(
         "AttendantNoReadyReplicas",
         one_namespace("page"),
@@ -264,7 +266,7 @@ CLUSTER = (
         one_namespace("ticket", pod="attendant-0"),
         10,
         {RESTARTS: "0x5 1x60", KILLED: "_x5 1x60"},
-        # It was killed long ago.
+        # The kill was long ago.
         {RESTARTS: "1x60", KILLED: "1x60"},
     ),
     Case(

@@ -1,4 +1,4 @@
-"""Kustomize builds: every allowed combination of an overlay and components, and the jobs."""
+"""Kustomize builds: every allowed combination of an overlay with components, and the jobs."""
 
 import itertools
 import os
@@ -18,12 +18,12 @@ Object = dict[str, Any]
 """A Kubernetes object."""
 
 EXCLUSIVE = ("autoscaling-hpa", "autoscaling-keda")
-"""Components that exclude each other: two autoscalers would control one Deployment."""
+"""Mutually exclusive components, because two autoscalers would fight over one Deployment."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """An overlay and the components added to it."""
+    """An overlay plus components."""
 
     overlay: str
     components: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ def names(folder: str) -> list[str]:
 
 
 def chosen_combinations() -> Iterator[Combination]:
-    """Yield every overlay alone, with each component, and with all of them: builds that a mistake in a file changes."""
+    """Yield every overlay alone, with each component, and with all of them, so that a mistake in any file shows."""
     for combination in combinations():
         full = [full_combination(combination.overlay, autoscaler) for autoscaler in EXCLUSIVE]
         if len(combination.components) < 2 or combination in full:
@@ -46,7 +46,7 @@ def chosen_combinations() -> Iterator[Combination]:
 
 
 def combinations() -> Iterator[Combination]:
-    """Yield every overlay with every set of components, except sets of several exclusive ones."""
+    """Yield every overlay with every set of components, except sets with several exclusive ones."""
     components = names("components")
     for overlay in names("overlays"):
         for size in range(len(components) + 1):
@@ -56,12 +56,12 @@ def combinations() -> Iterator[Combination]:
 
 
 def full_combination(overlay: str, autoscaler: str) -> Combination:
-    """Return an overlay with all components but the other autoscaler."""
+    """Return an overlay with all components except the other autoscaler."""
     return Combination(overlay, tuple(name for name in names("components") if name not in {*EXCLUSIVE} - {autoscaler}))
 
 
 def kustomize(overlay: str, components: tuple[str, ...] = (), **fields: Any) -> tuple[str, str]:
-    """Build a kustomization as a user writes it, with other fields, and return output and errors."""
+    """Build a kustomization with extra fields, as a user would write it; return output and errors."""
     with tempfile.TemporaryDirectory() as folder:
         deploy = os.path.relpath(DEPLOY, os.path.realpath(folder))
         kustomization = {
@@ -78,28 +78,28 @@ def kustomize(overlay: str, components: tuple[str, ...] = (), **fields: Any) -> 
 
 @cache
 def build(combination: Combination) -> str:
-    """Return the manifest of a combination."""
+    """Return a combination's manifest."""
     output, errors = kustomize(combination.overlay, combination.components)
-    assert not errors, f"{combination}: {errors}"  # warnings about deprecated fields included
+    assert not errors, f"{combination}: {errors}"  # including warnings about deprecated fields
     return output
 
 
 @cache
 def build_job(name: str) -> str:
-    """Return the manifest of a job, which requires an overlay with the component model-pvc."""
+    """Return a job's manifest, on top of an overlay with the model-pvc component."""
     built = run_tool("kubectl", "kustomize", DEPLOY / "jobs" / name)
     assert not built.stderr, built.stderr
     return built.stdout
 
 
 def parse(manifest: str) -> list[Object]:
-    """Return the objects of a manifest."""
+    """Return the objects in a manifest."""
     return list(yaml.load_all(manifest, yaml.CSafeLoader))
 
 
 @cache
 def all_builds(*, every: bool = False) -> dict[str, list[Object]]:
-    """Return the objects of the chosen combinations, or of every one, and of every job, by name. Do not change them."""
+    """Return the objects of the chosen combinations (or all of them) and of every job, by name. Do not modify them."""
     overlays = list(combinations() if every else chosen_combinations())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         builds = dict(zip(map(str, overlays), pool.map(build, overlays), strict=True))
@@ -110,6 +110,6 @@ def all_builds(*, every: bool = False) -> dict[str, list[Object]]:
 
 
 def distinct_objects(*, every: bool = False) -> list[Object]:
-    """Return the objects of the builds, equal ones once."""
+    """Return the objects of all builds, without duplicates."""
     by_content = {repr(item): item for objects in all_builds(every=every).values() for item in objects}
     return list(by_content.values())

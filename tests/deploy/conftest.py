@@ -1,4 +1,4 @@
-"""Tools of the tests of deploy/, which `make deploy-tools` installs."""
+"""Tools for the deploy/ tests, installed by `make deploy-tools`."""
 
 import shutil
 import subprocess
@@ -20,6 +20,5 @@ def find_tool(name: str) -> str:
 
 
 def run_tool(name: str, *arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its status and output."""
     command = [find_tool(name), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""A load on REST and gRPC that counts the responses it gets."""
+"""A load on REST and gRPC that counts the responses."""
 
 import threading
 from collections import Counter
@@ -33,7 +33,7 @@ BULK_CLIENTS = 4
 
 
 class KnownLoad:
-    """Send requests in a thread until the end of a `with` block; `responses` counts by api, endpoint and code."""
+    """Sends requests from a thread until the `with` block ends; `responses` counts them by api, endpoint and code."""
 
     def __init__(self, server: RunningServer) -> None:
         self.responses: Counter[tuple[str, str, str]] = Counter()
@@ -55,19 +55,18 @@ class KnownLoad:
         self._http.close()
 
     def count(self, *codes: str) -> int:
-        """Return the number of responses with one of these codes."""
         return sum(count for (_, _, code), count in self.responses.items() if code in codes)
 
     @property
     def sufficient(self) -> bool:
-        """True once both lanes have responded and requests were rejected, each more than once."""
+        """True once both lanes have responded and requests have been rejected, each more than once."""
         return self.responses["rest", "attend", "200"] >= 3 and self.count("429", "RESOURCE_EXHAUSTED") >= 3
 
     def _run(self) -> None:
         bulk = pb.EncodeRequest(inputs=[pb.Input(text=text) for text in BULK])
         with ThreadPoolExecutor(2 * BULK_CLIENTS) as pool:
             while not self._stop.wait(0.2):
-                # The first bulk request fills the queue, so that the server rejects some of the others.
+                # The first bulk request fills the queue, so the server rejects some of the others.
                 calls = [pool.submit(self._post, "rest", "/v1/encode", {"inputs": BULK}) for _ in range(BULK_CLIENTS)]
                 calls += [pool.submit(self._call, "Encode", bulk) for _ in range(BULK_CLIENTS)]
                 wait(calls)

@@ -1,4 +1,4 @@
-"""Objects of one build, and the references between them that the rules follow."""
+"""Objects of one build, and the references between them that the rules check."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 
 
 
 def name_of(item: Object) -> str:
-    """Return kind and name, as kubectl prints them."""
+    """Return kind and name, formatted like kubectl."""
     return f"{item['kind']}/{item['metadata']['name']}"
 
 
@@ -23,7 +23,7 @@ def parse_quantity(quantity: str | int) -> float:
 
 
 def matches(selector: Object, labels: Object) -> bool:
-    """Return whether a label selector, which uses matchLabels only, matches these labels."""
+    """Return whether a label selector (matchLabels only) matches these labels."""
     assert set(selector) <= {"matchLabels"}, f"not supported by the rules: {selector}"
     expected: Object = selector.get("matchLabels", {})
     return expected.items() <= labels.items()
@@ -41,13 +41,12 @@ class Workload:
 
     @property
     def labels(self) -> Object:
-        """Labels of its pods."""
+        """Pod labels."""
         labels: Object = self.item["spec"]["template"]["metadata"].get("labels", {})
         return labels
 
     @property
     def pod(self) -> Object:
-        """The pod spec."""
         spec: Object = self.item["spec"]["template"]["spec"]
         return spec
 
@@ -61,7 +60,7 @@ class Workload:
         return {port["name"]: port["containerPort"] for item in self.containers for port in item.get("ports", [])}
 
     def contexts(self) -> Iterator[tuple[Object, Object]]:
-        """Yield each container with the security context that applies to it."""
+        """Yield each container with its effective security context."""
         for item in self.containers:
             yield item, self.pod.get("securityContext", {}) | item.get("securityContext", {})
 
@@ -87,11 +86,11 @@ class Manifests:
         return [workload for workload in self.workloads if workload.item["kind"] == "Deployment"]
 
     def selected(self, selector: Object) -> list[Workload]:
-        """Return the workloads whose pods a label selector matches."""
+        """Return the workloads whose pods match a label selector."""
         return [workload for workload in self.workloads if matches(selector, workload.labels)]
 
     def options(self, container: Object) -> Object:
-        """Return the environment of a container from its ConfigMaps and literal values."""
+        """Return a container's environment from its ConfigMaps and literal values."""
         environment: Object = {}
         for source in container.get("envFrom", []):
             config = self.find("ConfigMap", source.get("configMapRef", {}).get("name"))
@@ -121,5 +120,5 @@ def rule(check: Rule) -> Rule:
 
 
 def items(value: Any) -> list[Any]:
-    """Return a list that may be absent."""
+    """Return a list field, which may be missing."""
     return value or []

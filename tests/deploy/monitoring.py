@@ -1,4 +1,4 @@
-"""The rules, the dashboard and the PodMonitor, as the tests of monitoring read them."""
+"""The rules, the dashboard and the PodMonitor, parsed for the monitoring tests."""
 
 import json
 import re
@@ -16,9 +16,9 @@ MONITORING = DEPLOY / "components" / "monitoring"
 RULES = MONITORING / "rules.yaml"
 DASHBOARD = MONITORING / "dashboard.json"
 FOREIGN = ("kube_", "container_", "DCGM_")
-"""Prefixes of metrics of kube-state-metrics, cAdvisor and the DCGM exporter."""
+"""Metric prefixes of kube-state-metrics, cAdvisor and the DCGM exporter."""
 PROCESS = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
-"""Metrics that Prometheus and its client library create."""
+"""Metrics that come from Prometheus and its client library."""
 METRIC = re.compile(r"\b(?:[a-z_]+:)?(?:attendant|kube|container|process|DCGM)_[A-Za-z0-9_]+(?::[a-z0-9_]+)?|\bup\b")
 
 
@@ -34,7 +34,7 @@ class Rule:
 
 @cache
 def read_rules() -> tuple[Rule, ...]:
-    """Return the rules of every group, in order."""
+    """Return the rules of all groups in order."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return tuple(
         Rule(kind, rule[kind], rule["expr"], rule)
@@ -59,7 +59,7 @@ def read_dashboard() -> dict[str, Any]:
 
 
 def all_panels() -> list[dict[str, Any]]:
-    """Return the panels of the dashboard, and those inside of collapsed rows, without the rows."""
+    """Return all dashboard panels, including those in collapsed rows, but not the rows."""
     panels = read_dashboard()["panels"]
     inside = [panel for row in panels if row["type"] == "row" for panel in row["panels"]]
     return [*(panel for panel in panels if panel["type"] != "row"), *inside]
@@ -70,18 +70,18 @@ def dashboard_queries() -> list[str]:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Return the names of metrics and recorded series in PromQL or prose."""
+    """Return the metrics and recorded series named in PromQL or prose."""
     return set(METRIC.findall(text))
 
 
 def is_foreign(expression: str) -> bool:
-    """Return whether another exporter has some of the metrics of an expression."""
+    """Return whether an expression uses another exporter's metrics."""
     return any(name.startswith(FOREIGN) for name in metrics_in(expression))
 
 
 @cache
 def known_metrics() -> frozenset[str]:
-    """Return the names of all series that the server exposes, and of those that the rules record."""
+    """Return all series that the server exposes or the rules record."""
     metrics = Metrics(CollectorRegistry())
     names = {rule.name for rule in records()} | PROCESS
     for family in metrics.registry.collect():

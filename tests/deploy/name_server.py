@@ -1,4 +1,4 @@
-"""A DNS server for one name, like the cluster DNS for a headless Service: one address per ready pod."""
+"""A DNS server for one name, mimicking cluster DNS for a headless Service: one address per ready pod."""
 
 import socket
 import struct
@@ -10,13 +10,13 @@ NAME = "attendant-headless.attendant.svc.cluster.local"
 TTL_S = 1
 TYPE_A = 1
 RESPONSE_FLAGS = 0x8580
-"""A response with authority to a query that asks for recursion, without an error."""
+"""An authoritative response without errors to a recursive query."""
 NAME_POINTER = 0xC00C
-"""Refers to the name in the question."""
+"""Points to the name in the question."""
 
 
 class NameServer:
-    """Answers queries of every name in a `with` block. Assign `addresses` to change the answer."""
+    """Answers queries for any name inside a `with` block. Assign `addresses` to change the answer."""
 
     def __init__(self, addresses: Sequence[str] = ()) -> None:
         self.addresses = list(addresses)
@@ -36,7 +36,7 @@ class NameServer:
         self._socket.close()
 
     def target(self, port: int) -> str:
-        """Return the gRPC target of the name and a port, with this server as the resolver."""
+        """Return a gRPC target for a name and port, resolved by this server."""
         return f"dns://127.0.0.1:{self._socket.getsockname()[1]}/{NAME}:{port}"
 
     def _run(self) -> None:
@@ -47,7 +47,7 @@ class NameServer:
             self._socket.sendto(self._answer(message), client)
 
     def _answer(self, query: bytes) -> bytes:
-        end = query.index(b"\x00", 12) + 1  # of the name
+        end = query.index(b"\x00", 12) + 1  # end of the name
         (kind,) = struct.unpack_from("!H", query, end)
         addresses = self.addresses if kind == TYPE_A else []
         self.queries += kind == TYPE_A

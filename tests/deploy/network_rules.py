@@ -1,4 +1,4 @@
-"""Rules of Services, routes, network policies and scrape targets."""
+"""Rules for Services, routes, network policies and scrape targets."""
 
 from collections.abc import Iterator
 
@@ -92,7 +92,7 @@ def routes_reach_services(manifests: Manifests) -> Iterator[str]:
 
 
 def find_port(manifests: Manifests, service: str, field: str, value: object) -> Object | None:
-    """Return the port of a Service with this name or number."""
+    """Return a Service's port by name or number."""
     item = manifests.find("Service", service)
     ports: list[Object] = item["spec"]["ports"] if item else []
     return next((port for port in ports if port.get(field) == value), None)

@@ -1,4 +1,4 @@
-"""A real nginx in front of replicas, with REST on one port and gRPC on another."""
+"""A real nginx in front of the replicas, with REST on one port and gRPC on another."""
 
 import signal
 import subprocess
@@ -14,8 +14,8 @@ from tests.deploy.replicas import Replica, Replicas, free_ports
 
 START_TIMEOUT_S = 10
 ADDRESS = "127.0.0.1"
-# `error timeout` is the default of nginx and of ingress-nginx. A POST request goes to another server only if it has not
-# been sent, because nginx cannot know that it is idempotent.
+# `error timeout` is the default in nginx and ingress-nginx. A POST request is only passed to the next server if it has
+# not been sent yet, because nginx cannot know whether it is idempotent.
 CONFIG = """
 user root;
 worker_processes 1;
@@ -52,7 +52,7 @@ http {{
 }}
 """
 
-# Like the proxy of a Service: it balances connections, and established ones stay when an endpoint is removed.
+# Like a Service's proxy, this balances connections, and open ones survive when their endpoint is removed.
 TCP_CONFIG = """
 user root;
 worker_processes 1;
@@ -71,7 +71,7 @@ stream {{
 
 
 class Nginx:
-    """A running nginx. `endpoints` are the replicas that it sends requests to."""
+    """A running nginx. `endpoints` are the replicas behind it."""
 
     def __init__(self, folder: Path, replicas: Replicas, config: str = CONFIG) -> None:
         self._folder = folder
@@ -84,7 +84,7 @@ class Nginx:
         self.endpoints: list[Replica] = []
 
     def start(self) -> None:
-        """Return once nginx accepts connections."""
+        """Start nginx and wait until it accepts connections."""
         self._write_config()
         command = [find_tool("nginx"), "-p", str(self._folder), "-c", str(self._config)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -99,12 +99,12 @@ class Nginx:
                 time.sleep(0.05)
 
     def add(self, replica: Replica) -> None:
-        """Send requests to a replica too, as after it became ready."""
+        """Add a replica, as when a pod becomes ready."""
         self.endpoints.append(replica)
         self._reload()
 
     def remove(self, replica: Replica) -> None:
-        """Send no more requests to a replica, as after the deletion of a pod."""
+        """Remove a replica, as when a pod is deleted."""
         self.endpoints.remove(replica)
         self._reload()
 
@@ -140,7 +140,7 @@ class Nginx:
 
 @contextmanager
 def nginx_before(replicas: Replicas, folder: Path, config: str = CONFIG) -> Iterator[Nginx]:
-    """Yield a running nginx with the running replicas as endpoints."""
+    """Yield a running nginx in front of the running replicas."""
     nginx = Nginx(folder, replicas, config)
     nginx.endpoints = list(replicas.running)
     nginx.start()

@@ -1,4 +1,4 @@
-"""Rules of objects other than pods, and of the references between objects."""
+"""Rules for objects other than pods, and for references between objects."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.deploy.manifests import Manifests, items, matches, name_of, rule
 
 PROVIDED = {("Secret", "attendant-api-keys"), ("Secret", "attendant-tls")}
-"""Objects that users create, because they contain secrets. The components document them."""
+"""Objects that users create themselves because they contain secrets. The components document them."""
 
 SYSTEM_NAMESPACES = re.compile(r"default|kube-.*")
 GENERATED_NAME = re.compile(r".*-[0-9a-z]{10}")

@@ -1,4 +1,4 @@
-"""A process in the surroundings of a container: namespaces, a read-only root, an arbitrary user, and cgroup limits."""
+"""A process in a container-like sandbox: namespaces, a read-only root, an arbitrary user, and cgroup limits."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ import pytest
 from tests.conftest import ROOT, skip_without
 
 USER_ID = 1_000_660_000
-"""An id as OpenShift assigns it to a namespace: without an entry in /etc/passwd, in group 0."""
+"""An id like OpenShift assigns to a namespace: not in /etc/passwd, and in group 0."""
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
 START_TIMEOUT_S = 60
 # Paths in the container. A checkout may be in /tmp, and Python in a home directory that other users cannot read.
 SOURCE, PACKAGES, MODEL, PYTHON_PREFIX = "/mnt", "/srv", "/media", "/opt"
-# Only /tmp and /dev/shm are writable, and both are empty. Tests see them through /proc/PID/root.
+# Only /tmp and /dev/shm are writable, and both start empty. Tests access them through /proc/PID/root.
 MOUNTS = """
 set -e
 for folder in $7; do echo 0 >"$folder/cgroup.procs"; done
@@ -50,7 +50,7 @@ exec setpriv --reuid %d --regid 0 --clear-groups --no-new-privs --bounding-set -
 
 
 class Cgroup:
-    """A cgroup with limits. The limits apply to the process in it; what it reads of them is a copy in format v2."""
+    """A cgroup with limits. They apply to the process, which however reads a copy of them in v2 format."""
 
     def __init__(self, cpus: float | None, memory_bytes: int) -> None:
         quota = "max" if cpus is None else str(int(cpus * PERIOD_US))
@@ -82,18 +82,18 @@ class Cgroup:
             while folder.exists():
                 try:
                     folder.rmdir()
-                except OSError:  # a killed process is still ending
+                except OSError:  # a killed process has not exited yet
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
 
     @property
     def folders(self) -> str:
-        """The directories of the cgroup, separated by spaces."""
+        """The cgroup's directories, separated by spaces."""
         return " ".join(map(str, self._limits))
 
 
 class Pod:
-    """A server as the first process of its PID namespace. `pid` is its ID outside."""
+    """A server running as PID 1 of its namespace. `pid` is its ID outside."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -106,7 +106,7 @@ class Pod:
 
     @property
     def root(self) -> Path:
-        """The file system of the container."""
+        """The container's file system."""
         return Path(f"/proc/{self.pid}/root")
 
     def wait_for_log(self, text: str) -> None:
@@ -117,7 +117,7 @@ class Pod:
             time.sleep(0.05)
 
     def terminate(self, grace_s: float) -> tuple[int, float]:
-        """Send SIGTERM, and SIGKILL if the process exceeds the grace; return exit status and duration."""
+        """Send SIGTERM, then SIGKILL if the process exceeds the grace period; return exit status and duration."""
         started = time.monotonic()
         os.kill(self.pid, signal.SIGTERM)
         try:
@@ -127,7 +127,7 @@ class Pod:
         return self.process.returncode, time.monotonic() - started
 
     def kill(self) -> None:
-        """Send SIGKILL, if the process still runs. It would survive the end of unshare."""
+        """Send SIGKILL if the process is still running. It would outlive unshare."""
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.process.wait()
@@ -144,7 +144,7 @@ class Pod:
 
 
 def require_namespaces() -> None:
-    """Skip the test unless mount and PID namespaces can be created."""
+    """Skip the test if mount and PID namespaces cannot be created."""
     for tool in ("unshare", "setpriv"):
         if shutil.which(tool) is None:
             skip_without(tool, "install the Debian package util-linux")
@@ -158,7 +158,7 @@ def require_namespaces() -> None:
 
 @contextmanager
 def start_pod(environment: dict[str, str], model_dir: Path, cgroup: Cgroup, folder: Path) -> Iterator[Pod]:
-    """Yield a server in a container with this environment only, and kill it after the block."""
+    """Yield a server in a container with only these environment variables, and kill it at the end of the block."""
     require_namespaces()
     image = {
         "PYTHONPATH": f"{SOURCE}:{PACKAGES}",

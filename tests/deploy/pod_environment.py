@@ -1,4 +1,4 @@
-"""The environment variables that kubelet sets in a pod of the Deployment."""
+"""The environment variables that the kubelet sets in one of the Deployment's pods."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ POD_NAME = "attendant-7d9f8b6c5d-x2x4z"
 
 
 class Manifest:
-    """The objects of an overlay."""
+    """Objects of an overlay."""
 
     def __init__(self, overlay: str) -> None:
         self._objects = parse(build(Combination(overlay)))
 
     @property
     def pod(self) -> Object:
-        """The pod template of the server."""
+        """The server's pod template."""
         spec: Object = self._of_kind("Deployment")[0]["spec"]["template"]["spec"]
         return spec
 
@@ -27,7 +27,7 @@ class Manifest:
         return container
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of a pod, with the service links that a manifest without enableServiceLinks gets."""
+        """Return a pod's variables, including the service links it would get without enableServiceLinks."""
         environment = {"HOSTNAME": POD_NAME, "HOME": "/"}
         for service in [KUBERNETES, *self._of_kind("Service")]:
             environment |= service_links(service)
@@ -54,7 +54,7 @@ class Manifest:
 
 
 def service_links(service: Object) -> dict[str, str]:
-    """Return the variables of a Service, in the format of Docker links too."""
+    """Return a Service's variables, including those in the format of Docker links."""
     name = service["metadata"]["name"].upper().replace("-", "_")
     ports = service["spec"]["ports"]
     first = f"tcp://{CLUSTER_IP}:{ports[0]['port']}"

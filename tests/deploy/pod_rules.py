@@ -1,4 +1,4 @@
-"""Rules of pods: the restricted pod security standard, resources, probes and the end of a pod."""
+"""Rules for pods: the restricted pod security standard, resources, probes and termination."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from tests.deploy.manifests import Manifests, Workload, parse_quantity, rule
 
 MIN_DRAIN_MS = 20_000
 MAX_AGE_RATIO = 0.8
-"""gRPC prolongs the age of a connection by up to 10 %."""
+"""gRPC extends a connection's age by up to 10 %."""
 SHUTDOWN_MARGIN_S = 5
 VOLUME_TYPES = {
     "configMap",
@@ -226,7 +226,7 @@ def liveness_tolerates_more_than_readiness(manifests: Manifests) -> Iterator[str
 
 
 def probe_budget_s(probe: dict[str, int]) -> int:
-    """Return the time for which a probe may fail, in seconds."""
+    """Return how long a probe may keep failing, in seconds."""
     return probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
 
 
@@ -267,5 +267,5 @@ def gpu_pods_are_placed_on_gpu_nodes(manifests: Manifests) -> Iterator[str]:
 
 
 def tolerates_gpu_taint(workload: Workload) -> bool:
-    """Return whether the pods tolerate the usual taint of GPU nodes."""
+    """Return whether the pods tolerate the usual taint on GPU nodes."""
     return any(item["key"] == "nvidia.com/gpu" for item in workload.pod.get("tolerations", []))

@@ -1,4 +1,4 @@
-"""The probes of a container, run like kubelet runs them."""
+"""A container's probes, run as the kubelet runs them."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 
 SPEEDUP = 50
-"""Probes run this many times as often as the manifest says. The timeouts are the manifest's."""
+"""How many times more often probes run than in the manifest. Timeouts are unchanged."""
 
 
 class Probe:
@@ -15,7 +15,7 @@ class Probe:
 
     def __init__(self, definition: dict[str, Any], admin: str) -> None:
         self.statuses: list[int] = []
-        """The HTTP status of each probe, or 0 if there was no response."""
+        """HTTP status of each probe, or 0 if there was no response."""
         self._url = admin + definition["httpGet"]["path"]
         self._period_s = definition["periodSeconds"] / SPEEDUP
         self._timeout_s = definition["timeoutSeconds"]
@@ -35,7 +35,7 @@ class Probe:
         self._thread.join()
 
     def wait_for_success(self) -> None:
-        """Wait for a success, for at most as long as kubelet waits."""
+        """Wait for a success, no longer than the kubelet would."""
         while 200 not in self.statuses:
             assert len(self.statuses) < self._max_failures, "the container does not start in time"
             time.sleep(self._period_s)

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a test server as the shipped PodMonitor and rules describe, with short intervals."""
+"""A real Prometheus that scrapes a test server according to the shipped PodMonitor and rules, at short intervals."""
 
 import re
 import socket
@@ -17,7 +17,7 @@ from tests.deploy.conftest import find_tool
 from tests.deploy.monitoring import MONITORING, RULES
 
 WINDOW = "10s"
-"""Replaces every window of the rules and $__rate_interval. It covers ten scrapes."""
+"""Replaces every window in the rules and $__rate_interval. It covers ten scrapes."""
 START_TIMEOUT_S = 30
 VARIABLES = {"$namespace": "attendant", "$pod": ".*", "$__rate_interval": WINDOW}
 
@@ -34,7 +34,7 @@ class Prometheus:
         return response.json()["data"]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and values of an instant query."""
+        """Return the labels and values from an instant query."""
         result = self.get("query", query=expression)["result"]
         return [(series["metric"], float(series["value"][1])) for series in result]
 
@@ -46,14 +46,14 @@ class Prometheus:
 
 
 def substitute(expression: str) -> str:
-    """Return a query of the dashboard with values for the variables of Grafana."""
+    """Return a dashboard query with Grafana's variables filled in."""
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
     return expression
 
 
 def prometheus_config(server: RunningServer, rules: Path) -> dict[str, Any]:
-    """Return the configuration that the Prometheus operator would generate, with a target on loopback."""
+    """Return the configuration that the Prometheus operator would generate, with a loopback target."""
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())
     spec = monitor["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
@@ -92,7 +92,7 @@ def short_rules() -> str:
 
 @contextmanager
 def run_prometheus(server: RunningServer, folder: Path) -> Iterator[Prometheus]:
-    """Run Prometheus on a free loopback port, with its data in `folder`."""
+    """Run Prometheus on a free loopback port, storing its data in `folder`."""
     rules, config, log = folder / "rules.yaml", folder / "prometheus.yaml", folder / "prometheus.log"
     rules.write_text(short_rules())
     config.write_text(yaml.safe_dump(prometheus_config(server, rules)))

@@ -1,4 +1,4 @@
-"""Replicas of the server on loopback addresses of their own, with the same ports, like the pods of a Deployment."""
+"""Replicas of the server on separate loopback addresses with the same ports, like the pods of a Deployment."""
 
 import itertools
 import os
@@ -18,19 +18,20 @@ EXIT_TIMEOUT_S = 40
 
 
 class Replicas:
-    """Starts replicas on new addresses. `stop_all` ends those that still run."""
+    """Starts replicas on new addresses. `stop_all` stops those that are still running."""
 
     def __init__(self, model_dir: Path, **options: object) -> None:
-        # This provider starts in half the time of the default. One thread per replica keeps their shares fair.
+        # This provider starts in half the time of the default. With one thread per replica, they get equal shares of
+        # the CPU.
         self._options = {"model_dir": model_dir, "provider": "cpu", "threads": 1, "access_log": "none"} | options
-        # Every process has addresses of its own, so that tests may run in parallel.
+        # Processes use different addresses, so that tests can run in parallel.
         network = f"127.{os.getpid() >> 8 & 127}.{os.getpid() & 255}"
         self._addresses = (f"{network}.{number}" for number in itertools.count(1))
         self.rest_port, self.grpc_port, self.admin_port = free_ports(3)
         self.running: list[Replica] = []
 
     def start(self, **options: object) -> "Replica":
-        """Return a replica once it is ready."""
+        """Start a replica and wait until it is ready."""
         address = next(self._addresses)
         server = start_server(
             host=address, admin_host=address,
@@ -46,7 +47,7 @@ class Replicas:
         return [replica.address for replica in self.running]
 
     def start_all(self, count: int, **options: object) -> list["Replica"]:
-        """Return replicas that start at the same time."""
+        """Start several replicas at the same time."""
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda _: self.start(**options), range(count)))
 
@@ -58,7 +59,7 @@ class Replicas:
         self.running.remove(replica)
 
     def kill(self, replica: "Replica") -> float:
-        """Send SIGKILL; return the time at which the process and its sockets are gone."""
+        """Send SIGKILL; return the time when the process and its sockets are gone."""
         replica.server.process.kill()
         replica.server.process.communicate(timeout=EXIT_TIMEOUT_S)
         self.running.remove(replica)
@@ -71,14 +72,12 @@ class Replicas:
 
 
 class Replica:
-    """A running replica."""
-
     def __init__(self, address: str, server: RunningServer) -> None:
         self.address = address
         self.server = server
 
     def requests(self, api: str) -> int:
-        """Return the number of successful requests, from the metrics of the replica."""
+        """Return the number of successful requests according to the replica's metrics."""
         families = text_string_to_metric_families(httpx.get(f"{self.server.admin}/metrics", timeout=10).text)
         samples = next(family.samples for family in families if family.name == "attendant_requests")
         return round(sum(sample.value for sample in samples if self._is_success(sample.labels, api)))
@@ -90,7 +89,7 @@ class Replica:
 
 @contextmanager
 def replicas_of(model_dir: Path, **options: object) -> Iterator[Replicas]:
-    """Yield replicas of a model, and end them after the block."""
+    """Yield replicas of a model, and stop them at the end of the block."""
     replicas = Replicas(model_dir, **options)
     try:
         yield replicas

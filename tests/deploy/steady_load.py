@@ -20,21 +20,21 @@ from service.pb.encoder_pb2_grpc import EncoderServiceStub
 
 TEXT = "bank"
 LONG_TEXT = "bank " * 200
-"""Takes long enough that several requests are in flight at any time."""
+"""Slow enough that several requests are in flight at any time."""
 OK = "OK"
 TIMEOUT_S = 30
 PAUSE_S = 0.005
-"""Pause of a sender after each request. It leaves CPU time to replicas that start."""
+"""Pause after each of a sender's requests, which leaves CPU time to replicas that are starting."""
 STREAM_REQUESTS = 10
 STREAM_PAUSE_S = 0.1
 
 Send = Callable[[], str]
-"""Sends one request and returns its code: OK, or the code of the error."""
+"""Sends one request and returns OK or an error code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The code of a request, and when it was in flight, in seconds of time.monotonic()."""
+    """A request's code, and when it was in flight, in seconds of time.monotonic()."""
 
     api: str
     code: str
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class SteadyLoad:
-    """Send requests in one thread per `Send` until the end of a `with` block. `outcomes` has one item per request."""
+    """Sends requests from one thread per `Send` until the `with` block ends. `outcomes` has one item per request."""
 
     def __init__(self, **senders: list[Send]) -> None:
         self.outcomes: list[Outcome] = []
@@ -71,7 +71,7 @@ class SteadyLoad:
 
     @property
     def counts(self) -> Counter[str]:
-        """The number of requests per API."""
+        """Number of requests per API."""
         return Counter(outcome.api for outcome in self.outcomes)
 
     def wait_for(self, count: int) -> None:
@@ -94,10 +94,10 @@ class SteadyLoad:
 
 
 def rest_send(address: str, port: int, text: str = TEXT) -> Send:
-    """Return a sender of REST requests without retries, each on a connection of its own.
+    """Return a sender of REST requests without retries, each on a new connection.
 
-    A proxy that reloads its configuration closes idle connections. A request that arrives at that moment is lost, by
-    the proxy and not by the server.
+    A proxy that reloads its configuration closes idle connections. A request that arrives at that moment would be lost
+    by the proxy, not by the server.
     """
     body = json.dumps({"inputs": text, "outputs": ["pooled"], "encoding_format": "base64"})
     headers = {"content-type": "application/json", "connection": "close"}
@@ -114,7 +114,7 @@ def rest_send(address: str, port: int, text: str = TEXT) -> Send:
 
 
 class KeptConnection:
-    """A sender of REST requests without retries over one connection, until a response closes it."""
+    """Sends REST requests without retries over one connection until a response closes it."""
 
     def __init__(self, address: str, port: int, text: str = TEXT) -> None:
         self._connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
@@ -131,7 +131,7 @@ class KeptConnection:
 
 
 def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
-    """Return a sender of gRPC calls without retries other than the channel's."""
+    """Return a sender of gRPC calls without retries beyond the channel's own."""
     stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     request = pb.EncodeRequest(inputs=[pb.Input(text=text)], outputs=[pb.OUTPUT_POOLED])
 
@@ -146,7 +146,7 @@ def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
 
 
 def stream_send(channel: grpc.Channel) -> Send:
-    """Return a sender of streams that last about a second. One failed request makes its stream fail."""
+    """Return a sender of streams that last about a second. One failed request fails its stream."""
     stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
 
     def requests() -> Iterator[pb.EncodeStreamRequest]:
@@ -168,7 +168,7 @@ def stream_send(channel: grpc.Channel) -> Send:
 
 @contextlib.contextmanager
 def client_of(target: str, retries: RetryPolicy | None = None) -> Iterator[Client]:
-    """Yield a client of a gRPC target, which may name a DNS server; URLs name only a host."""
+    """Yield a client for a gRPC target, which may name a DNS server; a URL can only name a host."""
     with Client("grpc://127.0.0.1", retries=retries or RetryPolicy()) as client:
         client._transport.close()
         client._transport = GrpcTransport(Address(True, False, target), None)
@@ -176,7 +176,7 @@ def client_of(target: str, retries: RetryPolicy | None = None) -> Iterator[Clien
 
 
 def client_send(client: Client, text: str = TEXT) -> Send:
-    """Return a sender of requests of an `attendant_client.Client`."""
+    """Return a sender that uses an `attendant_client.Client`."""
 
     def send() -> str:
         try:

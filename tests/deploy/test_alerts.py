@@ -1,4 +1,4 @@
-"""Every alert fires and stays silent in promtool, and tells what to do."""
+"""Every alert fires and stays silent in promtool, and says what to do."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_alert_cases_cover_every_alert() -> None:
 
 @pytest.mark.parametrize("interval", ["1m", "5m"])
 def test_alerts_fire_and_stay_silent(tmp_path: Path, interval: str) -> None:
-    """Cases of hours are evaluated every 5 minutes, which takes a fifth of the time."""
+    """Cases that span hours are evaluated every 5 minutes, which takes a fifth of the time."""
     cases = [case for case in CASES if (case.minutes > 60) == (interval == "5m")]
     tests = [promtool_test(case, fires=fires) for case in cases for fires in (True, False)]
     path = tmp_path / "tests.yaml"
@@ -32,7 +32,7 @@ def test_alerts_fire_and_stay_silent(tmp_path: Path, interval: str) -> None:
 
 
 def test_only_lost_monitoring_fires_without_any_series(tmp_path: Path) -> None:
-    """With kube-state-metrics alone too, which sees two available replicas."""
+    """It must also fire with kube-state-metrics alone, which sees two available replicas."""
     lost = 'ALERTS{alertname="AttendantMonitoringLost", alertstate="firing", severity="page"'
     tests = [
         {
@@ -55,7 +55,7 @@ def test_only_lost_monitoring_fires_without_any_series(tmp_path: Path) -> None:
 
 
 def promtool_test(case: Case, *, fires: bool) -> dict[str, object]:
-    """Return a test of promtool that compares the labels of the firing alerts."""
+    """Return a promtool test that compares the labels of firing alerts."""
     series: Series = case.fires if fires else case.silent
     labels = ", ".join(f'{name}="{value}"' for name, value in case.labels.items())
     firing = f'ALERTS{{alertname="{case.alert}", alertstate="firing"'

@@ -1,4 +1,4 @@
-"""compose.yaml agrees with the code and the shipped rules, and its load runs against a server."""
+"""compose.yaml matches the code and the shipped rules, and its load runs against a server."""
 
 import contextlib
 import re
@@ -115,7 +115,7 @@ def test_prometheus_and_grafana_mount_the_shipped_rules_and_dashboard() -> None:
 
 
 def test_prometheus_config_is_valid(tmp_path: Path) -> None:
-    """The rules lie beside the configuration, as in the container."""
+    """The rules must be next to the configuration, as in the container."""
     for source in (FOLDER / "prometheus.yaml", RULES):
         (tmp_path / source.name).write_text(source.read_text())
     checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yaml")
@@ -161,7 +161,7 @@ def test_load_sends_valid_requests_at_a_limited_rate(server: RunningServer) -> N
     assert finished.returncode == 0, finished.stderr
     sent, failed = map(int, re.findall(r"\d+", finished.stdout.splitlines()[-1]))
     assert failed == 0
-    assert 10 <= sent <= 61  # a busy machine sends fewer
+    assert 10 <= sent <= 61  # fewer on a busy machine
 
 
 def test_load_counts_requests_that_fail(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

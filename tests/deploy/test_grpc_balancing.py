@@ -1,4 +1,4 @@
-"""Direct gRPC calls to replicas through the headless Service: shares, new replicas, and replicas that stop."""
+"""Direct gRPC calls to replicas through the headless Service: load shares, new replicas, and stopping replicas."""
 
 import json
 import signal
@@ -76,7 +76,7 @@ def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> 
 
 @pytest.mark.slow
 def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
-    """Without keepalive pings, calls to a replica that stops without closing its connections fail at their deadline."""
+    """Without keepalive pings, calls to a replica that vanished without closing its connections would time out."""
     hanging, _ = replicas.start_all(2, max_grpc_connection_age_ms=0)
     with NameServer(replicas.addresses) as names, client_of(names.target(replicas.grpc_port)) as client:
         with SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load:
@@ -96,9 +96,9 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     ("drain_delay_ms", "retries"), [pytest.param(0, RetryPolicy(), marks=pytest.mark.slow), (1_000, NO_RETRIES)]
 )
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
-    """SIGTERM without preStop, while DNS has both addresses.
+    """SIGTERM without preStop, while DNS still has both addresses.
 
-    Calls that the replica rejects are retried. A drain delay lets the health reach the client before.
+    Calls that the replica rejects are retried. A drain delay gives the client time to see its health change.
     """
     stopped, _ = replicas.start_all(2, drain_delay_ms=drain_delay_ms)
     with (
@@ -118,8 +118,8 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
 ) -> None:
     """The proxy forwards the health of one replica, which says nothing about the others.
 
-    nginx keeps sending requests to the replica that stops. Of this many clients, some watch its health, unless they
-    share a connection.
+    nginx keeps sending requests to the stopping replica. With this many clients, some watch that replica's health,
+    unless they share a connection.
     """
     find_tool("nginx")
     own_connection = ("grpc.use_local_subchannel_pool", 1)
@@ -135,14 +135,14 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
 
 
 def test_tls_address_has_no_health_check() -> None:
-    """It belongs to a proxy, because the server has no TLS."""
+    """A TLS address belongs to a proxy, because the server has no TLS."""
     configs = [dict(Address.parse(url).channel_options)["grpc.service_config"] for url in ("grpc://a", "grpcs://a")]
     assert ["healthCheckConfig" in config for config in configs] == [True, False]
     assert all("round_robin" in config for config in configs)
 
 
 def test_service_config_for_other_clients_is_that_of_the_client() -> None:
-    """Other clients have no `RetryPolicy`, so theirs is part of the config. The codes are those that can be retried.
+    """Other clients have no `RetryPolicy`, so the config includes a retry policy with the retryable codes.
 
     gRPC itself cancels calls that arrive while a server stops.
     """

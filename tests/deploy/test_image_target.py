@@ -1,4 +1,4 @@
-"""`make image`: tags, and an artifact without a graph for the GPU."""
+"""`make image`: tags, and artifacts without a GPU graph."""
 
 import itertools
 import json
@@ -17,14 +17,14 @@ REVISION = re.compile(rf"{re.escape(__version__)}-[0-9a-f]{{12}}(-dirty)?")
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a directory with the files of an artifact that the target reads; its manifest has no graphs."""
+    """Return a directory with the artifact files that the target reads. Its manifest has no graphs."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "manifest.sha256").write_text("0" * 64)
     return tmp_path / "model"
 
 
 def make_image(model: Path, target: str, *graphs: str) -> tuple[int, list[str], str]:
-    """Run `make image` with a docker that prints its arguments; return status, arguments and stderr."""
+    """Run `make image` with a fake docker that prints its arguments; return status, arguments and stderr."""
     (model / "manifest.json").write_text(json.dumps({"graphs": {name: {"file": name} for name in graphs}}, indent=1))
     docker = model.parent / "docker"
     docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -54,7 +54,7 @@ def test_tag_and_build_argument_have_the_revision(model: Path, target: str) -> N
 
 
 def test_image_build_checks_the_graphs_and_records_the_revision() -> None:
-    """Also for other builders than make."""
+    """This must also hold for builds without make."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     server = dockerfile.partition("FROM runtime AS server\n")[2]
     (check,) = re.findall(r'^RUN python3 -c "(.*?)"$', server, re.MULTILINE | re.DOTALL)

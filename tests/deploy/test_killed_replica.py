@@ -1,4 +1,4 @@
-"""SIGKILL of a replica under load: what is lost without retries, and that the shipped clients lose nothing."""
+"""Replicas killed under load: what is lost without retries, and that the shipped clients lose nothing."""
 
 import time
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def nginx(replicas: Replicas, tmp_path: Path) -> Iterator[Nginx]:
 
 @pytest.mark.slow
 def test_kill_behind_nginx_fails_only_requests_in_flight(replicas: Replicas, nginx: Nginx) -> None:
-    """nginx sends a request to the other replica only if the first has not received it."""
+    """nginx passes a request to the other replica only if the first one has not received it."""
     with grpc.insecure_channel(nginx.grpc) as channel:
         load = SteadyLoad(
             rest=[rest_send(nginx.address, nginx.rest_port, LONG_TEXT) for _ in range(SENDERS)],
@@ -54,7 +54,7 @@ def test_kill_behind_nginx_fails_only_requests_in_flight(replicas: Replicas, ngi
 
 @pytest.mark.slow
 def test_kill_loses_no_request_of_the_shipped_clients(replicas: Replicas, nginx: Nginx) -> None:
-    """The client over gRPC and HTTP, and generated stubs with deploy/grpc-service-config.json."""
+    """Covers the client over gRPC and HTTP, and generated stubs with deploy/grpc-service-config.json."""
     options = [("grpc.service_config", SERVICE_CONFIG)]
     with (
         NameServer(replicas.addresses) as names,

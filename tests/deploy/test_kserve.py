@@ -1,6 +1,6 @@
-"""The InferenceService of KServe: its structure, the pod of the overlay cpu, and its monitor and autoscaler.
+"""The KServe InferenceService: its structure, the cpu overlay's pod, and its monitor and autoscaler.
 
-No schema of the resource is available offline. Its pod is checked with the schema of a Deployment.
+The resource's schema is not available offline. Its pod is checked with the schema of a Deployment.
 """
 
 import copy
@@ -18,12 +18,11 @@ from tests.deploy.conftest import DEPLOY, run_tool
 from tests.deploy.test_manifests import KUBERNETES, SCHEMAS, validate
 
 SCALING = {"minReplicas", "maxReplicas"}
-"""Fields of KServe's predictor that are not fields of a pod."""
+"""Fields of KServe's predictor that are not pod fields."""
 CONTAINER = "kserve-container"
 
 
 def build_kserve(directory: Path = DEPLOY / "kserve") -> dict[str, Object]:
-    """Return the objects by kind."""
     built = run_tool("kubectl", "kustomize", directory)
     assert not built.stderr, built.stderr
     return {item["kind"]: item for item in parse(built.stdout)}
@@ -65,7 +64,7 @@ def test_structure() -> None:
 
 
 def test_pod_is_that_of_the_overlay() -> None:
-    """Except for the ConfigMap, the placement, and the names and ports that KServe requires."""
+    """Exceptions are the ConfigMap, the placement, and the names and ports that KServe requires."""
     objects = overlay()
     (options,) = [item["data"] for item in objects if item["kind"] == "ConfigMap"]
     expected = find_deployment(objects)["spec"]["template"]["spec"]
@@ -103,7 +102,7 @@ def test_pod_matches_schema_of_kubernetes(version: str, tmp_path: Path) -> None:
 
 
 def test_monitor_matches_the_pods_of_the_service_at_the_admin_port() -> None:
-    """KServe labels its pods with the name of the InferenceService. Their containers do not declare the admin port."""
+    """KServe labels its pods with the InferenceService's name, and their containers do not declare the admin port."""
     objects = build_kserve()
     service, monitor = objects["InferenceService"], objects["PodMonitor"]["spec"]
     assert monitor["selector"]["matchLabels"] == {"serving.kserve.io/inferenceservice": service["metadata"]["name"]}
@@ -121,7 +120,7 @@ def test_monitor_matches_the_pods_of_the_service_at_the_admin_port() -> None:
 
 
 def test_autoscaler_is_that_of_the_component_for_the_deployment_of_kserve() -> None:
-    """On queue utilization: the CPU is also busy with requests that are rejected."""
+    """It must scale on queue utilization, because rejected requests keep the CPU busy, too."""
     objects = build_kserve()
     scaled, service = objects["ScaledObject"], objects["InferenceService"]
     component = parse((DEPLOY / "components" / "autoscaling-keda" / "scaledobject.yaml").read_text())[0]

@@ -1,4 +1,4 @@
-"""Checkers over deploy/ and the Dockerfile: checkov, hadolint and yamllint. Every skipped check has a reason."""
+"""Linters for deploy/ and the Dockerfile: checkov, hadolint and yamllint. Every skipped check has a reason."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ DOCKERFILE = ROOT / "Dockerfile"
 
 
 def run_checkov(framework: str, *files: Path) -> dict[str, list[Any]]:
-    """Return the results of checkov, which runs offline: passed_checks, failed_checks and skipped_checks."""
+    """Return the results of checkov, run offline: passed_checks, failed_checks and skipped_checks."""
     sources = [argument for file in files for argument in ("-f", file)]
     report = run_tool("checkov", "--framework", framework, "--skip-download", "--output", "json", *sources)
     results: dict[str, list[Any]] = json.loads(report.stdout)["results"]
@@ -51,7 +51,7 @@ def test_checkov_passes_dockerfile() -> None:
 
 
 def check_results(results: dict[str, list[Any]]) -> None:
-    """Assert that no check failed and that each skip has a reason."""
+    """Assert that no check failed and that every skip has a reason."""
     assert not [(check["check_id"], check["resource"]) for check in results["failed_checks"]]
     for check in results["skipped_checks"]:
         assert len(check["check_result"]["suppress_comment"].split()) > 3, check["check_id"]

@@ -1,4 +1,4 @@
-"""The lock files of the images: versions of constraints.txt, hashes, and no more packages than an image needs."""
+"""Lock files of the images: versions from constraints.txt, hashes, and no unnecessary packages."""
 
 import re
 
@@ -14,7 +14,9 @@ CONSTRAINTS = set(PIN.findall((ROOT / "constraints.txt").read_text()))
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "export"])
 def test_lock_has_the_tested_versions(name: str) -> None:
-    """The images contain the versions that the tests ran with, except that the exporter has PyTorch without CUDA."""
+    """Images must contain the versions that the tests ran with. Only the exporter's PyTorch differs, because it is
+    built without CUDA.
+    """
     pins = {(package, version.removesuffix("+cpu")) for package, version in PIN.findall(LOCKS[name])}
     assert len(pins) > 20
     assert pins <= CONSTRAINTS
@@ -32,7 +34,7 @@ def test_images_have_one_runtime_and_the_server_has_no_torch() -> None:
     assert "onnxruntime" not in packages["gpu"]
     assert {"torch", "onnxruntime"} <= packages["export"]
     assert "nvidia-cublas" in packages["gpu"]
-    assert "nvidia-cudnn-cu13" not in packages["gpu"]  # several hundred MB, and no node of the graphs uses it
+    assert "nvidia-cudnn-cu13" not in packages["gpu"]  # several hundred MB, and no graph node uses it
     assert not {"torch", "pytest", "transformers"} & (packages["cpu"] | packages["gpu"])
     assert not [package for package in packages["cpu"] | packages["export"] if package.startswith("nvidia-")]
 

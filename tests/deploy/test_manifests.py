@@ -1,4 +1,4 @@
-"""Every allowed combination of an overlay and components: schemas of three Kubernetes versions, and the rules."""
+"""Every allowed combination of an overlay with components: schemas of three Kubernetes versions, and the rules."""
 
 import copy
 import json
@@ -26,12 +26,12 @@ from tests.deploy.conftest import run_tool
 from tests.deploy.manifests import RULES, Manifests
 
 KUBERNETES = ("1.30", "1.34", "1.37")
-"""The oldest supported version, one in between, and the newest one."""
+"""The oldest supported version, one in between, and the newest."""
 
 SCHEMAS = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "schemas").glob("*.json"))
 }
-"""Schemas of the custom resources by kind in lower case: the fields that the components use."""
+"""Schemas of custom resources by lower-case kind, covering only the fields that the components use."""
 
 
 def test_combinations_cover_every_overlay_and_component() -> None:
@@ -91,7 +91,7 @@ def test_validator_rejects_an_unknown_field(version: str, tmp_path: Path) -> Non
 
 
 def validate(objects: list[Object], version: str, folder: Path) -> str:
-    """Return the report of kubernetes-validate, one line per object."""
+    """Return kubernetes-validate's report, one line per object."""
     manifest = folder / "objects.yaml"
     manifest.write_text(yaml.dump_all(objects, Dumper=yaml.CSafeDumper))
     return run_tool("kubernetes-validate", "--strict", "-k", version, manifest).stdout
@@ -115,7 +115,7 @@ def test_custom_resource_schemas_reject_unknown_fields() -> None:
 
 
 def with_unknown_field(value: Any) -> Iterator[Any]:
-    """Yield copies of a value, each with an unknown field in one of its objects, except in maps of labels."""
+    """Yield copies of a value, each with an unknown field in one of its objects, except in label maps."""
     if isinstance(value, list):
         for index, child in enumerate(value):
             for changed in with_unknown_field(child):

@@ -1,4 +1,4 @@
-"""The monitoring component builds, agrees with the code, and its dashboard has the structure that Grafana loads."""
+"""The monitoring component builds and matches the code, and Grafana can load the dashboard."""
 
 import itertools
 import json
@@ -78,11 +78,11 @@ def test_component_builds_with_dashboard_and_objects() -> None:
     assert dashboard["metadata"]["name"] == "attendant-dashboard"
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(dashboard["data"]["attendant.json"]) == read_dashboard()
-    assert len(built.stdout) < 262_144  # the limit of the annotation that kubectl apply writes
+    assert len(built.stdout) < 262_144  # limit of the annotation that kubectl apply writes
 
 
 def test_pod_monitor_has_only_fields_of_the_operator() -> None:
-    """The API server would drop a misspelled field without an error."""
+    """The API server would silently drop a misspelled field."""
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())
     assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -109,7 +109,7 @@ def test_query_uses_metrics_that_exist(query: str) -> None:
 
 
 def test_dashboard_and_rules_use_nearly_every_metric() -> None:
-    """A metric without a panel or a rule is visible to nobody."""
+    """Nobody sees a metric without a panel or a rule."""
     used = set().union(*(metrics_in(query) for query in (*dashboard_queries(), *(r.expression for r in read_rules()))))
     stems = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in used}
     assert {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in known_metrics()} - stems == set()

@@ -1,4 +1,4 @@
-"""The manifests agree with the code: options, ports, probes, metrics, limits and versions."""
+"""The manifests match the code: options, ports, probes, metrics, limits and versions."""
 
 import re
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ ADAPTER = DEPLOY / "components" / "autoscaling-hpa" / "prometheus-adapter-values
 
 @pytest.fixture(scope="module", params=names("overlays"))
 def manifests(request: pytest.FixtureRequest) -> Manifests:
-    """An overlay with every component; the GPU overlay with the other autoscaler."""
+    """An overlay with every component. The GPU overlay has the other autoscaler."""
     autoscaler = "autoscaling-keda" if request.param == "gpu" else "autoscaling-hpa"
     return Manifests(parse(build(full_combination(request.param, autoscaler))))
 
 
 def environment(manifests: Manifests) -> dict[str, str]:
-    """Return the environment of the server, with the values that kubelet fills in."""
+    """Return the server's environment, with the values that the kubelet fills in."""
     (container,) = manifests.deployments[0].containers
     fields = {"requests.cpu": str(int(parse_quantity(container["resources"]["requests"]["cpu"])))}
     downward = {
@@ -161,5 +161,5 @@ def test_job_writes_the_artifact_that_pods_serve(manifests: Manifests, capsys: p
 
 
 def manifest_files() -> Iterator[Path]:
-    """Yield the text files of deploy/."""
+    """Yield the text files in deploy/."""
     return (path for path in DEPLOY.rglob("*") if path.suffix in (".yaml", ".env", ".md"))

@@ -1,4 +1,4 @@
-"""The server in a pod environment: variables, user, file system, cgroup, probes and the end of the pod."""
+"""The server in a pod environment: variables, user, file system, cgroup, probes and termination."""
 
 import os
 import re
@@ -41,7 +41,7 @@ class RunningPod:
 def running_pod(
     model_dir: Path, folder: Path, cpus: float | None = None, **environment: str | None
 ) -> Iterator[RunningPod]:
-    """Yield a pod of the overlay cpu. It shares the test's network, so the addresses differ from the image's."""
+    """Yield a pod of the cpu overlay. It shares the test's network, so its addresses differ from the image's."""
     rest_port, grpc_port, admin_port = free_ports(3)
     own = {
         "ATTENDANT_HOST": ADDRESS,
@@ -57,14 +57,14 @@ def running_pod(
 
 
 def streams(pod: Pod) -> int:
-    """Return the number of inference streams in the log of the server."""
+    """Return the number of inference streams from the server log."""
     match = re.search(r"backend selected .*?streams=(\d+)", pod.log)
     assert match is not None, pod.log
     return int(match[1])
 
 
 def status_of(method: str, url: str, **options: Any) -> int:
-    """Return the HTTP status, or 0 if there is no connection."""
+    """Return the HTTP status, or 0 if the connection fails."""
     try:
         return httpx.request(method, url, timeout=30, **options).status_code
     except httpx.TransportError:
@@ -72,7 +72,7 @@ def status_of(method: str, url: str, **options: Any) -> int:
 
 
 def observe_drain(running: RunningPod) -> list[tuple[int, int]]:
-    """Return the statuses of readiness and of a new request, again and again until the connection is refused."""
+    """Return repeated readiness and request statuses until the connection is refused."""
     observed: list[tuple[int, int]] = []
     while not observed or observed[-1][1]:
         ready = status_of("GET", f"{running.admin}/readyz")
@@ -81,7 +81,7 @@ def observe_drain(running: RunningPod) -> list[tuple[int, int]]:
 
 
 def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path, tmp_path: Path) -> None:
-    """The probes come from the manifest. SIGTERM arrives while accepted requests wait in the queue."""
+    """The probes come from the manifest. SIGTERM arrives while accepted requests are waiting in the queue."""
     manifest = Manifest("cpu")
     with running_pod(default_artifact, tmp_path, ATTENDANT_DRAIN_DELAY_MS="1000") as running:  # a tenth
         with Probe(manifest.container["startupProbe"], running.admin) as startup:
@@ -97,7 +97,7 @@ def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path
                 encode = f"{running.rest}/v1/encode"
                 accepted = [pool.submit(status_of, "POST", encode, json=BULK) for _ in range(BULK_REQUESTS)]
                 time.sleep(0.3)
-                liveness.stop()  # as kubelet does when the pod terminates
+                liveness.stop()  # like the kubelet when a pod terminates
                 end = pool.submit(running.pod.terminate, manifest.pod["terminationGracePeriodSeconds"])
                 observed = observe_drain(running)
         status, seconds = end.result()
@@ -105,7 +105,7 @@ def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path
     assert load.failed == []
     assert set(liveness.statuses) == {200}
     assert [future.result() for future in accepted] == [200] * BULK_REQUESTS
-    # New requests are served while readiness fails, and only then rejected.
+    # New requests must still be served while readiness fails, and only then be rejected.
     assert (503, 200) in observed
     assert all(ready != 200 for ready, request in observed if request != 200)
     assert 503 in readiness.statuses
@@ -135,7 +135,7 @@ def test_pod_runs_as_an_arbitrary_user_and_writes_nothing(default_artifact: Path
 def test_threads_follow_the_manifest_or_the_quota(
     default_artifact: Path, tmp_path: Path, cpus: float | None, threads: str | None, expected: int
 ) -> None:
-    """The manifest sets the number by its CPU request. Without it, the server reads the quota of its cgroup."""
+    """The manifest sets the number by its CPU request. Without it, the server reads its cgroup's quota."""
     changes = {} if threads is not None else {"ATTENDANT_THREADS": None}
     with running_pod(default_artifact, tmp_path, cpus, **changes) as running:
         running.pod.wait_for_log("ready: ")

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a server under a known load; rules and dashboard work on what it collects."""
+"""A real Prometheus scrapes a server under a known load; rules and dashboard must work on the result."""
 
 import math
 import subprocess
@@ -30,13 +30,13 @@ PATIENCE_S = 30
 
 @dataclass
 class Monitored:
-    """Prometheus, the server that it scrapes, and the load on the server, which has ended."""
+    """Prometheus, the server it scrapes, and the completed load."""
 
     prometheus: Prometheus
     server: RunningServer
     load: KnownLoad
     results: dict[str, list[tuple[dict[str, str], float]]]
-    """Results under load of the queries of the dashboard and of the recorded series."""
+    """Results of the dashboard queries and of the recorded series under load."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def monitored(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def run_queries(prometheus: Prometheus, queries: set[str]) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Return the results, after repeating queries without numbers: a busy machine delays scrapes."""
+    """Return the results, repeating queries that have no value yet: a busy machine delays scrapes."""
     results = {query: prometheus.query(query) for query in queries}
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not all(map(has_numbers, results.values())):
@@ -66,7 +66,7 @@ def run_queries(prometheus: Prometheus, queries: set[str]) -> dict[str, list[tup
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; what Prometheus knows is as old as its last scrape and evaluation."""
+    """Wait until a condition holds; Prometheus lags behind by a scrape and an evaluation."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -80,7 +80,7 @@ def test_target_is_up_with_the_labels_of_the_rules(monitored: Monitored) -> None
 
 
 def test_metric_labels_survive_the_labels_of_the_target(monitored: Monitored) -> None:
-    """The operator adds the label "endpoint", which metrics have, too."""
+    """The operator adds an "endpoint" label, and metrics have one, too."""
     series = monitored.prometheus.query("attendant_requests_total")
     assert {"/v1/encode", "/v1/attend"} <= {labels["endpoint"] for labels, _ in series}
     assert not [labels for labels, _ in series if any(name.startswith("exported_") for name in labels)]

@@ -1,4 +1,4 @@
-"""deploy/README.md agrees with the files, commands and figures that it names."""
+"""deploy/README.md matches the files, commands and figures that it mentions."""
 
 import json
 import re

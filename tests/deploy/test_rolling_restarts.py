@@ -1,4 +1,4 @@
-"""Replacement of replicas behind nginx under load: no request is lost, as in a rollout of the Deployment."""
+"""Replicas behind nginx are replaced under load, as in a rollout of the Deployment, without losing requests."""
 
 import time
 from collections.abc import Iterator
@@ -14,9 +14,11 @@ from tests.deploy.replicas import Replicas, replicas_of
 from tests.deploy.steady_load import KeptConnection, SteadyLoad, grpc_send, rest_send, stream_send
 
 PRE_STOP_S = 2.0
-"""Time in which a proxy notices that a pod is not ready. The streams of the load last 1 s, nginx reloads in less."""
+"""Time for a proxy to notice that a pod is not ready. The load's streams last 1 s, and nginx reloads faster than
+that.
+"""
 DRAIN_DELAY_MS, CONNECTION_AGE_MS = 5_000, 4_000
-"""Half of the values of the Deployment."""
+"""Half of the Deployment's values."""
 SERVICE_CONFIG = Path("deploy/grpc-service-config.json")
 REST_CLIENTS, GRPC_CLIENTS, STREAMS = 6, 6, 2
 
@@ -36,7 +38,7 @@ def proxied_load(nginx: Nginx) -> Iterator[SteadyLoad]:
 
 
 def replace_oldest(replicas: Replicas, nginx: Nginx) -> None:
-    """Replace a replica as a rollout with maxSurge 1 does: start, add, remove, wait in preStop, and send SIGTERM."""
+    """Replace a replica like a rollout with maxSurge 1: start, add, remove, wait in preStop, and send SIGTERM."""
     oldest = nginx.endpoints[0]
     nginx.add(replicas.start())
     nginx.remove(oldest)
@@ -45,7 +47,7 @@ def replace_oldest(replicas: Replicas, nginx: Nginx) -> None:
 
 
 def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLoad:
-    """Return the outcomes of a load during a number of restarts."""
+    """Return the outcomes of a load during several restarts."""
     find_tool("nginx")
     with replicas_of(model_dir) as replicas:
         replicas.start_all(2)
@@ -75,7 +77,7 @@ def test_20_restarts_behind_nginx_lose_none_of_20_000_requests(default_artifact:
 
 @pytest.mark.slow
 def test_restarts_behind_tcp_proxy_lose_no_request_of_kept_connections(default_artifact: Path, tmp_path: Path) -> None:
-    """Connections through a Service stay on a pod that no longer belongs to it, until the pod ends them."""
+    """Open connections through a Service remain on a pod that has left it, until the pod closes them."""
     find_tool("nginx")
     options = {"drain_delay_ms": DRAIN_DELAY_MS, "max_grpc_connection_age_ms": CONNECTION_AGE_MS}
     with replicas_of(default_artifact, **options) as replicas:
@@ -94,7 +96,7 @@ def test_restarts_behind_tcp_proxy_lose_no_request_of_kept_connections(default_a
                     oldest = nginx.endpoints[0]
                     nginx.add(replicas.start())
                     nginx.remove(oldest)
-                    replicas.stop(oldest)  # SIGTERM at once, while it has connections
+                    replicas.stop(oldest)  # SIGTERM at once, while it still has connections
                 load.wait_for(100)
     print(f"4 restarts, requests: {dict(load.counts)}, lost: {len(load.failed)}")
     assert load.failed == []

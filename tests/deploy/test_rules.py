@@ -1,4 +1,4 @@
-"""Every rule of the manifests fails on an object that violates it."""
+"""Every manifest rule fails on an object that violates it."""
 
 import copy
 import fnmatch
@@ -20,7 +20,7 @@ CONTAINER = f"{POD}/containers/0"
 class Violation:
     """A value that violates a rule.
 
-    `item` is the kind of the object if that is unique, or a pattern of kind and name. `pointer` is a JSON pointer.
+    `item` is the object's kind if that is unique, or else a pattern for kind and name. `pointer` is a JSON pointer.
     """
 
     rule: Rule
@@ -33,22 +33,22 @@ class Violation:
 
 
 def server(rule: Rule, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation by the Deployment."""
+    """Return a violation in the Deployment."""
     return Violation(rule, "Deployment", pointer, value)
 
 
 def service(rule: Rule, name: str, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation by a Service."""
+    """Return a violation in a Service."""
     return Violation(rule, f"Service/{name}", pointer, value)
 
 
 def budget(rule: Rule, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation by the PodDisruptionBudget."""
+    """Return a violation in the PodDisruptionBudget."""
     return Violation(rule, "PodDisruptionBudget", pointer, value)
 
 
 def policy(rule: Rule, name: str, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation by a NetworkPolicy."""
+    """Return a violation in a NetworkPolicy."""
     return Violation(rule, f"NetworkPolicy/{name}", pointer, value)
 
 
@@ -187,7 +187,7 @@ VIOLATIONS = (
 
 @pytest.fixture(scope="module")
 def objects() -> list[Object]:
-    """The GPU overlay with every component, and the job."""
+    """The GPU overlay with every component, plus the job."""
     return parse(build(full_combination("gpu", "autoscaling-keda"))) + parse(build_job("export-model"))
 
 

@@ -1,4 +1,4 @@
-"""The runbook has one complete entry per alert, and names only options and metrics that exist."""
+"""The runbook has one complete entry per alert, and only mentions existing options and metrics."""
 
 import re
 from pathlib import Path

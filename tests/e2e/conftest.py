@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: tiny models of every family."""
+"""Fixtures for the end-to-end tests: tiny models of every family."""
 
 from tests.model.conftest import definitions, publish
 

@@ -1,4 +1,4 @@
-"""Tiny sentence-transformers models: combinations of pooling, dense layers, prompts and similarity function."""
+"""Tiny sentence-transformers models with various poolings, dense layers, prompts and similarity functions."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MAX_TOKENS = 31
 
 @dataclass(frozen=True)
 class Variant:
-    """The modules after the encoder, and the configuration of a model."""
+    """The modules after the encoder, and a model's configuration."""
 
     pooling: str = "mean"
     dense: tuple[tuple[int, bool, type[nn.Module]], ...] = ()
@@ -34,7 +34,7 @@ class Variant:
     family: str = "bert"
 
 
-# sentence-transformers adds empty prompts for queries and documents, which prevail over the default prompt.
+# sentence-transformers adds empty query and document prompts, which override the default prompt.
 VARIANTS = {
     "mean": Variant(),
     "mean, byte-level BPE": Variant(family="roberta"),
@@ -53,7 +53,7 @@ VARIANTS = {
 
 
 def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path) -> Path:
-    """Return the directory of a published model."""
+    """Publish a model and return its directory."""
     bare = shutil.copytree(publish(variant.family), root / "bare")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     if variant.family.removeprefix("causal-") not in WORDPIECE_FAMILIES:
@@ -83,7 +83,7 @@ def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path
 
 
 def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
-    """Return the served model and sentence-transformers' own."""
+    """Return the served model and the same model in sentence-transformers."""
     published = publish_variant(variant, publish, root)
     artifact = root / "artifact"
     export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)

@@ -43,14 +43,14 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(oracle: SentenceTransformer, texts: list[str]) -> Vectors:
-    """Return the normalized embeddings of sentence-transformers, (N, D)."""
+    """Return normalized embeddings from sentence-transformers, (N, D)."""
     embeddings: Vectors = oracle.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
     return embeddings
 
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def server_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
-    """Yield a client of a server in the default precision or float32, the precision that it reports, and the server."""
+    """Yield a client of a server in the default precision or in float32, the reported precision, and the server."""
     running = start_server(precision=request.param)
     with httpx.Client(base_url=running.rest, timeout=60) as client:
         yield client, client.get("/v1/model").json()["precision"], running
@@ -58,7 +58,7 @@ def server_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.
 
 
 def embed(client: httpx.Client, texts: list[str], **options: Any) -> Vectors:
-    """Return the pooled vectors of `texts`, 32 per request."""
+    """Return the pooled vectors of `texts`, sent 32 per request."""
     vectors = []
     for start in range(0, len(texts), 32):
         body = {"inputs": texts[start : start + 32], **options}
@@ -78,7 +78,7 @@ def cosines(a: Vectors, b: Vectors) -> NDArray[np.float64]:
 def test_pooled_vectors_equal_sentence_transformers(
     server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str], expected: Vectors
 ) -> None:
-    """The smallest cosine similarity reaches the limit of the precision."""
+    """The minimum cosine similarity must meet the threshold of the precision."""
     client, precision, _ = server_by_precision
     smallest = cosines(embed(client, texts), expected).min()
     print(f"smallest cosine to sentence-transformers over {len(texts)} texts in {precision}: {smallest:.8f}")
@@ -88,7 +88,7 @@ def test_pooled_vectors_equal_sentence_transformers(
 def test_token_vectors_equal_last_hidden_state_of_transformers(
     server_by_precision: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
 ) -> None:
-    """Within 1e-4 in float32; cosine similarity of at least 0.999 in bfloat16."""
+    """Within 1e-4 in float32; with a cosine similarity of at least 0.999 in bfloat16."""
     client, precision, _ = server_by_precision
     encoder: Any = oracle[0].auto_model
     difference, smallest = 0.0, 1.0
@@ -111,7 +111,7 @@ def test_token_vectors_equal_last_hidden_state_of_transformers(
 def test_embedding_does_not_depend_on_batch_composition(
     server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
-    """Alone, with other texts, and in another order."""
+    """Whether sent alone, with other texts, or in another order."""
     client, precision, _ = server_by_precision
     sample = texts[::5]
     batched = embed(client, sample)
@@ -127,7 +127,7 @@ def test_embedding_does_not_depend_on_batch_composition(
 def test_rest_and_grpc_vectors_are_bitwise_equal(
     server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
-    """One text per request, so that both run in the same batch shape."""
+    """Sends one text per request, so that both use the same batch shape."""
     client, _, running = server_by_precision
 
     async def encode_over_grpc(text: str) -> bytes:

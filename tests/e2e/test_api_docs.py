@@ -1,4 +1,4 @@
-"""The examples of docs/api.md: each request returns the response that the page shows."""
+"""The examples in docs/api.md: each request returns the response shown on the page."""
 
 import json
 import re
@@ -44,7 +44,7 @@ MACHINE_FIELDS = frozenset(
         "version",
     )
 )
-"""Fields whose values depend on the machine or the request."""
+"""Fields whose values depend on the machine or on the request."""
 
 
 def test_every_operation_has_an_example() -> None:
@@ -62,7 +62,7 @@ def test_example_returns_what_the_page_shows(
 
 
 def assert_same(actual: Any, expected: Any, name: str = "") -> None:
-    """Compare names, types and values; numbers within the rounding of bfloat16."""
+    """Compare names, types and values, with numbers within bfloat16 rounding."""
     if name in MACHINE_FIELDS:
         assert type(actual) is type(expected), name
     elif isinstance(expected, dict):

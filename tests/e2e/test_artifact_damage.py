@@ -1,4 +1,4 @@
-"""Rejection of damaged artifacts by the server."""
+"""The server rejects damaged artifacts."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def test_damaged_artifact_is_rejected(tiny_artifact: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize(("name", "damage"), [("weights.bin", flip_bit), ("explain.onnx", Path.unlink)])
 def test_server_rejects_damaged_artifact(tiny_artifact: Path, tmp_path: Path, name: str, damage: Damage) -> None:
-    """Exit status 78, the name of the file on stderr, and no ready line."""
+    """Expects exit status 78, the file name on stderr, and no ready line."""
     artifact = shutil.copytree(tiny_artifact, tmp_path / "artifact")
     damage(artifact / name)
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The command of docs/ask.md."""
+"""The command in docs/ask.md."""
 
 import re
 import shlex
@@ -19,10 +19,9 @@ def test_command_prints_what_the_page_shows(default_artifact: object) -> None:
         assert [is_number(item) or item for item in got] == [is_number(item) or item for item in wanted]
         for value, other in zip(got, wanted, strict=True):
             if is_number(other):
-                # Precisions differ by CPU: a cosine by up to 0.01, a share by up to 1 %.
+                # The precision depends on the CPU: cosines vary by up to 0.01, and shares by up to 1 %.
                 assert abs(float(value) - float(other)) <= (0.01 if "." in other else 1)
 
 
 def is_number(item: str) -> bool:
-    """Return whether an item is a decimal number."""
     return re.fullmatch(r"-?\d+(\.\d+)?", item) is not None

@@ -57,7 +57,7 @@ class ModelWithOracle:
     oracle: Any
 
     def expected(self, source: TokenizerInput) -> tuple[Floats, Floats]:
-        """Return the attention (L, H, T, T) and hidden states (L+1, T, D) of transformers for the same token ids."""
+        """Return transformers' attention (L, H, T, T) and hidden states (L+1, T, D) for the same token ids."""
         (tokens,) = self.model.tokenizer.encode([source])
         inputs = {"input_ids": torch.tensor([tokens.input_ids]), "attention_mask": torch.ones(1, len(tokens))}
         if self.model.artifact.manifest.type_vocab_size > 1:
@@ -95,7 +95,7 @@ async def attend(model: LoadedModel, *sources: TokenizerInput, **fields: Any) ->
 
 
 def stack_maps(result: AttendResult, model: LoadedModel) -> Floats:
-    """Return the maps of a result, (L, H, T, T)."""
+    """Return a result's maps, (L, H, T, T)."""
     manifest, count = model.artifact.manifest, len(result.rows)
     order = [
         (layer, head)
@@ -133,12 +133,12 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
 
 
 async def test_maps_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
-    """Every layer and head, for several scripts and a pair."""
+    """Covers every layer and head, several scripts, and a pair."""
     await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.model_type)
 
 
 async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle) -> None:
-    """Every layer and head, for sentences and a pair."""
+    """Covers every layer and head, for sentences and a pair."""
     sources = *map(TokenizerInput, SENTENCES), TokenizerInput(SENTENCES[0], SENTENCES[4])
     await compare_maps(default, sources, "default")
 
@@ -155,9 +155,9 @@ async def test_layers_equal_transformers_for_every_family(family: ModelWithOracl
 
 
 async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> None:
-    """Projection with its bias share, and rollout over words with its excluded mass.
+    """Checks projection with its bias share, and rollout over words with its excluded mass.
 
-    The first fails with a wrong weight or epsilon in the artifact, the second with tokens outside of all words.
+    The former fails if a weight or epsilon in the artifact is wrong, the latter if tokens are outside of all words.
     """
     for result in await attend(family.model, *TINY_TEXTS, kind="projection"):
         assert len(result.maps) == family.model.artifact.manifest.num_hidden_layers

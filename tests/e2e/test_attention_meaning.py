@@ -1,6 +1,6 @@
 """Validity of maps and comparisons for the default model: occlusion, word senses, and documented examples.
 
-These tests depend on the weights of one model. tests/service/engine tests the formulas.
+These tests depend on the weights of one model. The formulas are tested in tests/service/engine.
 """
 
 from dataclasses import dataclass
@@ -51,14 +51,14 @@ async def attend(engine: Engine, *texts: str, **fields: Any) -> list[AttendResul
 
 
 async def last_hidden_states(engine: Engine, variants: list[list[int]]) -> Floats:
-    """Return the last hidden states of token id sequences of equal length, (N, T, D)."""
+    """Return the last hidden states of equally long token id sequences, (N, T, D)."""
     inputs = tuple(Input(TokenizerInput(token_ids=tuple(ids))) for ids in variants)
     request = EncodeRequest(inputs, outputs=("tokens",), layers=(0, -1), layer_reduce="stack")
     return np.stack([values(result.token_vectors)[1] for result in (await engine.encode(request)).results])
 
 
 async def occlusion(engine: Engine, ids: list[int]) -> Floats:
-    """Return the cosine distance (T, T) that each token i moves if token j is replaced by [MASK]."""
+    """Return how far each token i moves (cosine distance) if token j is replaced with [MASK], (T, T)."""
     variants = [ids, *([*ids[:index], MASK, *ids[index + 1 :]] for index in range(len(ids)))]
     hidden = await last_hidden_states(engine, variants)
     unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
@@ -68,7 +68,9 @@ async def occlusion(engine: Engine, ids: list[int]) -> Floats:
 
 @pytest.mark.slow
 async def test_projection_rollout_correlates_with_occlusion(model: LoadedModel) -> None:
-    """Mean Spearman correlation of at least 0.65 over 100 sentences, significantly above the mean of layers."""
+    """The mean Spearman correlation over 100 sentences must be at least 0.65, and significantly above the mean over
+    layers.
+    """
     correlations: dict[str, list[float]] = {name: [] for name in METHODS}
     assert len(set(SENTENCES)) == 100
     async with open_harness(model) as harness:
@@ -91,7 +93,7 @@ async def test_projection_rollout_correlates_with_occlusion(model: LoadedModel) 
 
 
 async def test_special_tokens_contribute_less_than_half_as_much_to_norms_as_to_probs(model: LoadedModel) -> None:
-    """In every layer."""
+    """Holds in every layer."""
     async with open_harness(model) as harness:
         probs, norms = [
             await attend(harness.engine, *SENTENCES[::3], kind=kind, head_reduce=reduce, special_tokens="drop")
@@ -110,7 +112,7 @@ async def test_special_tokens_contribute_less_than_half_as_much_to_norms_as_to_p
 
 @dataclass
 class Similarities:
-    """Similarities between two uses of a word, in the same sense and in different senses."""
+    """Similarities between two uses of a word, with the same sense and with different senses."""
 
     same: list[float]
     different: list[float]
@@ -127,7 +129,7 @@ class Similarities:
 
 
 async def test_uses_of_word_in_same_sense_are_more_similar(model: LoadedModel) -> None:
-    """Static embeddings do not separate the senses; some layer reaches an area under the curve of 0.75."""
+    """Static embeddings cannot separate the senses; some layer must reach an area under the curve of 0.75."""
     sense = np.repeat([0, 1], 4)
     static, plain, centered = (
         Similarities([], []),
@@ -159,13 +161,13 @@ def whole_word(text: str, word: str) -> tuple[int, int]:
 
 
 async def find_contributors(engine: Engine, text: str, word: str) -> tuple[Contributor, ...]:
-    """Return the contributors of one use of a word in the default request."""
+    """Return the contributors to one use of a word in the default request."""
     occurrences = Occurrence(text, span=whole_word(text, word)), Occurrence(CHECK, word_index=6)
     return tuple((await engine.compare(CompareRequest(occurrences))).occurrences[0].contributors)
 
 
 async def test_contributors_of_documented_words(model: LoadedModel) -> None:
-    """The examples of the documentation."""
+    """The examples in the documentation."""
     async with open_harness(model) as harness:
         check = await find_contributors(harness.engine, CHECK, "bank")
         river = await find_contributors(harness.engine, RIVER, "bank")

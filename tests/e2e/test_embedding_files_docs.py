@@ -1,4 +1,4 @@
-"""The commands of docs/embedding-files.md."""
+"""The commands in docs/embedding-files.md."""
 
 import json
 import os
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "embedding-files.md").read_text()
 
 
 def test_commands_write_what_the_page_says(tmp_path: Path, server: RunningServer, default_artifact: Path) -> None:
-    """The second command uses the address of the test server, and its package is installed."""
+    """The second command gets the test server's address, and its package is already installed."""
     commands = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     script = "".join(commands).replace(".venv/bin/attendant", f"{sys.executable} -m service")
     script = re.sub(r".*/pip install .*\n", "", script).replace("127.0.0.1:8081", server.grpc)

@@ -1,4 +1,4 @@
-"""Accuracy of int8 with the default model, compared with float32."""
+"""int8 accuracy with the default model, compared with float32."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ async def test_int8_is_close_to_float32_and_does_not_depend_on_batch_composition
         alone = [(await encode(harness.engine, sentence)).results[0] for sentence in SENTENCES]
         layer = await encode(harness.engine, SENTENCES[0], layers=(1,))
     assert harness.engine.info.precision == "int8"
-    assert layer.precision == "float32"  # the explain lane
+    assert layer.precision == "float32"  # computed on the explain lane
     for packed, single, exact in zip(batched, alone, expected, strict=True):
         assert packed.pooled is not None
         assert single.pooled is not None

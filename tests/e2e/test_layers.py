@@ -1,4 +1,4 @@
-"""Hidden states of every layer, compared with transformers, and their combination."""
+"""Hidden states of every layer, compared with transformers, and how they are combined."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ Layers = list[NDArray[np.float32]]
 
 @pytest.fixture(scope="module")
 def expected() -> Layers:
-    """Return the hidden states of transformers with the same weights, embeddings first."""
+    """Return transformers' hidden states for the same weights, embeddings first."""
     oracle = SentenceTransformer(str(locate("default").directory), device="cpu")
     encoder: Any = oracle[0].auto_model
     with torch.inference_mode():
@@ -35,7 +35,7 @@ def encode(rest: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layer", range(7))
 def test_layer_equals_transformers(rest: httpx.Client, expected: Layers, layer: int) -> None:
-    """Within 5e-5, except the last layer, which the fast lane computes in its own precision."""
+    """Within 5e-5, except the last layer, which runs on the fast lane in its own precision."""
     vectors = np.array(encode(rest, layers=[layer], outputs=["tokens"])["token_vectors"])
     is_bfloat16 = layer == 6 and rest.get("/v1/model").json()["precision"] == "bfloat16"
     assert np.abs(vectors - expected[layer]).max() <= (0.1 if is_bfloat16 else 5e-5)
@@ -52,7 +52,7 @@ def test_layer_reduce_combines_layers_in_requested_order(rest: httpx.Client, exp
 
 @pytest.mark.parametrize("reduce", SHAPES)
 def test_pooled_and_word_vectors_of_several_layers(rest: httpx.Client, expected: Layers, reduce: str) -> None:
-    """Pooled per layer, then combined; normalized after that, per layer with stack."""
+    """Each layer is pooled before combining. Normalization comes last, per layer with stack."""
     result = encode(rest, layers=[1, 2], layer_reduce=reduce, outputs=["pooled", "words"])
     means = np.stack([expected[1].mean(axis=0), expected[2].mean(axis=0)])
     combined = {"concat": means.ravel(), "mean": means.mean(axis=0), "stack": means}[reduce]
@@ -67,7 +67,7 @@ def test_pooled_and_word_vectors_of_several_layers(rest: httpx.Client, expected:
 
 
 def test_layer_0_does_not_depend_on_context(rest: httpx.Client) -> None:
-    """The same word at the same position; layer 1 depends on the context."""
+    """Uses the same word at the same position; layer 1 must depend on the context."""
     texts = ["money bank grows", "river bank flows"]
     for layer, equal in ((0, True), (1, False)):
         response = rest.post("/v1/encode", json={"inputs": texts, "layers": [layer], "outputs": ["words"]}).json()

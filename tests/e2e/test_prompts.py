@@ -1,4 +1,4 @@
-"""Prompts of a model: embeddings match sentence-transformers, and tokens and words exclude the prompt."""
+"""Model prompts: embeddings match sentence-transformers, and tokens and words exclude the prompt."""
 
 import shutil
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The examples of the README, with other ports."""
+"""The README's examples, with other ports."""
 
 import json
 import re
@@ -15,14 +15,14 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture(scope="module")
 def examples(server: RunningServer) -> str:
-    """The README, with the addresses of the test server, because the default ports may be in use."""
+    """The README with the test server's addresses, because the default ports may be in use."""
     text = README.replace("http://127.0.0.1:8080", server.rest).replace("127.0.0.1:8081", server.grpc)
     assert "127.0.0.1:8081" not in text
     return text
 
 
 def code_block(text: str, language: str, part: str) -> str:
-    """Return the only code block of a language that contains `part`."""
+    """Return the only code block in a language that contains `part`."""
     (code,) = [block for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) if part in block]
     return str(code)
 
@@ -38,7 +38,7 @@ def test_encode_example_prints_two_vectors_for_bank(examples: str) -> None:
 
 
 def test_explain_examples_match_the_readme(examples: str) -> None:
-    """The row of `bank` is largest, after itself, for the words in the README; its two uses are not similar."""
+    """In the row of `bank`, the README's words are the largest after itself; the two uses are not similar."""
     attend, compare = re.findall(r"curl .*?'\n(?=curl|$)", code_block(examples, "sh", "/v1/attend"), re.DOTALL)
     (result,) = json.loads(run(["bash", "-c", attend]))["results"]
     names = [unit["text"] for unit in result["units"]]
@@ -60,7 +60,7 @@ def test_grpc_example_prints_words_and_shape(examples: str) -> None:
 
 
 def test_commands_start_with_the_environment() -> None:
-    """A reader's shell does not find `attendant` otherwise."""
+    """Otherwise a reader's shell would not find `attendant`."""
     commands = re.findall(r"^(\S*/attendant(?:-model)?|attendant(?:-model)?) ", README, re.MULTILINE)
     names = "embed|ask|size|compare|evaluate|export|verify|train"
     commands += re.findall(rf"`(\S*attendant(?:-model)?) (?:{names})", README)
@@ -92,7 +92,7 @@ def test_commands_of_the_readme_work(tmp_path: Path, default_artifact: Path) -> 
 
 
 def test_encode_response_is_abridged_from_the_server(examples: str) -> None:
-    """Numbers of the response in the README, within the precision of the machine."""
+    """Numbers in the README's response must match within the machine's precision."""
     (shown,) = re.findall(r"```text\n(\{.*?)```", examples, re.DOTALL)
     (first, _) = json.loads(run(["bash", "-c", code_block(examples, "sh", "/v1/encode")]))["results"]
     vectors = [first["pooled"], *first["word_vectors"][:2]]
@@ -106,7 +106,7 @@ def test_ready_line_names_the_page(server: RunningServer) -> None:
 
 
 def test_protos_of_the_stubs_resolve_without_other_files(tmp_path: Path) -> None:
-    """The protoc commands of docs/grpc.md with a descriptor as their output, because CI has no plugins."""
+    """Runs the protoc commands in docs/grpc.md with a descriptor as output, because CI has no plugins."""
     page = (ROOT / "docs" / "grpc.md").read_text().replace("\\\n", "")
     commands = re.findall(r"^(?:protoc|python -m grpc_tools\.protoc) (.*)$", page, re.MULTILINE)
     assert len(commands) == 3
@@ -121,7 +121,7 @@ def test_protos_of_the_stubs_resolve_without_other_files(tmp_path: Path) -> None
 
 
 def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
-    """Run the command that `make run` prints."""
+    """Runs the command that `make run` prints."""
     command = server.ready_line.partition("Try: ")[2]
     assert len(json.loads(run(["bash", "-c", command]))["results"][0]["pooled"]) == 384
 

@@ -1,4 +1,4 @@
-"""Several models in one service: each answers as in a service of its own, under each of its names, in every API."""
+"""Each model of a multi-model server answers as it would alone, under every alias and in every API."""
 
 import dataclasses
 import subprocess
@@ -36,8 +36,6 @@ PROMPTS = {"query": "find: "}
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a service."""
-
     rest: httpx.Client
     stub: EncoderServiceStub
 
@@ -134,7 +132,7 @@ def without_request_id(document: Any) -> Any:
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Compare JSON documents. Numbers may differ as embeddings do between batches."""
+    """Compare JSON documents. Numbers may differ as much as embeddings do between batches."""
     if isinstance(left, dict):
         assert left.keys() == right.keys()
         for key, value in left.items():
@@ -228,7 +226,7 @@ def test_messages_of_a_stream_may_name_different_models(together: Clients) -> No
 
 
 def test_metrics_and_processes_know_every_model(default_artifact: Path, tiny_artifact: Path) -> None:
-    """The server starts with a digest per model, and counts the requests of each."""
+    """The server starts with one digest per model, and counts the requests per model."""
     digest = (tiny_artifact / "manifest.sha256").read_text().strip()
     server = start_server(models=f"a={default_artifact},b={tiny_artifact}@sha256:{digest}")
     try:
@@ -252,6 +250,6 @@ def test_wrong_digest_of_one_model_ends_the_server(tiny_artifact: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert result.returncode == 78
-    assert 'ATTENDANT_MODELS: \\"b\\": ' in result.stderr  # in a line of JSON
+    assert 'ATTENDANT_MODELS: \\"b\\": ' in result.stderr  # inside a JSON line
     assert str(tiny_artifact) in result.stderr
     assert "digest" in result.stderr.lower()

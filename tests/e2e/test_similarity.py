@@ -1,4 +1,6 @@
-"""Similarity per pooling, dense layers and prompts, compared with sentence-transformers and with the definitions."""
+"""Similarity for each pooling, dense layers and prompts, compared with sentence-transformers and with the
+definitions.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ DOCUMENTS = ["He cashed a cheque at the bank.", "money in the bank grows", "rain
 
 @dataclass(frozen=True)
 class Case:
-    """A served model, its oracle, and the variant they implement."""
+    """A served model, its oracle, and the variant behind both."""
 
     harness: ServiceHarness
     model: LoadedModel
@@ -41,11 +43,11 @@ class Case:
 
 
 FAST = ("mean, byte-level BPE", "max", "excluded prompts", "cls and a dense layer")
-"""Variants that together have every pooling, prompts, a bias, and a model without contributions."""
+"""Variants that together cover every pooling, prompts, a bias, and a model without contributions."""
 
 
 def params(condition: Callable[[Variant], bool] = lambda _: True) -> list[Any]:
-    """Return the variants that meet a condition; most of them are slow, because each needs an export."""
+    """Return the matching variants; most are slow, because each one needs an export."""
     return [
         pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
         for name, variant in VARIANTS.items()
@@ -54,7 +56,7 @@ def params(condition: Callable[[Variant], bool] = lambda _: True) -> list[Any]:
 
 
 def variants(condition: Callable[[Variant], bool]) -> pytest.MarkDecorator:
-    """Run a test for the variants that meet a condition."""
+    """Parametrize a test with the matching variants."""
     return pytest.mark.parametrize("built", params(condition), indirect=True)
 
 
@@ -64,7 +66,7 @@ def is_available(variant: Variant) -> bool:
 
 
 def is_bare(variant: Variant) -> bool:
-    """Return whether the embedding is the pooled vector of the text alone."""
+    """Return whether the embedding is just the text's pooled vector."""
     return not variant.dense and not variant.options.get("prompts")
 
 
@@ -138,7 +140,7 @@ def assert_sum(contributions: float, rest: dict[str, float], score: float) -> No
 
 @variants(lambda variant: is_available(variant) and is_bare(variant))
 async def test_contributions_equal_the_double_sum_over_tokens(case: Case) -> None:
-    """Each contribution by its definition, from the token vectors of /v1/encode."""
+    """The reference follows the definition, using token vectors from /v1/encode."""
     response = await case.similarity(explain=True)
     vectors = {side: await token_vectors(case, texts) for side, texts in (("query", QUERIES), ("document", DOCUMENTS))}
     for pair in response["pairs"]:
@@ -184,7 +186,7 @@ async def test_leave_one_out_is_rejected_with_cls_pooling(case: Case) -> None:
 @variants(lambda variant: variant.pooling != "cls")
 @pytest.mark.parametrize("unit", ["token", "word"])
 async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> None:
-    """Each effect by its definition: the token vectors of the whole text, pooled without the unit's tokens."""
+    """The reference follows the definition: token vectors of the whole text, pooled without the unit's tokens."""
     fields = {"explain": True, "unit": unit, "effect": "leave_one_out", "query_prompt": "", "document_prompt": ""}
     response = await case.similarity(**fields)
     vectors = {side: await token_vectors(case, texts) for side, texts in (("query", QUERIES), ("document", DOCUMENTS))}
@@ -203,7 +205,7 @@ async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> No
 
 
 def embed(case: Case, hidden: Floats) -> Floats:
-    """Return the embedding of token vectors (T, D), as the modules after the encoder compute it."""
+    """Apply the modules after the encoder to token vectors (T, D)."""
     pooled = hidden.max(axis=0) if case.variant.pooling == "max" else hidden.mean(axis=0)
     embedding: Floats = case.model.dense_layers(pooled[None])[0]
     if case.variant.normalize or case.variant.options.get("similarity_fn_name") != "dot":
@@ -212,7 +214,7 @@ def embed(case: Case, hidden: Floats) -> Floats:
 
 
 def unit_indices(case: Case, text: str, unit: str) -> NDArray[np.intp]:
-    """Return the unit of each token of a text without a prompt, -1 for special tokens."""
+    """Return the unit of each token in a text without a prompt, or -1 for special tokens."""
     (tokens,) = case.model.tokenizer.encode([TokenizerInput(text)])
     if unit == "word":
         words = [-1 if word is None else word for word in token_words(tokens, words_of(tokens))]
@@ -224,7 +226,7 @@ def unit_indices(case: Case, text: str, unit: str) -> NDArray[np.intp]:
 
 @pytest.mark.parametrize("unit", ["token", "word"])
 async def test_occlusion_encodes_the_text_without_the_unit(case: Case, unit: str) -> None:
-    """Each effect by its definition: /v1/encode of the token ids that remain."""
+    """The reference follows the definition: /v1/encode of the remaining token ids."""
     fields = {"explain": True, "unit": unit, "effect": "occlusion", "query_prompt": "", "document_prompt": ""}
     response = await case.similarity(**fields)
     for pair in response["pairs"]:

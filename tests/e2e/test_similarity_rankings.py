@@ -1,6 +1,6 @@
-"""Agreement of word scores with occlusion: how well each method ranks the words of a text by their effect on a score.
+"""Agreement with occlusion: how well each method ranks a text's words by their effect on a score.
 
-docs/maps.md has the figures. They depend on the weights of the default model.
+docs/maps.md has the figures, which depend on the default model's weights.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def model(default_artifact: Any) -> LoadedModel:
 
 @dataclass(frozen=True)
 class Text:
-    """A text with the word of each token, its last hidden state (T, D), and its attention maps (T, T) by name."""
+    """A text with each token's word, its last hidden states (T, D), and its attention maps (T, T) by name."""
 
     text: str
     ids: list[int]
@@ -65,7 +65,7 @@ class Text:
 
 
 def word_of_each_token(model: LoadedModel, text: str) -> tuple[list[int], NDArray[np.intp], Floats]:
-    """Return the token ids, the word of each token, and the length of each word in characters."""
+    """Return the token ids, each token's word, and each word's length in characters."""
     (tokens,) = model.tokenizer.encode([TokenizerInput(text)])
     words = words_of(tokens)
     owners = np.array([-1 if word is None else word for word in token_words(tokens, words)])
@@ -90,7 +90,7 @@ async def read_texts(model: LoadedModel, engine: Engine, texts: list[str]) -> li
 
 
 async def choose_pairs(model: LoadedModel, engine: Engine) -> list[tuple[str, str]]:
-    """Return sentences with their nearest neighbors, without near-duplicates; each sentence occurs once."""
+    """Return sentences with their nearest neighbors, without near-duplicates, each sentence once."""
     texts = [
         text
         for text in sample_sentences(SENTENCES)
@@ -122,7 +122,7 @@ async def explain(engine: Engine, pairs: list[tuple[str, str]], effect: Any) -> 
 
 
 def score_words(text: Text, other: Text, gradients: word_rankings.IntegratedGradients) -> dict[str, Floats]:
-    """Return the scores of the words of a text by the methods that need no request of their own."""
+    """Return the word scores for the methods that need no additional request."""
     vector = other.embedding
     per_token = {
         "gradient x token vector": word_rankings.gradient_times_vector(text.hidden, vector),
@@ -137,7 +137,7 @@ def score_words(text: Text, other: Text, gradients: word_rankings.IntegratedGrad
 
 
 async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedModel) -> None:
-    """Mean Spearman correlation with occlusion over 200 pairs, with 95 % intervals, both texts of a pair averaged."""
+    """Uses the mean Spearman correlation over 200 pairs with 95 % intervals, averaged over both texts of a pair."""
     gradients = word_rankings.IntegratedGradients(load_checkpoint(locate("default").directory).encoder)
     correlations: dict[str, list[float]] = {}
     async with open_harness(model) as harness:
@@ -174,7 +174,7 @@ async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedMod
 
 
 def report(correlations: dict[str, list[float]]) -> dict[str, float]:
-    """Print the mean and its 95 % interval per method; return the means."""
+    """Print each method's mean with its 95 % interval; return the means."""
     means = {name: float(np.mean(sample)) for name, sample in correlations.items()}
     for name, mean in sorted(means.items(), key=lambda item: -item[1]):
         low, high = interval_of_mean(np.array(correlations[name]))

@@ -1,4 +1,4 @@
-"""From texts to a served artifact: the examples at their full size, with the commands of docs/training.md."""
+"""From texts to a served artifact: the full-size examples, run with the commands in docs/training.md."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PROGRAMS = {".venv/bin/attendant-model": "model", ".venv/bin/attendant": "servic
 
 
 def run_block(name: str, directory: Path, default_artifact: Path) -> dict[str, Any]:
-    """Run the commands of the block with an example, in `directory`; return the JSON of `attendant evaluate`."""
+    """Run a block's commands with an example, in `directory`; return the JSON printed by `attendant evaluate`."""
     (block,) = [block for block in BLOCKS if f"example {name}" in block]
     output = ""
     for command in block.replace("\\\n", "").strip().splitlines():
@@ -33,7 +33,7 @@ def run_block(name: str, directory: Path, default_artifact: Path) -> dict[str, A
         arguments = [str(default_artifact) if "MiniLM" in argument else argument for argument in arguments]
         if arguments[0] == "evaluate":
             arguments += ["--json", "--save"]
-        # One thread: two that wait for each other are slow on a machine that runs other tests.
+        # Use one thread: on a busy machine, two that wait for each other are slow.
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         completed = subprocess.run(
             [sys.executable, "-m", PROGRAMS[program], *arguments],
@@ -61,7 +61,7 @@ def test_language_with_known_truth(tmp_path: Path, default_artifact: Path) -> No
 
 
 def check_attribution(attribution: dict[str, Any]) -> None:
-    """The ranking of the methods that docs/maps.md states."""
+    """Check the ranking of methods in docs/maps.md."""
     methods, chance = attribution["methods"], attribution["chance"]
     values = {name: method["value"] for name, method in methods.items()}
     print({name: round(value, 3) for name, value in values.items()}, "chance", round(chance, 3))
@@ -79,7 +79,9 @@ def check_model_card(info: dict[str, Any]) -> None:
 
 
 def check_requests(client: httpx.Client, lines: list[dict[str, Any]]) -> None:
-    """The vectors of a word group by sense, its attention is on the deciding word, and similarity is explained."""
+    """Check that word vectors group by sense, that the word attends to the deciding word, and that similarity is
+    explained.
+    """
     for word, topics in AMBIGUOUS.items():
         senses = [[line for line in lines if line["sense"] == f"{word}: {topic}"][:5] for topic in topics]
         words = [{"text": line["text"], "word_index": line["word_index"]} for sense in senses for line in sense]

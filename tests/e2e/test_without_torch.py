@@ -18,7 +18,7 @@ ABSENT = ("torch", "transformers", "sentence_transformers", "onnx", "safetensors
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of a new virtual environment with the dependencies of the server."""
+    """Return the interpreter of a new virtual environment with the server's dependencies."""
     directory = tmp_path_factory.mktemp("serving")
     subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
     interpreter = directory / "bin" / "python"
@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def address(python: Path, default_artifact: Path, tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a server in that environment, started outside of the checkout."""
+    """Yield the address of a server that runs in that environment, outside of the checkout."""
     process = subprocess.Popen(
         [str(python.with_name("attendant")), "serve"],
         cwd=tmp_path,

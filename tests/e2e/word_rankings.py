@@ -1,7 +1,7 @@
-"""Scores of the words of a text for its similarity to another text, by several methods.
+"""Several ways to score a text's words by their effect on its similarity to another text.
 
-Each method returns one score per word, from the last hidden state `hidden` (T, D) of the text, mean pooling, and the
-normalized embedding `other` (D) of the other text.
+Each method returns one score per word. Its inputs are the text's last hidden states `hidden` (T, D), pooled by the
+mean, and the other text's normalized embedding `other` (D).
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ PAD, FIRST, LAST = 0, 0, -1
 
 
 def to_words(per_token: Floats, owners: NDArray[np.intp]) -> Floats:
-    """Sum values per token (T) over the tokens of each word; -1 owns the tokens outside of words."""
+    """Sum token values (T) per word; -1 marks tokens outside of words."""
     return np.bincount(owners[owners >= 0], per_token[owners >= 0], minlength=owners.max() + 1)
 
 
 def contributions(hidden: Floats, other: Floats) -> Floats:
-    """Return the contribution of each token to the cosine, (T)."""
+    """Return each token's contribution to the cosine, (T)."""
     mean = hidden.mean(axis=0)
     result: Floats = hidden @ other / (len(hidden) * np.linalg.norm(mean))
     return result
 
 
 def gradient_times_vector(hidden: Floats, other: Floats) -> Floats:
-    """Return the product of each token vector and the gradient of the cosine with respect to it, (T)."""
+    """Return each token vector times the gradient of the cosine with respect to it, (T)."""
     mean = hidden.mean(axis=0)
     length = np.linalg.norm(mean)
     unit = mean / length
@@ -40,22 +40,22 @@ def gradient_times_vector(hidden: Floats, other: Floats) -> Floats:
 
 
 def carried_to_input(hidden: Floats, other: Floats, attention: Floats) -> Floats:
-    """Distribute the contribution of each token over the tokens it attends to, by a map (T, T) with rows of sum 1."""
+    """Distribute each token's contribution over the tokens it attends to, using a map (T, T) whose rows sum to 1."""
     result: Floats = contributions(hidden, other) @ attention
     return result
 
 
 @dataclass(frozen=True)
 class IntegratedGradients:
-    """Integrated gradients (Sundararajan et al. 2017) of the cosine with respect to the output of the embedding layer.
+    """Integrated gradients (Sundararajan et al. 2017) of the cosine with respect to the embedding layer's output.
 
-    The baseline has [PAD] instead of each token of the text, and the special tokens of the text.
+    The baseline keeps the special tokens and replaces all others with [PAD].
     """
 
     encoder: Encoder
 
     def __call__(self, ids: list[int], other: Floats) -> Floats:
-        """Return the attribution of each token, (T)."""
+        """Return each token's attribution, (T)."""
         padded = [ids[FIRST], *[PAD] * (len(ids) - 2), ids[LAST]]
         with torch.no_grad():
             text, baseline = (self._embed(tokens) for tokens in (ids, padded))

@@ -1,4 +1,4 @@
-"""Ten words with two senses and four sentences per sense, and twenty other sentences, written for these tests."""
+"""Ten words with two senses and four sentences per sense, plus twenty other sentences, all written for these tests."""
 
 SENSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bank": (

@@ -1,4 +1,4 @@
-"""The images, built once per session, and containers of them."""
+"""The images, built once per session, and their containers."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def images(daemon: Daemon, default_artifact: Path) -> dict[str, str]:
-    """The images of the server, of the server without a model, and of the exporter, by name."""
+    """The images by name: the server, the server without a model, and the exporter."""
     daemon.import_base()
     download_wheels("build", "cpu", "export")
     daemon.build(RUNTIME, "runtime")
@@ -54,7 +54,7 @@ def images(daemon: Daemon, default_artifact: Path) -> dict[str, str]:
 
 @dataclass
 class Container:
-    """A container of the server, on the network of the host."""
+    """A server container on the host network."""
 
     daemon: Daemon
     id: str
@@ -83,14 +83,14 @@ class Container:
         return result.stdout + result.stderr
 
     def stop(self) -> int:
-        """Send SIGTERM, and SIGKILL after 45 s; return the exit status."""
+        """Send SIGTERM, then SIGKILL after 45 s; return the exit status."""
         self.daemon.run("stop", "--time=45", self.id)
         return int(self.state["ExitCode"])
 
 
 @contextlib.contextmanager
 def container(daemon: Daemon, image: str, *flags: str, ready: bool = True, **options: object) -> Iterator[Container]:
-    """Run a container with the restrictions of deploy/base; `options` are options of the server."""
+    """Run a container with the restrictions in deploy/base; `options` are server options."""
     ports = dict(zip(("rest", "grpc", "admin"), free_ports(3), strict=True))
     values = {"host": "127.0.0.1", "admin_host": "127.0.0.1", **{f"{name}_port": port for name, port in ports.items()}}
     environment = [f"--env=ATTENDANT_{name.upper()}={value}" for name, value in (values | options).items()]
@@ -106,7 +106,7 @@ def container(daemon: Daemon, image: str, *flags: str, ready: bool = True, **opt
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback address."""
+    """Return free loopback ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [opened.getsockname()[1] for opened in sockets]
@@ -119,6 +119,6 @@ def python_in(daemon: Daemon, image: str, code: str) -> str:
 
 
 def run_pytest(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a process of its own, with these environment variables."""
+    """Run pytest in a separate process with these environment variables."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)

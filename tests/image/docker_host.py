@@ -1,7 +1,7 @@
-"""A Docker daemon without a registry, and images built by it from a base made of Debian packages.
+"""A Docker daemon without a registry, and images built by it on a base made from Debian packages.
 
-The daemon has no bridge network: builds need none, since every wheel lies in deploy/wheelhouse, and containers share
-the network of the host.
+The daemon has no bridge network. Builds need none, because all wheels are in deploy/wheelhouse, and containers share
+the host network.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ DOCKER = next((path for path in ("/usr/bin/docker", shutil.which("docker") or ""
 
 
 class Daemon:
-    """A dockerd of its own, with its data in `CACHE`."""
+    """A separate dockerd that stores its data in `CACHE`."""
 
     def __init__(self) -> None:
         self._directory = CACHE / "daemon"
@@ -33,7 +33,7 @@ class Daemon:
         self._socket = f"unix://{self._directory}/docker.sock"
 
     def start(self) -> None:
-        """Start the daemon; raises RuntimeError with the end of its log if it does not answer."""
+        """Start the daemon; raises RuntimeError with the end of its log if it does not come up."""
         folder = self._directory
         (folder / "docker.pid").unlink(missing_ok=True)
         self._log = (folder / "dockerd.log").open("w")
@@ -50,7 +50,7 @@ class Daemon:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """End the daemon and its containers."""
+        """Stop the daemon and its containers."""
         self._process.terminate()
         self._process.wait(60)
         self._log.close()
@@ -71,7 +71,7 @@ class Daemon:
         self.run("build", "--network=host", "--progress=plain", f"--target={target}", f"--tag={tag}", *flags, ".")
 
     def import_base(self) -> None:
-        """Import the base image, unless the daemon has it."""
+        """Import the base image unless the daemon already has it."""
         if self.run("image", "inspect", BASE, check=False).returncode == 0:
             return
         folder = CACHE / "base"
@@ -89,7 +89,7 @@ class Daemon:
 
 
 def download_wheels(*locks: str) -> None:
-    """Fill deploy/wheelhouse with the wheels of these lock files, which pip checks by hash."""
+    """Download the wheels in these lock files to deploy/wheelhouse; pip checks their hashes."""
     for lock in locks:
         file = LOCKS / f"{lock}.txt"
         marker = WHEELHOUSE / f".{lock}-{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
@@ -102,6 +102,5 @@ def download_wheels(*locks: str) -> None:
 
 
 def revision() -> str:
-    """Return the current commit."""
     command = ["git", "rev-parse", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Containers of the server: the clients' tests, shutdown, damage, other users, and other models."""
+"""Server containers: the client tests, shutdown, damage, other users, and other models."""
 
 import shutil
 import threading
@@ -39,7 +39,9 @@ def test_client_tests_pass_against_a_container(daemon: Daemon, images: dict[str,
 def test_container_returns_the_values_of_a_checkout(
     daemon: Daemon, images: dict[str, str], default_artifact: Path
 ) -> None:
-    """In float32, embeddings are equal bit for bit. Maps come from BLAS, which rounds otherwise on some CPUs."""
+    """Float32 embeddings must be equal bit for bit. Maps are computed with BLAS, which rounds differently on some
+    CPUs.
+    """
     checkout = start_server(model_dir=default_artifact, precision="float32", threads=2)
     try:
         with container(daemon, images["server"], precision="float32", threads=2) as server:
@@ -68,7 +70,7 @@ def assert_close(left: Any, right: Any) -> None:
 
 
 def test_stopped_container_finishes_accepted_requests(daemon: Daemon, images: dict[str, str]) -> None:
-    """SIGTERM under load: every response is 200, or 503 with the reason DRAINING."""
+    """SIGTERM under load: every response must be 200, or 503 with the reason DRAINING."""
     outcomes: list[tuple[int, str]] = []
     stopping = threading.Event()
 
@@ -80,7 +82,7 @@ def test_stopped_container_finishes_accepted_requests(daemon: Daemon, images: di
                 except httpx.ConnectError:
                     return
                 except httpx.RemoteProtocolError:
-                    assert stopping.is_set()  # an idle connection was closed while this request was on its way
+                    assert stopping.is_set()  # the server closed an idle connection just as this request was sent
                     return
                 reason = "" if response.status_code == 200 else response.json()["error"]["reason"]
                 outcomes.append((response.status_code, reason))
@@ -104,7 +106,7 @@ def test_stopped_container_finishes_accepted_requests(daemon: Daemon, images: di
 def test_restart_with_a_damaged_model_fails(
     daemon: Daemon, images: dict[str, str], default_artifact: Path, tmp_path: Path
 ) -> None:
-    """One flipped bit in the weights: the container exits with status 78 and names the file."""
+    """With one flipped bit in the weights, the container must exit with status 78 and name the file."""
     artifact = tmp_path / "model"
     shutil.copytree(default_artifact, artifact)
     weights = max(artifact.iterdir(), key=lambda file: file.stat().st_size)
@@ -121,7 +123,7 @@ def test_restart_with_a_damaged_model_fails(
 
 
 def test_container_runs_as_any_user(daemon: Daemon, images: dict[str, str]) -> None:
-    """OpenShift selects a user ID and group 0."""
+    """OpenShift assigns a user ID and group 0."""
     with container(daemon, images["server"], "--user=1000660000:0") as server:
         assert httpx.get(f"{server.rest}/v1/model").status_code == 200
         assert server.stop() == 0
@@ -130,7 +132,7 @@ def test_container_runs_as_any_user(daemon: Daemon, images: dict[str, str]) -> N
 def test_exporter_image_exports_a_model_that_the_server_image_serves(
     daemon: Daemon, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """No checkout is needed to serve another model."""
+    """Serving another model must not require a checkout."""
     published, artifacts = tmp_path / "published", tmp_path / "artifacts"
     config = transformers.BertConfig(vocab_size=211, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
                                      intermediate_size=37, max_position_embeddings=41)  # fmt: skip

@@ -23,7 +23,7 @@ def inspect(daemon: Daemon, image: str) -> dict[str, Any]:
 
 
 def test_image_sizes_are_within_their_limits(daemon: Daemon, images: dict[str, str]) -> None:
-    """Print the size of each layer."""
+    """Also prints the size of each layer."""
     sizes = {name: int(inspect(daemon, image)["Size"]) for name, image in images.items()}
     for name, image in images.items():
         print(f"\n{name}: {sizes[name] / 1e6:.0f} MB")
@@ -56,14 +56,14 @@ def test_server_image_has_no_installer_compiler_or_torch(daemon: Daemon, images:
 
 
 def test_server_image_compiles_nothing_at_start(daemon: Daemon, images: dict[str, str]) -> None:
-    """Bytecode is part of the image, because the root file system is read-only."""
+    """The root file system is read-only, so bytecode must be part of the image."""
     code = "import importlib.util as u; from pathlib import Path; import service.app, onnxruntime; "
     code += "print(all(Path(u.cache_from_source(m.__file__)).exists() for m in (service.app, onnxruntime)))"
     assert python_in(daemon, images["server"], code) == "True"
 
 
 def test_build_context_has_no_secrets_or_environments() -> None:
-    """The context lists what it contains, so that new files do not enter it."""
+    """The context is an allowlist, so that new files do not slip in."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1] == "*"
     assert not {"!.env", "!.venv", "!."} & set(lines)
