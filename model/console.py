@@ -20,15 +20,15 @@ EX_INTERRUPTED = 130
 EX_PIPE = 141
 STATUSES = {
     EX_OK: "success",
-    EX_NEGATIVE: "the command ran, and its result is negative: rejected rows, or a missed threshold",
+    EX_NEGATIVE: "the command finished with a negative result: rejected rows or a missed threshold",
     EX_USAGE: "wrong usage",
-    EX_DATAERR: "unusable input: a text, a data file, or the files of a model",
+    EX_DATAERR: "unusable input: a text, a data file, or model files",
     EX_UNAVAILABLE: "a server or the engine failed",
     EX_SOFTWARE: "internal error",
     EX_CANTCREAT: "output cannot be written",
     EX_CONFIG: "invalid setting, configuration or artifact, or a missing package",
     EX_INTERRUPTED: "interrupted with Ctrl-C",
-    EX_PIPE: "the reader of standard output closed it",
+    EX_PIPE: "the reader of standard output closed the pipe",
 }
 """Exit statuses: the numbers of sysexits.h, and 128 plus the signal."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)

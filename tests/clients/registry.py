@@ -143,9 +143,9 @@ def describe_clients() -> str:
     lines = [
         "# Clients",
         "",
-        "Third-party clients that work with Attendant. `make test-slow` installs each one in a separate environment, runs",
-        "its snippet, and compares the numbers with `/v1/encode`. Attendant's own package is",
-        "[attendant-client](../client/README.md). This page is generated from `tests/clients/registry.py` by `make docs`.",
+        "Third-party clients that work with Attendant. `make test-slow` installs each one in a separate environment,",
+        "runs its snippet, and compares the numbers with `/v1/encode`. Attendant's own package is",
+        "[attendant-client](../client/README.md). `make docs` generates this page from `tests/clients/registry.py`.",
         "",
         "| client | version | API | also checked |",
         "|---|---|---|---|",
