@@ -1,4 +1,4 @@
-"""Check that generated files are up to date, and lint the proto with buf. `--write` generates the files."""
+"""Checks that generated files are up to date, and lints the proto with buf. `--write` generates the files."""
 
 import itertools
 import subprocess
@@ -16,12 +16,12 @@ ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
 INFERENCE_PROTO = "inference/inference.proto"
 STATUS_PROTO = "google/rpc/status.proto"
-"""A copy from googleapis, so that users need only the directory proto/."""
+"""A copy from googleapis, so that users only need the proto/ directory."""
 ONNX_PROTO = "onnx_weights.proto"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
 PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb": ("client", (PROTO,))}
-"""Packages with stubs, the folders they are in, and the protos of the stubs."""
+"""Packages with stubs: the folder they are in and the protos behind them."""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"
@@ -29,7 +29,6 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 
 def generated_files() -> dict[Path, str]:
-    """Return the expected content of every generated file."""
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:
@@ -53,7 +52,7 @@ def lint_proto() -> bool:
     """Return whether the proto passes; buf prints its findings."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "protos.binpb"
-        # buf takes the descriptors: proto/ also contains files that it would lint and that are not of this project.
+        # Pass descriptors to buf, because it would also lint the third-party files in proto/.
         _protoc(
             "-Iproto", "--include_imports", "--include_source_info",
             f"--descriptor_set_out={image}", PROTO, INFERENCE_PROTO,
@@ -74,7 +73,7 @@ def lint_proto() -> bool:
 
 
 def main() -> int:
-    """Return 0 if everything is up to date, or was written."""
+    """Return 0 if everything is up to date or has been written."""
     files = generated_files()
     if "--write" in sys.argv[1:]:
         for path, body in files.items():

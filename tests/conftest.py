@@ -2,7 +2,7 @@
 
 import os
 
-# Threads of torch and NumPy that wait for each other are slow on a machine that runs other tests. Set before imports.
+# Set before imports: on a busy machine, torch and NumPy threads that wait for each other are slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import selectors
@@ -23,11 +23,11 @@ from service.engine.model_loader import LoadedModel
 from tests.shared_models import load_shared
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
-"""Examples per property; `make test-slow` and `make fuzz` run more."""
-# Deadlines would make tests fail on a busy machine.
+"""Examples per property. `make test-slow` and `make fuzz` use more."""
+# Deadlines would fail tests on a busy machine.
 hypothesis.settings.register_profile("attendant", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("attendant")
-# Shells start background jobs with SIGINT ignored, which processes of tests would inherit.
+# Shells ignore SIGINT in background jobs, and test processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
@@ -48,11 +48,11 @@ LONGEST = (
     "tests/deploy/",
     "tests/client",
 )
-"""Paths whose tests run first, the longest first, so that all processes end at the same time."""
+"""Paths with the longest tests, which run first so that all workers finish at the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests by `LONGEST`, and mark properties, which `make test-slow` repeats with more examples."""
+    """Sort tests by `LONGEST`, and mark property tests, which `make test-slow` repeats with more examples."""
     places = {path: place for place, path in enumerate(LONGEST)}
 
     def place_of(item: pytest.Item) -> int:
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def skip_without(tool: str, remedy: str) -> NoReturn:
-    """Skip a test whose tool is missing on this machine; fail it where CI is set, which must have every tool."""
+    """Skip a test if its tool is missing. With CI set, fail instead, because CI must have every tool."""
     message = f"{tool} is missing: {remedy}"
     if os.environ.get("CI"):
         pytest.fail(message)
@@ -74,13 +74,13 @@ def skip_without(tool: str, remedy: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def default_artifact() -> Path:
-    """The directory of the default model, which `make test` exports."""
+    """Directory of the default model, which `make test` exports."""
     return ROOT / "models" / "all-MiniLM-L6-v2"
 
 
 @pytest.fixture(scope="session")
 def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of a tiny BERT with random weights, which servers load in a fraction of a second; read-only."""
+    """Artifact of a tiny BERT with random weights, which servers load in a fraction of a second; read-only."""
     from tests.model.conftest import export_tiny
 
     return export_tiny(tmp_path_factory.mktemp("tiny"))
@@ -88,7 +88,7 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_models() -> Iterator[None]:
-    """Load a model once per process, also in the commands under test."""
+    """Load a model once per process, including in the commands under test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoadedModel, "load", load_shared)
         yield
@@ -116,7 +116,7 @@ class RunningServer:
 
 
 def server_environment(**options: object) -> dict[str, str]:
-    """Return the environment of the tests with free ports and these options, and without other options."""
+    """Return the tests' environment with free ports and these options, and no other options."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
     values = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
     return environment | {f"ATTENDANT_{name.upper()}": str(value) for name, value in values.items()}
@@ -125,7 +125,6 @@ def server_environment(**options: object) -> dict[str, str]:
 def run_python(
     *arguments: str, stdin: str = "", environment: dict[str, str] | None = None, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments until it exits."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment or server_environment(**options), input=stdin,
         capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
@@ -133,7 +132,7 @@ def run_python(
 
 
 def start_server(**options: object) -> RunningServer:
-    """Start a server and wait for its ready line. After a timeout, fail the test with the log of the server."""
+    """Start a server and wait for its ready line. On a timeout, fail the test with the server log."""
     process = subprocess.Popen(
         [sys.executable, "-m", "service", "serve"],
         cwd=ROOT,
@@ -164,7 +163,7 @@ def stop_server(server: RunningServer) -> int:
 
 @pytest.fixture(scope="session")
 def server(default_artifact: Path) -> Iterator[RunningServer]:
-    """A server for all tests, with the default model and options."""
+    """A server shared by all tests, with the default model and options."""
     running = start_server(model_dir=default_artifact)
     yield running
     assert stop_server(running) == 0
@@ -172,6 +171,5 @@ def server(default_artifact: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def rest(server: RunningServer) -> Iterator[httpx.Client]:
-    """An HTTP client of the server."""
     with httpx.Client(base_url=server.rest, timeout=60) as client:
         yield client

@@ -1,4 +1,4 @@
-"""Records of training and evaluation, and artifacts that have them."""
+"""Training and evaluation records, and artifacts that contain them."""
 
 from pathlib import Path
 
@@ -23,6 +23,6 @@ EVALUATIONS = (
 
 
 def add_records(root: Path) -> None:
-    """Write the records into the manifest of an artifact."""
+    """Write the records to an artifact's manifest."""
     manifest = Artifact.open(root).manifest
     write_manifest(root, manifest.model_copy(update={"training": TRAINING, "evaluations": EVALUATIONS}))

@@ -1,4 +1,4 @@
-"""Requests and responses of the Open Inference Protocol, in each of their forms."""
+"""Open Inference Protocol requests and responses in each of their forms."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ Outputs = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input; `items` are its elements, flat."""
+    """An input tensor; `items` are its elements, flattened."""
 
     name: str
     datatype: str
@@ -32,7 +32,7 @@ class Tensor:
 
     @property
     def raw(self) -> bytes:
-        """The elements in the binary form of the protocol."""
+        """Elements in the protocol's binary form."""
         if self.datatype != "BYTES":
             return np.asarray(self.items, DTYPES[self.datatype]).tobytes()
         encoded = [item.encode() for item in self.items]
@@ -40,7 +40,7 @@ class Tensor:
 
     @property
     def nested(self) -> Any:
-        """The elements as nested lists."""
+        """Elements as nested lists."""
         return np.array(self.items, dtype=object).reshape(self.shape).tolist()
 
 
@@ -60,7 +60,7 @@ def token_ids(rows: Sequence[Sequence[int]], datatype: str = "INT64") -> list[Te
 def rest_request(
     tensors: Sequence[Tensor], *, binary: bool = False, nested: bool = False, coding: str | None = None, **fields: Any
 ) -> tuple[bytes, dict[str, str]]:
-    """Return the content and the headers of a request with the tensors as JSON, or as bytes after it."""
+    """Return the content and headers of a request with the tensors as JSON, or as bytes after the JSON."""
     inputs, data = [], b""
     for tensor in tensors:
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -82,7 +82,7 @@ def rest_request(
 
 
 def rest_outputs(response: httpx.Response) -> Outputs:
-    """Return the arrays of a response, whose sizes must be right."""
+    """Return a response's arrays after checking their sizes."""
     length = response.headers.get(LENGTH_HEADER)
     content = response.content
     end = len(content) if length is None else int(length)
@@ -102,7 +102,7 @@ def rest_outputs(response: httpx.Response) -> Outputs:
 
 
 def parameter(value: Any) -> pb.InferParameter:
-    """Return a value as clients send it."""
+    """Return a value the way clients send it."""
     if isinstance(value, bool):
         return pb.InferParameter(bool_param=value)
     if isinstance(value, int):
@@ -138,7 +138,7 @@ def grpc_request(
 
 
 def grpc_outputs(response: pb.ModelInferResponse, *, raw: bool = True) -> Outputs:
-    """Return the arrays of a response, which must have the form of the request."""
+    """Return a response's arrays after checking that it has the same form as the request."""
     assert len(response.raw_output_contents) == (len(response.outputs) if raw else 0)
     outputs = {}
     for index, output in enumerate(response.outputs):

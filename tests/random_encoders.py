@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights, and the weights that the service reads from them."""
+"""Tiny encoders with random weights, and the weights as the service reads them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ VOCAB_SIZE, POSITIONS = 61, 160
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """The output of an encoder for one sequence: `hidden_states` (L+1, T, D), `probs` (L, H, T, T)."""
+    """An encoder's output for one sequence: `hidden_states` (L+1, T, D), `probs` (L, H, T, T)."""
 
     hidden_states: Floats
     probs: Floats
@@ -35,7 +35,9 @@ def random_encoder(
     scale: float = 0.3,
     causal: bool = False,
 ) -> Encoder:
-    """Return an encoder with random weights, biases and layer norms, large enough to expose wrong order or scale."""
+    """Return an encoder whose random weights, biases and layer norms are large enough to expose wrong order or
+    scale.
+    """
     config = EncoderConfig(
         VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, type_vocab_size=2, layer_norm_eps=1e-3,
         causal=causal,
@@ -52,7 +54,9 @@ def random_encoder(
 
 
 def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_size: int) -> Encoder:
-    """Return an encoder initialized like BERT: normal weights of deviation 0.02, zero biases, identity layer norms."""
+    """Return an encoder initialized like BERT: normal weights with standard deviation 0.02, zero biases, identity layer
+    norms.
+    """
     encoder = random_encoder(dtype, layers=layers, heads=heads, hidden_size=hidden_size, scale=0.02)
     with torch.no_grad():
         for module in encoder.modules():
@@ -64,7 +68,7 @@ def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_siz
 
 
 def block_weights(encoder: Encoder) -> list[BlockWeights]:
-    """Return the weights of each block, as `BlockWeights.of` reads them from an artifact."""
+    """Return each block's weights, as `BlockWeights.of` reads them from an artifact."""
     weights = []
     for block in iter_blocks(encoder):
         attention = block.attention
@@ -84,14 +88,12 @@ def block_weights(encoder: Encoder) -> list[BlockWeights]:
 
 
 def iter_blocks(encoder: Encoder) -> Iterator[Block]:
-    """Yield the blocks of an encoder."""
     for block in encoder.blocks:
         assert isinstance(block, Block)
         yield block
 
 
 def random_ids(tokens: int) -> list[int]:
-    """Return distinct random token ids."""
     ids: list[int] = np.random.default_rng(tokens).permutation(VOCAB_SIZE)[:tokens].tolist()
     return ids
 
@@ -120,7 +122,7 @@ def run_block(block: Block, hidden: Floats, *, causal: bool = False) -> Floats:
 
 @contextmanager
 def capture_outputs(module: nn.Module) -> Iterator[list[Floats]]:
-    """Yield a list that receives the output (T, D) of every call of `module`."""
+    """Yield a list that collects the output (T, D) of every call to `module`."""
     outputs: list[Floats] = []
     hook = module.register_forward_hook(lambda _, __, output: outputs.append(output[0].numpy()))
     try:

@@ -9,7 +9,7 @@ Floats = NDArray[Any]
 
 
 def ranks(values: Floats) -> NDArray[np.float64]:
-    """Return ranks from 1 in ascending order; equal values get the mean of their ranks."""
+    """Return ranks from 1 in ascending order; ties get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean: NDArray[np.float64] = last - (counts - 1) / 2
@@ -17,12 +17,11 @@ def ranks(values: Floats) -> NDArray[np.float64]:
 
 
 def spearman(left: Floats, right: Floats) -> float:
-    """Return Spearman's rank correlation."""
     return float(np.corrcoef(ranks(left), ranks(right))[0, 1])
 
 
 def area_under_curve(higher: Floats, lower: Floats) -> float:
-    """Return the probability that a value of `higher` exceeds one of `lower`, ties counting half (ROC AUC)."""
+    """Return the probability that a value from `higher` exceeds one from `lower`, with ties counting half (ROC AUC)."""
     differences = np.subtract.outer(higher, lower)
     return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 

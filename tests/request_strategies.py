@@ -1,6 +1,6 @@
-"""Requests with combinations of all fields, as JSON bodies and as gRPC messages.
+"""Requests that combine all fields, as JSON bodies and as gRPC messages.
 
-The limits come from `/v1/model`. Most requests are valid. Some have incompatible fields, which both APIs must reject.
+The limits come from `/v1/model`. Most requests are valid. Some have conflicting fields, which both APIs must reject.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ TEXTS = st.one_of(SHORT_TEXTS, SHORT_TEXTS, SHORT_TEXTS, LONG_TEXTS)
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The fields of `/v1/model` that requests depend on."""
+    """Fields of `/v1/model` that requests depend on."""
 
     name: str
     num_hidden_layers: int
@@ -52,19 +52,19 @@ class ModelFacts:
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Omit a field with probability 3/4, so that most requests have few optional fields and some have many."""
+    """Omit a field with probability 3/4. Most requests then have few optional fields, and some have many."""
     return st.one_of(st.just(...), st.just(...), st.just(...), value)
 
 
 def body(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Body]:
-    """Return JSON bodies. A field with the value `...` is omitted."""
+    """Draw JSON bodies, leaving out fields with the value `...`."""
     return st.fixed_dictionaries(fields).map(
         lambda drawn: {name: value for name, value in drawn.items() if value is not ...}
     )
 
 
 def layers_of(facts: ModelFacts, first: int) -> st.SearchStrategy[Any]:
-    """Return layers from `first` on, counted from either end, or "all". Some are invalid or repeated."""
+    """Draw layers from `first` up, counted from either end, or "all". Some are invalid or repeated."""
     lowest, highest = first - facts.num_hidden_layers - 1, facts.num_hidden_layers
     count = highest + 1
     number = st.sampled_from([*range(first, highest + 1), *range(lowest, 0)])
@@ -99,7 +99,7 @@ def inputs(draw: st.DrawFn, facts: ModelFacts, *, spans: bool) -> Any:
 
 @st.composite
 def draw_spans(draw: st.DrawFn, text: str) -> list[list[int]]:
-    """Draw character ranges of a text, some of them out of range."""
+    """Draw character ranges in a text, some of them out of range."""
     spans = []
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, max(0, len(text) - 1)))
@@ -171,7 +171,7 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
 
 @st.composite
 def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
-    """Draw similarity requests; those without `explain` rarely have an option that requires it."""
+    """Draw similarity requests. Without `explain`, they rarely have an option that requires it."""
     texts = st.one_of(SHORT_TEXTS, SHORT_TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
     prompts = st.sampled_from(["query: ", "", "\u3000"])
     drawn = draw(
@@ -203,7 +203,7 @@ def tokenize_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
 
 
 def embeddings_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
-    """Draw requests of the OpenAI API, which gRPC lacks."""
+    """Draw OpenAI requests, which gRPC lacks."""
     ids = st.lists(st.integers(0, facts.vocab_size - 1), min_size=1, max_size=12)
     return body(
         input=st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=4), ids, st.lists(ids, min_size=1, max_size=3)),
@@ -227,7 +227,7 @@ BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
 
 
 def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
-    """Return pairs of an operation and its body."""
+    """Draw pairs of an operation and its body."""
     return st.sampled_from([*BODIES, "encode", "attend"]).flatmap(
         lambda operation: st.tuples(st.just(operation), BODIES[operation](facts))
     )

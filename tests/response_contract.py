@@ -1,4 +1,4 @@
-"""Checks of responses: shapes, dtypes, finite values, offsets and row sums."""
+"""Response checks: shapes, dtypes, finite values, offsets and row sums."""
 
 import base64
 from typing import Any
@@ -13,7 +13,7 @@ SIDES = ("queries", "documents")
 
 
 def array_of(value: Any, dtype: str = "float32") -> Array:
-    """Return an array of a JSON response: nested lists, or base64 with its shape and dtype."""
+    """Decode an array in a JSON response: nested lists, or base64 with its shape and dtype."""
     if isinstance(value, dict):
         data = np.frombuffer(base64.b64decode(value["data"]), dtype=DTYPES[value["dtype"]])
         return data.reshape(value["shape"])
@@ -29,10 +29,10 @@ def assert_finite(values: Array) -> None:
 
 
 def assert_close(left: Array, right: Array, tolerance: float) -> None:
-    """Compare arrays of two APIs or two batches: equal shapes, and a cosine near 1 or a small maximum difference."""
+    """Compare arrays from two APIs or two batches: equal shapes, and a cosine near 1 or a small maximum difference."""
     assert left.shape == right.shape
     assert left.dtype == right.dtype
-    if left.dtype == np.uint8 and left.ndim == 1:  # a bit can differ if a component is near 0
+    if left.dtype == np.uint8 and left.ndim == 1:  # a bit can flip if a component is close to 0
         assert np.unpackbits(np.bitwise_xor(left, right, dtype=np.uint8)).mean() <= 0.05
         return
     a, b = left.astype(np.float64).ravel(), right.astype(np.float64).ravel()
@@ -48,7 +48,7 @@ def input_texts(item: Any) -> tuple[str, str]:
 
 
 def check_tokens(tokens: list[Any], words: list[Any] | None, item: Any) -> None:
-    """Check that offsets match the text of the segment, and that `word_index` refers to an overlapping word."""
+    """Check that offsets match the segment's text, and that `word_index` refers to an overlapping word."""
     by_ids = isinstance(item, dict) and "token_ids" in item
     for token in tokens:
         text = input_texts(item)[token["segment"]]
@@ -73,7 +73,7 @@ def check_words(words: list[Any], item: Any) -> None:
 
 
 def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    """Check one response of /v1/encode against its request."""
+    """Check a /v1/encode response against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     outputs = request.get("outputs", ["pooled"])
     dtype = request.get("dtype", "float32")
@@ -116,7 +116,7 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
 
 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    """Check one response of /v1/attend against its request."""
+    """Check a /v1/attend response against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     kind, special = request.get("kind", "probs"), request.get("special_tokens", "keep")
     by_head = kind in ("probs", "scores", "norm") and request.get("head_reduce", "none") == "none"
@@ -154,7 +154,7 @@ def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: 
         return
     matrix = array_of(attention_map["matrix"], dtype)
     if not rows:
-        matrix = matrix.reshape(0, columns)  # a list of no rows does not tell the number of columns
+        matrix = matrix.reshape(0, columns)  # an empty list does not determine the number of columns
     assert matrix.shape == (rows, columns)
     assert_finite(matrix)
     if kind == "scores" or dtype == "sqrt_uint8" or "decimals" in request or not rows:
@@ -177,7 +177,7 @@ def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: 
 
 
 def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_layers: int) -> None:
-    """Check one response of /v1/compare against its request."""
+    """Check a /v1/compare response against its request."""
     count = len(request["occurrences"])
     assert len(response["occurrences"]) == count
     for requested, occurrence in zip(request["occurrences"], response["occurrences"], strict=True):
@@ -201,7 +201,7 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
 
 
 def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
-    """Check one response of /v1/similarity against its request."""
+    """Check a /v1/similarity response against its request."""
     texts = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in SIDES}
     scores, zipped = array_of(response["scores"]), request.get("pairs") == "zip"
     counts = tuple(map(len, texts.values()))

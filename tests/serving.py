@@ -22,10 +22,10 @@ START_TIMEOUT_S = 60
 
 
 class ServiceThread:
-    """Serve loaded models inside a `with` block.
+    """Serves loaded models inside a `with` block.
 
-    `options` are fields of Settings; with several models, `models` names them. `largest_response` is the latest
-    estimate of the size of a response of the first model.
+    `options` are fields of Settings. If there are several models, `models` names them. `largest_response` is the latest
+    response size estimate for the first model.
     """
 
     def __init__(self, *models: LoadedModel, **options: Any) -> None:

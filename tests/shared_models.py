@@ -1,4 +1,4 @@
-"""Loaded models that all tests of a process share, keyed by the artifact's content and the options of its backend."""
+"""Loaded models shared by all tests in a process, keyed by artifact content and backend options."""
 
 from dataclasses import replace
 
@@ -8,16 +8,16 @@ from service.engine.model_loader import LoadedModel
 from service.model_options import ModelOption
 
 OPTIONS = ("provider", "precision", "threads", "max_batch_tokens", "gpu_device", "gpu_memory_limit_bytes")
-"""The settings that `LoadedModel.load` reads, apart from the directory and the pinned digest."""
+"""Settings that `LoadedModel.load` reads, besides the directory and the pinned digest."""
 
 load_anew = LoadedModel.load
 _loaded: dict[tuple[object, ...], LoadedModel] = {}
 
 
 def load_shared(settings: Settings, option: ModelOption | None = None) -> LoadedModel:
-    """Do what `LoadedModel.load` does, but verify the files only if a model of equal content is loaded already.
+    """Do what `LoadedModel.load` does, but only verify the files if a model with equal content is already loaded.
 
-    The explain session is opened too: tests may remove the directory that a model was loaded from.
+    This also opens the explain session, because tests may remove the directory that a model was loaded from.
     """
     option = option or settings.served_models[0]
     artifact = Artifact.open(option.directory, option.digest)

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files, functions and commands that exist."""
+"""CONTRIBUTING.md only mentions existing files, functions and commands."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def sources(tracked: list[str]) -> str:
-    """Return the text of the files that can define a name."""
+    """Return the text of all files that can define a name."""
     suffixes = (".py", ".js", ".toml", ".proto", "Makefile")
     return "\n".join((ROOT / path).read_text() for path in tracked if path.endswith(suffixes))
 
@@ -31,7 +31,7 @@ def test_name_exists(name: str, tracked: list[str], sources: str) -> None:
         target = name.split()[1]
         assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif "/" in name or re.search(r"\.(py|js|toml|md|txt)$", name):
-        is_ignored = name.strip("/") in (ROOT / ".gitignore").read_text().replace("/", "").split()  # results
+        is_ignored = name.strip("/") in (ROOT / ".gitignore").read_text().replace("/", "").split()  # output folders
         assert is_ignored or any(f"/{path}".endswith(f"/{name}") or f"/{name}" in f"/{path}" for path in tracked)
     else:
         assert re.search(rf"(?<![\w.]){re.escape(name.partition('(')[0].strip('[]'))}\b", sources)

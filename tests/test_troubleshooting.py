@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes messages, reasons and options as the programs have them."""
+"""docs/troubleshooting.md quotes messages, reasons and options exactly."""
 
 import re
 from typing import get_args
@@ -23,7 +23,7 @@ def sources() -> str:
 
 @pytest.mark.parametrize("symptom", SYMPTOMS)
 def test_symptom_is_a_message_or_a_reason(symptom: str, sources: str) -> None:
-    """Without addresses, file names and option names, which messages insert."""
+    """Compared without addresses, file names and option names, which are filled into messages."""
     fixed = re.sub(r" 127\.0\.0\.1:\d+| manifest\.json$|^ATTENDANT_\.\.\.: ", "", symptom)
     assert fixed in sources or fixed in get_args(Reason)
 

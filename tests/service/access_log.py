@@ -1,4 +1,4 @@
-"""The lines of the access log, and what they must have."""
+"""Access log lines, and checks on them."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ LINE_FIELDS = {"time", "level", "logger", "message", "request_id", "api", "endpo
 
 
 class Lines(logging.Handler):
-    """The lines of the access log."""
+    """Lines of an access log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Lines(logging.Handler):
 
 
 def check_access_log(lines: list[dict[str, Any]], codes: dict[str, str], model: str) -> None:
-    """Check that each request has one line, which has nothing that a client could have written but the request ID."""
+    """Check that each request has one line, which contains nothing the client wrote except the request ID."""
     requests = [line for line in lines if line["endpoint"] != "/v1/model"]
     assert {line["request_id"]: line["status"] for line in requests} == codes
     assert len(requests) == len(codes)

@@ -1,4 +1,4 @@
-"""The default model, and a harness of engine and REST application without sockets."""
+"""The default model, and a harness that runs the engine and the REST application without sockets."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ POISON = "zebra"
 
 @pytest.fixture(scope="session")
 def causal_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of the weights of the default model with causal attention, with an int8 graph."""
+    """Artifact with the default model's weights, causal attention and an int8 graph."""
     source = Path(shutil.copytree(locate("default").directory, tmp_path_factory.mktemp("causal") / "causal-minilm"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
@@ -51,19 +51,18 @@ def causal_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def causal_model(causal_artifact: Path) -> LoadedModel:
-    """The weights of the default model with causal attention, loaded once."""
+    """The default model's weights with causal attention, loaded once."""
     return LoadedModel.load(Settings(model_dir=causal_artifact))
 
 
 @pytest.fixture(scope="session")
 def manifest(model: LoadedModel) -> Manifest:
-    """The manifest of the default model."""
     return model.artifact.manifest
 
 
 @pytest.fixture(scope="session")
 def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """The default model with NaN in the embedding of one word, so that a real session returns NaN."""
+    """The default model with NaN in one word's embedding, so that a real session returns NaN."""
     root = Path(shutil.copytree(default_artifact, tmp_path_factory.mktemp("poisoned") / "artifact"))
     artifact = Artifact.open(root)
     loaded = LoadedModel.load(Settings(model_dir=default_artifact))
@@ -80,7 +79,7 @@ def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFact
 
 @dataclass
 class ServiceHarness:
-    """A service without sockets: its engine, and a client of its REST application."""
+    """A service without sockets: its engine, and a client for its REST application."""
 
     engine: Engine
     lifecycle: Lifecycle
@@ -89,7 +88,7 @@ class ServiceHarness:
     settings: Settings
 
     def sample(self, name: str, **labels: str) -> float:
-        """Return the sum of the current values of a metric with these labels, which must exist."""
+        """Return the total over a metric's samples with these labels; at least one must exist."""
         values = [
             sample.value
             for family in self.metrics.registry.collect()
@@ -101,7 +100,7 @@ class ServiceHarness:
 
     @property
     def requests(self) -> RequestLog:
-        """A log of requests like the one of the server."""
+        """A request log like the server's."""
         return RequestLog(self.metrics, self.settings.access_log)
 
     @property
@@ -143,24 +142,22 @@ async def harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
 
 @pytest.fixture
 def engine(harness: ServiceHarness) -> Engine:
-    """The engine of the default harness."""
+    """Engine of the default harness."""
     return harness.engine
 
 
 def encode_request(*texts: str | Input, **fields: Any) -> EncodeRequest:
-    """Return a request of texts."""
     inputs = tuple(Input(TokenizerInput(text)) if isinstance(text, str) else text for text in texts)
     return EncodeRequest(inputs, **fields)
 
 
 async def encode(engine: Engine, *texts: str | Input, **fields: Any) -> EncodeResponse:
-    """Encode texts or inputs."""
     return await engine.encode(encode_request(*texts, **fields))
 
 
 @contextmanager
 def garbage() -> Iterator[Counter[str]]:
-    """Count by type the objects of the block that only the garbage collector frees."""
+    """Count the objects that only the garbage collector frees after the block, by type."""
     uncollected: Counter[str] = Counter()
     gc.collect()
     gc.disable()
@@ -181,7 +178,7 @@ def cosine(left: Any, right: Any) -> float:
 
 
 def min_cosine(model: LoadedModel) -> float:
-    """Return the smallest cosine allowed between embeddings of a text in different batches."""
+    """Return the minimum cosine allowed between embeddings of the same text in different batches."""
     return 0.999999 if model.backend.choice.precision == "float32" else 0.9999
 
 

@@ -1,4 +1,4 @@
-"""The server process: start errors, probes, and graceful shutdown."""
+"""The server process: startup errors, probes, and graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ HANG_TIMEOUT_S = 60
 
 @contextlib.contextmanager
 def started(**options: object) -> Iterator[RunningServer]:
-    """Start a server, and kill it after the test if it still runs."""
+    """Start a server, and kill it after the test if it is still running."""
     running = start_server(**options)
     try:
         yield running
@@ -142,7 +142,7 @@ async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: 
 
 
 async def test_draining_server_is_not_ready_and_serves(tiny_artifact: Path) -> None:
-    """Check REST and gRPC probes during the drain delay."""
+    """Checks REST and gRPC probes during the drain delay."""
     with started(model_dir=tiny_artifact, drain_delay_ms=2000) as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel, httpx.AsyncClient(base_url=server.rest) as client:
             os.kill(server.pid, signal.SIGTERM)
@@ -172,7 +172,7 @@ async def test_draining_server_is_not_ready_and_serves(tiny_artifact: Path) -> N
 
 
 def test_incomplete_body_does_not_delay_the_exit(tiny_artifact: Path) -> None:
-    """The request is rejected at the end of the drain, before the longer body timeout."""
+    """The request is rejected at the end of the drain, which comes before the body timeout."""
     with started(model_dir=tiny_artifact, drain_timeout_ms=4000, body_timeout_ms=3_600_000) as server:
         url = httpx.URL(server.rest)
         with socket.create_connection((url.host, url.port), timeout=HANG_TIMEOUT_S) as connection:
@@ -242,7 +242,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 async def test_ipv6_addresses_are_served(tiny_artifact: Path) -> None:
-    """The URLs of the ready line have brackets."""
+    """The ready line's URLs have brackets."""
     with started(model_dir=tiny_artifact, host="::1", admin_host="::1") as server:
         assert re.match(
             r"ready: REST http://\[::1\]:\d+, gRPC \[::1\]:\d+, admin http://\[::1\]:\d+, page http://\[::1\]:\d+/\. "

@@ -1,4 +1,4 @@
-"""API keys: the format of the key file, and the routes and methods that require a key."""
+"""API keys: the key file's format, and the routes and methods that require a key."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -100,7 +100,7 @@ def secured(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def private_routes(client: httpx.Client) -> set[tuple[str, str]]:
-    """Return methods and paths that require a key: from the OpenAPI document, and some unknown ones."""
+    """Return methods and paths that require a key: all in the OpenAPI document, plus some unknown ones."""
     paths = client.get("/openapi.json").json()["paths"]
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods if path not in PUBLIC}
     assert ("POST", "/embed") in routes
@@ -115,7 +115,7 @@ def private_routes(client: httpx.Client) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", [name for name in INVALID if name != "blank key"])  # the client strips it
 def test_routes_require_a_key_by_default(secured: RunningServer, name: str) -> None:
-    """Check known and unknown methods and paths."""
+    """Covers known and unknown methods and paths."""
     header = INVALID[name]
     headers = {} if header is None else {b"authorization": header}
     with httpx.Client(base_url=secured.rest, cookies={"key": KEY}) as client:
@@ -150,7 +150,7 @@ def test_key_that_no_header_can_carry_is_rejected_at_startup(tmp_path: Path, key
 
 @pytest.mark.parametrize("path", PUBLIC)
 def test_probes_and_docs_require_no_key(secured: RunningServer, path: str) -> None:
-    """Kubernetes and readers of the docs have no key."""
+    """Kubernetes and people who read the docs have no key."""
     assert httpx.get(secured.rest + path).status_code == 200
 
 
@@ -171,7 +171,7 @@ async def channel(secured: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", f"Bearer  {KEY}", KEY, "Bearer " + "a" * 4000])
 async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value: str | None) -> None:
-    """Streams and reflection are rejected before their first message."""
+    """Streams and reflection must be rejected before their first message."""
     stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
     metadata = None if value is None else (("authorization", value),)
     reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo

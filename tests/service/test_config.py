@@ -1,4 +1,4 @@
-"""Options from the environment, flags and .env files, and the errors for unknown options and wrong values."""
+"""Options from the environment, flags and .env files, and errors for unknown options and invalid values."""
 
 import re
 from pathlib import Path
@@ -171,7 +171,7 @@ KUBERNETES = """
 )
 @pytest.mark.parametrize("scheme", ["tcp", "udp"])
 def test_variables_of_a_kubernetes_service_are_ignored(service: str, scheme: str) -> None:
-    """Options of the same environment still apply."""
+    """Options in the same environment still apply."""
     lines = KUBERNETES.format(service).replace("_PORT=tcp:", f"_PORT={scheme}:").split()
     environ = dict(line.split("=", 1) for line in lines) | {"ATTENDANT_THREADS": "3"}
     settings = load_settings(environ=environ)
@@ -206,14 +206,14 @@ def test_environment_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPa
 
 
 def test_options_page_is_up_to_date() -> None:
-    """`attendant options` writes docs/options.md."""
+    """`attendant options` prints docs/options.md."""
     assert (ROOT / "docs" / "options.md").read_text() == describe_options()
     assert all(f"`ATTENDANT_{name.upper()}`" in describe_options() for name in VALUES)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_options_have_descriptions_and_units(name: str) -> None:
-    """Names of numeric options end in their unit."""
+    """Names of numeric options end with their unit."""
     field = Settings.model_fields[name]
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):

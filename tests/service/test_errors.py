@@ -1,4 +1,4 @@
-"""Errors: code, status and metric label per class, and their representation in REST and gRPC."""
+"""Errors: code, status and metric label per class, and how REST and gRPC render them."""
 
 import inspect
 import json
@@ -43,7 +43,7 @@ def make(kind: type[ServiceError]) -> ServiceError:
 
 
 def documented() -> dict[str, tuple[int, str]]:
-    """Return status and code per class in the tree of the module docstring. A subclass inherits them."""
+    """Return each class's status and code from the tree in the module docstring. Subclasses inherit them."""
     table: dict[str, tuple[int, str]] = {}
     parent = (0, "")
     for line in (errors.__doc__ or "").splitlines():
@@ -58,7 +58,7 @@ def documented() -> dict[str, tuple[int, str]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_matches_the_docstring(kind: type[ServiceError]) -> None:
-    """Check code, HTTP status and metric label."""
+    """Checks code, HTTP status and metric label."""
     assert documented()[kind.__name__] == (kind.http_status, kind.code)
     assert kind.code in grpc.StatusCode.__members__
     assert kind.label in ("", *LANE_REJECTIONS, *OTHER_REJECTIONS)
@@ -77,7 +77,7 @@ def test_docstring_lists_all_errors() -> None:
 
 
 class Aborted(Exception):
-    """Raised by `FakeContext.abort`, as by the context of grpc."""
+    """Raised by `FakeContext.abort`, as grpc's context would."""
 
 
 class FakeContext:
@@ -90,7 +90,7 @@ class FakeContext:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> None:
-    """Compare code, reason, message and request ID. Both are at most 1 KiB."""
+    """Compares code, reason, message and request ID. Both are at most 1 KiB."""
     error, context = make(kind), FakeContext()
     response = error_response(RequestRecord("rest", "id-1"), error)
     body = json.loads(bytes(response.body))["error"]
@@ -126,7 +126,7 @@ def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
-    """TEI has statuses of its own for overload and for a model without the required head."""
+    """TEI has its own statuses for overload and for a model without the required head."""
     response = error_response(RequestRecord("tei", "id-1"), make(kind))
     body = json.loads(bytes(response.body))
     assert set(body) == {"error", "error_type"}
@@ -158,6 +158,6 @@ async def test_too_large_error_forbids_retries() -> None:
 
 
 def test_internal_error_has_no_details() -> None:
-    """It accepts no argument that could contain the text of a library."""
+    """It accepts no argument that could contain a library's message."""
     assert "log" in Internal().message
     assert list(inspect.signature(NonFiniteOutput).parameters) == []

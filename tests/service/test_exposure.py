@@ -1,4 +1,4 @@
-"""The warning of a server that accepts requests from the network without API keys."""
+"""The warning when a server accepts network requests without API keys."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_server_on_loopback_does_not_warn(tiny_artifact: Path) -> None:
 
 
 def test_allowed_hosts_do_not_apply_to_the_admin_port(tiny_artifact: Path) -> None:
-    """Probes address a pod by its IP address."""
+    """Probes address a pod by IP."""
     server = start_server(
         model_dir=tiny_artifact, host="0.0.0.0", admin_host="0.0.0.0", allowed_hosts="api.example.org"
     )

@@ -1,4 +1,4 @@
-"""Lifecycle of the process: starting, ready, draining, failed, and the engine that is available in each state."""
+"""Process lifecycle: starting, ready, draining, failed, and the engine available in each state."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -40,7 +40,7 @@ async def test_lifecycle_returns_its_engine_when_ready(lifecycle: Lifecycle, eng
 
 
 async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) -> None:
-    """It is not near capacity before it has an engine."""
+    """Before it has an engine, it is not near capacity."""
     async with open_harness(model, max_queue_tokens=100) as harness:
         assert not Lifecycle(harness.metrics).near_capacity
         assert not harness.lifecycle.near_capacity
@@ -71,14 +71,14 @@ def test_lifecycle_is_not_alive_when_failed(lifecycle: Lifecycle) -> None:
 
 
 async def test_lifecycle_closes_without_an_engine(lifecycle: Lifecycle) -> None:
-    """This happens if SIGTERM arrives during start-up."""
+    """This happens if SIGTERM arrives during startup."""
     await lifecycle.close()
 
 
 async def test_lifecycle_is_unhealthy_with_its_engine(
     lifecycle: Lifecycle, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watchdog of the app then calls `fail`."""
+    """The app's watchdog then calls `fail`."""
     assert lifecycle.healthy
     lifecycle.become_ready(Models([engine]))
     assert lifecycle.healthy

@@ -55,7 +55,7 @@ def test_text_record_ends_with_the_request_id() -> None:
 @pytest.mark.parametrize(("style", "formatter"), [("text", TextFormatter), ("json", JsonFormatter),
                                                   ("auto", JsonFormatter)])  # fmt: skip
 def test_log_format_is_selected(root: logging.Logger, style: str, formatter: type[logging.Formatter]) -> None:
-    """`auto` selects JSON if stderr is not a terminal."""
+    """`auto` selects JSON unless stderr is a terminal."""
     set_up_logging("warning", style)  # type: ignore[arg-type]
     assert isinstance(root.handlers[-1].formatter, formatter)
     assert root.level == logging.WARNING

@@ -43,7 +43,7 @@ def test_usage_lists_every_command() -> None:
 
 
 def has_run(name: str) -> bool:
-    """Return whether a module of service.commands is a command."""
+    """Return whether a module in service.commands is a command."""
     return hasattr(importlib.import_module(f"service.commands.{name}"), "run")
 
 
@@ -61,7 +61,9 @@ def modules() -> list[str]:
 
 
 def test_imports_have_no_side_effects() -> None:
-    """Imports print nothing, start no thread, register no metric, and ignore invalid options in the environment."""
+    """Imports must print nothing, start no thread, register no metric, and ignore invalid options in the
+    environment.
+    """
     code = f"""
 import importlib, threading
 for name in {modules()!r}:
@@ -92,7 +94,7 @@ sys.exit(status)
 
 
 def test_server_runs_without_torch(default_artifact: Path) -> None:
-    """Imports of torch, transformers and onnx fail."""
+    """Importing torch, transformers or onnx fails."""
     process = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, env=server_environment(model_dir=default_artifact),
         stdout=subprocess.PIPE, text=True,

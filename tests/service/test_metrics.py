@@ -44,7 +44,7 @@ def labels(family: Metric, *names: str) -> set[tuple[str, ...]]:
 
 
 async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) -> None:
-    """A rate then starts from 0, and an alert does not miss the first error."""
+    """This way a rate starts from 0, and an alert does not miss the first error."""
     exposed = families(generate_latest(fresh.metrics.registry).decode())
     assert labels(exposed["attendant_rejected_requests"], "reason", "api", "lane") == {
         (reason, api, lane)
@@ -82,7 +82,7 @@ def test_registries_are_independent() -> None:
 
 
 async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
-    """Send valid and invalid requests to several APIs and endpoints."""
+    """Sends valid and invalid requests to several APIs and endpoints."""
     calls = [
         ("rest", "/v1/encode", {"inputs": "a"}), ("rest", "/v1/encode", {"inputs": ""}),
         ("rest", "/v1/encode", {"inputs": "a", "model": "b"}), ("rest", "/v1/encode", {"inputs": "a" * 20_000}),
@@ -120,7 +120,7 @@ async def test_durations_are_those_of_successful_requests_without_streams() -> N
 
 @pytest.mark.parametrize(("timeout_s", "label"), [(None, "deadline"), (5.0, "deadline"), (0.001, "short_deadline")])
 async def test_deadline_below_the_objective_has_a_label_of_its_own(timeout_s: float | None, label: str) -> None:
-    """A client that allows a millisecond must not page anybody."""
+    """A client with a 1 ms deadline must not page anyone."""
     metrics = Metrics(CollectorRegistry())
     record = RequestRecord("rest", "one", endpoint="/v1/encode", lane="fast", model="m", timeout_s=timeout_s)
     record.fail(DeadlineExceeded("Deadline exceeded"))
@@ -138,7 +138,7 @@ async def test_timeout_of_the_client_is_noted(fresh: ServiceHarness) -> None:
 
 
 async def test_busy_model_stays_within_its_budget_of_series(fresh: ServiceHarness) -> None:
-    """Every endpoint of every API has returned every code that a request to a model may get."""
+    """By then, every endpoint in every API has returned every code that a model request may get."""
     metrics, http = fresh.metrics, (200, 400, 404, 413, 422, 429, 499, 500, 501, 503, 504)
     RpcServer(fresh.lifecycle, fresh.settings, metrics, None)
     rpc = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNIMPLEMENTED",
@@ -174,14 +174,14 @@ def test_running_server_exposes_model_and_process_metrics(server: RunningServer)
 
 
 def test_unknown_paths_are_not_labels(server: RunningServer) -> None:
-    """A scanner could otherwise create unlimited series."""
+    """Otherwise a scanner could create unlimited series."""
     for path in ("/scan-1", "/v1/models/scan-2", "/v1/encode/scan-3"):
         httpx.get(server.rest + path)
     assert "scan-" not in httpx.get(server.admin + "/metrics").text
 
 
 def test_idle_server_stays_within_its_budget_of_series(server: RunningServer) -> None:
-    """Process metrics are included. `_created` series are disabled."""
+    """This includes process metrics. `_created` series are disabled."""
     for path in ("/livez", "/readyz"):
         httpx.get(server.rest + path)
     text = httpx.get(server.admin + "/metrics").text

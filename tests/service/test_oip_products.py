@@ -1,7 +1,7 @@
-"""Combinations of the forms, tensors, outputs and parameters of the Open Inference Protocol.
+"""Open Inference Protocol: combinations of forms, tensors, outputs and parameters.
 
-Each response has the numbers of the native API, or an error of the protocol. `FUZZ_EXAMPLES` sets the number
-of examples.
+Each response has the native API's numbers, or one of the protocol's errors. `FUZZ_EXAMPLES` sets the number of
+examples.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ MODEL = "all-MiniLM-L6-v2"
 PROMPTS = {"query": "find: ", "document": "text: "}
 LAYERS = 6
 STATUS = {422: 400, 404: 400}
-"""The status of this protocol for a status of the native API, if they differ."""
+"""Maps the native API's statuses to this protocol's, where they differ."""
 GRPC_STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 400, "RESOURCE_EXHAUSTED": 413, "UNIMPLEMENTED": 501}
-"""The HTTP status of a gRPC status."""
+"""Maps gRPC codes to HTTP statuses."""
 ENCODE_OPTIONS = ("normalize", "dimensions", "prompt_name", "pooling")
 POOLED_OPTIONS = ("normalize", "dimensions", "pooling")
 ATTEND_OPTIONS = ("kind", "head_reduce", "layers")
@@ -39,7 +39,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Client:
-    """A running service with all APIs, and the tolerance of its precision."""
+    """A running service with all APIs, and the tolerance for its precision."""
 
     rest: httpx.Client
     rpc: GRPCInferenceServiceStub
@@ -48,7 +48,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Result:
-    """The outputs of a request, or the status and message of its error."""
+    """A request's outputs, or its error's status and message."""
 
     outputs: Outputs | None
     status: int
@@ -57,7 +57,7 @@ class Result:
 
 @pytest.fixture(scope="module", params=["plain", "prompted"])
 def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Client]:
-    """Clients of the default model without prompts, and with prompts and a default one."""
+    """Clients for the default model without prompts, and with prompts including a default."""
     if request.param == "prompted":
         update = {"prompts": PROMPTS, "default_prompt_name": "document"}
         artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
@@ -98,7 +98,7 @@ product = settings(
 
 
 def draw_tensors(data: st.DataObject, inputs: Sequence[Any]) -> list[Tensor]:
-    """Return the inputs as tensors of a drawn type and shape."""
+    """Return the inputs as tensors with a drawn type and shape."""
     if isinstance(inputs[0], str):
         tensor = text(*inputs)
         return [dataclasses.replace(tensor, shape=[len(inputs), 1]) if data.draw(st.booleans()) else tensor]
@@ -160,7 +160,7 @@ def send_grpc(client: Client, data: st.DataObject, tensors: list[Tensor], output
 @product
 @given(data=st.data())
 def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> None:
-    """Compare both transports with each other, and with the native API."""
+    """Compares both transports with each other and with the native API."""
     inputs, outputs, fields = data.draw(INPUTS), data.draw(OUTPUTS), data.draw(PARAMETERS)
     tensors = draw_tensors(data, inputs)
     rest = send_rest(client, data, tensors, outputs, fields)
@@ -180,7 +180,7 @@ def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> N
 
 
 def native_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs of the native API, without special tokens at both ends."""
+    """Return inputs for the native API, without special tokens at both ends."""
     framed = [not isinstance(item, str) and len(item) > 1 and (item[0], item[-1]) == (101, 102) for item in inputs]
     return [
         item if isinstance(item, str) else {"token_ids": item[1:-1] if cut else item}
@@ -205,7 +205,7 @@ def native_attend(client: Client, inputs: Sequence[Any], fields: Body) -> httpx.
 
 
 def check_error(client: Client, result: Result, inputs: Any, outputs: list[str], fields: Body) -> None:
-    """Check that the request is invalid for this protocol, or that the native API has an error of the same status."""
+    """Check that the request is invalid in this protocol, or that the native API fails with the same status."""
     names = outputs or ["pooled"]
     encodes = bool({"pooled", "tokens"} & set(names)) or "attention" not in names
     unused = (
@@ -272,7 +272,9 @@ JUNK: st.SearchStrategy[Any] = st.sampled_from(
 @product
 @given(data=st.data())
 def test_invalid_values_are_rejected(client: Client, data: st.DataObject) -> None:
-    """Replace one field of a request by another value: it has an error of the protocol, or no effect."""
+    """Replaces one field of a request with another value, which must be an error in this protocol, or have no
+    effect.
+    """
     tensor: Body = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["bank"], "parameters": {}}
     request: Body = {"id": "7", "inputs": [tensor], "outputs": [{"name": "pooled"}], "parameters": {"dimensions": 8}}
     changed = data.draw(st.sampled_from([request, tensor, tensor, request["parameters"], request["outputs"][0]]))

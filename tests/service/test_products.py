@@ -49,7 +49,7 @@ class Clients:
     facts: ModelFacts
     tolerance: float
     codes: dict[str, str] = field(default_factory=dict)
-    """The status of each request, by request ID."""
+    """Status of each request, by request ID."""
 
     def post(self, operation: str, request: Body) -> httpx.Response:
         response = self.rest.post(f"/v1/{operation}", json=request)
@@ -80,7 +80,7 @@ def access_log() -> Iterator[Lines]:
 
 @pytest.fixture(scope="module", params=["model", pytest.param("causal_model", marks=pytest.mark.slow)])
 def clients(request: pytest.FixtureRequest, access_log: Lines) -> Iterator[Clients]:
-    """Clients of the default model, and of its weights with causal attention."""
+    """Clients for the default model, and for its weights with causal attention."""
     model: LoadedModel = request.getfixturevalue(request.param)
     access_log.lines.clear()
     with (
@@ -156,7 +156,7 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
 
 
 def check_alone(clients: Clients, request: Body, body: Any) -> None:
-    """Check that the vectors of the last input do not depend on the other inputs."""
+    """Check that the last input's vectors do not depend on the other inputs."""
     if isinstance(request["inputs"], str) or len(request["inputs"]) == 1:
         return
     alone = clients.post("encode", {**request, "inputs": request["inputs"][-1:]})
@@ -172,7 +172,7 @@ def check_alone(clients: Clients, request: Body, body: Any) -> None:
 
 
 def check_embeddings(clients: Clients, request: Body, body: Any) -> None:
-    """Check that the OpenAI API returns the pooled vectors of the native API."""
+    """Check that the OpenAI API returns the native API's pooled vectors."""
     openai_input = request["input"]
     if isinstance(openai_input, str):
         inputs: Any = openai_input
@@ -200,7 +200,7 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
     if isinstance(result, grpc.RpcError):
         code = result.code().name
         assert code not in SERVER_ERRORS, result
-        too_large = response.status_code == 200  # JSON and protobuf differ in size, and only in size
+        too_large = response.status_code == 200  # JSON and protobuf may only differ in size
         assert not too_large, result
         assert code == GRPC_OF_HTTP[response.status_code], (result, response.text)
         return
@@ -260,7 +260,7 @@ def compare_similarity(clients: Clients, body: Any, result: Any) -> None:
     for actual, expected in zip(result.pairs, body.get("pairs", ()), strict=True):
         assert (actual.query, actual.document) == (expected["query"], expected["document"])
         values = expected["contributions"]
-        if actual.HasField("top"):  # equal magnitudes may change places between batches
+        if actual.HasField("top"):  # equal magnitudes may swap places between batches
             left, right = np.abs(actual.top.values), np.abs(values["values"])
         else:
             left, right = array_of_tensor(actual.matrix), array_of(values).reshape(tuple(actual.matrix.shape))

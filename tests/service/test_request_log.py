@@ -1,4 +1,4 @@
-"""The access log of a server process: which requests it has, and that it never delays them."""
+"""A server process's access log: which requests it contains, and that it never delays them."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ VALID, INVALID = {"inputs": TEXT}, {"inputs": TEXT, TEXT: TEXT}
 
 @contextlib.contextmanager
 def logging_server(model_dir: Path, lines: list[dict[str, Any]], **options: object) -> Iterator[RunningServer]:
-    """Run a server. After the block, `lines` are the lines of its access log."""
+    """Run a server. After the block, `lines` has the lines of its access log."""
     server = start_server(model_dir=model_dir, log_format="json", **options)
     try:
         yield server
@@ -35,7 +35,7 @@ def logging_server(model_dir: Path, lines: list[dict[str, Any]], **options: obje
 
 
 def send_requests(server: RunningServer) -> None:
-    """Send one valid and one invalid request to each API, a request with an unknown path, and one that is not HTTP."""
+    """Send one valid and one invalid request to each API, one to an unknown path, and one that is not HTTP."""
     with httpx.Client(base_url=server.rest) as client:
         for number, body in enumerate((VALID, INVALID)):
             headers = {"x-request-id": f"rest-{number}", "traceparent": TRACE}
@@ -81,7 +81,7 @@ REJECTED = {
     ("access_log", "expected"), [("errors", REJECTED), ("all", FINISHED | REJECTED), ("none", set())]
 )
 def test_access_log_has_one_line_per_request(default_artifact: Path, access_log: str, expected: set[Any]) -> None:
-    """A failed message of a stream has a line too. Health checks have none, and no line has text of a client."""
+    """A failed message in a stream has a line, too. Health checks have none, and no line contains client text."""
     lines: list[dict[str, Any]] = []
     with logging_server(default_artifact, lines, access_log=access_log) as server:
         send_requests(server)
@@ -98,7 +98,7 @@ def test_access_log_has_one_line_per_request(default_artifact: Path, access_log:
 
 
 def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
-    """Nobody reads the log, whose lines exceed the buffer of a pipe several times."""
+    """Nobody reads the log, whose lines exceed the pipe buffer several times over."""
     lines: list[dict[str, Any]] = []
     with logging_server(default_artifact, lines) as server, httpx.Client(base_url=server.rest, timeout=5) as client:
         for _ in range(2000):

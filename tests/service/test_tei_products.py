@@ -1,4 +1,4 @@
-"""Combinations of request fields of the TEI API: the numbers of the native API, or one of TEI's errors.
+"""TEI API: combinations of request fields get the native API's numbers, or one of TEI's errors.
 
 `FUZZ_EXAMPLES` sets the number of examples.
 """
@@ -24,14 +24,14 @@ ERROR_TYPES = {
     400: {"Empty", "Validation"}, 413: {"Validation"}, 422: {"Validation"}, 424: {"Backend"},
 }  # fmt: skip
 STATUS = {404: 422}
-"""The status of the TEI API for a status of the native API, if they differ."""
+"""Maps the native API's statuses to TEI's, where they differ."""
 HEADS = ("/embed_sparse", "/rerank", "/predict")
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Client:
-    """A running service, the prompts of its model, and the tolerance of its precision."""
+    """A running service, its model's prompts, and the tolerance for its precision."""
 
     rest: httpx.Client
     prompts: dict[str, str]
@@ -45,14 +45,14 @@ class Client:
         return self.rest.post(path, json=request)
 
     def prompt(self, request: Body) -> str | None:
-        """Return the prompt that applies; None if it is unknown."""
+        """Return the prompt that applies, or None if it is unknown."""
         name = request.get("prompt_name")
         return self.default_prompt if name is None else self.prompts.get(name)
 
 
 @pytest.fixture(scope="module", params=["plain", "prompted"])
 def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Client]:
-    """Clients of the default model without prompts, and with prompts and a default one."""
+    """Clients for the default model without prompts, and with prompts including a default."""
     if request.param == "prompted":
         update = {"prompts": PROMPTS, "default_prompt_name": "document"}
         artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
@@ -76,7 +76,7 @@ def truncation_fields() -> Any:
 CUT_TEXTS = st.builds(
     lambda word, count: f"{word} " * count, st.sampled_from(["bank", "déjà"]), st.integers(3000, 4200)
 )
-"""Texts around the limit of characters."""
+"""Texts around the character limit."""
 ANY_TEXTS = st.one_of(*[TEXTS] * 18, CUT_TEXTS, st.just(""))
 IDS = st.lists(st.integers(0, 30_522), min_size=1, max_size=20).flatmap(
     lambda ids: st.sampled_from([ids, ids, [101, *ids, 102], [101, *ids], [101, 102], []])
@@ -124,7 +124,7 @@ product = settings(
 @product
 @given(data=st.data())
 def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> None:
-    """Compare each response with the native API's for the same texts, prompts and options."""
+    """Compares each response with the native API's for the same texts, prompts and options."""
     path = data.draw(st.sampled_from([*BODIES, *[path for path in ("/", *BODIES) if path not in HEADS] * 3]))
     request = data.draw(BODIES["/embed" if path == "/" else path])
     response = client.post(path, request)
@@ -147,7 +147,7 @@ def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> N
 @product
 @given(data=st.data())
 def test_invalid_values_are_rejected(client: Client, data: st.DataObject) -> None:
-    """Replace one field of a request by a value of another type."""
+    """Replaces one field of a request with a value of another type."""
     path = data.draw(st.sampled_from([*BODIES, "/"]))
     request = data.draw(BODIES["/embed" if path == "/" else path])
     request[data.draw(st.sampled_from(sorted(request)))] = data.draw(JUNK)
@@ -166,7 +166,7 @@ def check_error(response: httpx.Response) -> None:
 
 
 def check_status(response: httpx.Response, native: httpx.Response, *, empty: bool) -> bool:
-    """Return whether both APIs accept the request; otherwise, check that both have the same error."""
+    """Return whether both APIs accept the request. Otherwise, check that both return the same error."""
     if empty:
         assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
         return False
@@ -180,7 +180,7 @@ def items_of(inputs: Any) -> list[Any]:
 
 
 def native_truncation(request: Body) -> str:
-    """Return the truncation as the native API names it."""
+    """Return the truncation under the native API's name."""
     if request.get("truncate") is False:
         return "error"
     return (request.get("truncation_direction") or "right").lower()
@@ -192,7 +192,7 @@ def cut(client: Client, text: str, side: str) -> str:
 
 
 def native_inputs(client: Client, request: Body, prompt: str = "") -> list[Any]:
-    """Return the inputs for the native API, cut, without special tokens, and with the prompt as part of the texts."""
+    """Return the native API's inputs: truncated, without special tokens, and with the prompt prepended to the texts."""
     converted: list[Any] = []
     for item in items_of(request["inputs"]):
         if isinstance(item, str):

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of commands: tiny models with random weights."""
+"""Fixtures for the command tests: tiny models with random weights."""
 
 from tests.model.conftest import definitions, exported, exported_labse, labse, publish, published
 from tests.service.commands.embed_command import run_embed, stub_engine

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `attendant embed IN -o OUT`, and files in every format."""
+"""Fixtures for `attendant embed IN -o OUT`, and files in every format."""
 
 import csv
 import json
@@ -19,12 +19,12 @@ from tests.service.commands.embed_stub import open_stub
 RunEmbed = Callable[..., tuple[int, str]]
 TEXTS = ["money bank grows", "river bank flows", "a line with \u2028 in it", "naïve café", 'a, "quoted", text']
 LONG = "word " * 12
-"""A text over the token limit of the stub."""
+"""A text over the stub's token limit."""
 
 
 @pytest.fixture
 def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches and chunks in a small file, with vectors of the stub."""
+    """Use the stub's vectors, with batches and chunks so small that a small file has several."""
     monkeypatch.setattr(row_encoders, "BATCH_ROWS", 2)
     monkeypatch.setattr(embed_file, "CHUNK_ROWS", 4)
     monkeypatch.setattr(embed, "open_engine_source", open_stub)
@@ -47,7 +47,7 @@ def run_embed(capsys: pytest.CaptureFixture[str]) -> RunEmbed:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows with the keys text and id in the format of the suffix."""
+    """Write rows with the keys text and id, in the format of the suffix."""
     if path.suffix == ".parquet":
         ids, texts = ([row.get(name) for row in rows] for name in ("id", "text"))
         group = 3 if len(rows) < 100 else None
@@ -65,7 +65,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read_vectors(path: Path) -> tuple[list[int] | None, list[Any] | None, NDArray[Any]]:
-    """Return the numbers of the rows, their ids, and the vectors."""
+    """Return the row numbers, ids and vectors."""
     if path.suffix == ".npy":
         return None, None, np.load(path, mmap_mode="r")
     if path.suffix == ".parquet":

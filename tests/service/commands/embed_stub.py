@@ -1,6 +1,6 @@
-"""`attendant embed` with vectors that depend on the text alone: outputs are equal bit by bit in every run.
+"""`attendant embed` with vectors that depend only on the text, so that every run writes identical bytes.
 
-Vectors of an engine differ in their last bits, because they depend on the batch. As a program, it runs the command.
+An engine's vectors depend on the batch in their last bits. Run as a program, this runs the command.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ DIMENSIONS = 4
 MAX_CHARACTERS = 100
 MAX_TOKENS = 8
 EMPTY = "\u200b"
-"""A text without content after tokenization."""
+"""A text that tokenizes to nothing."""
 
 
 def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
@@ -34,7 +34,7 @@ def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
 
 
 class StubSource(VectorSource):
-    """A source with an engine's limits and errors. A token is a word, and a text takes `delay_s`."""
+    """A source with an engine's limits and errors. A token is a word, and each text takes `delay_s`."""
 
     info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
 

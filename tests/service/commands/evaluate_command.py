@@ -1,4 +1,4 @@
-"""Fixtures that run `attendant evaluate` on the files of the documentation."""
+"""Fixtures that run `attendant evaluate` on the files from the documentation."""
 
 import json
 import re
@@ -27,7 +27,7 @@ ESTIMATE = {
 
 
 def record(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object, or null, with exactly these properties."""
+    """Return the schema of an object with exactly these properties, or null."""
     return {
         "type": ["object", "null"], "required": [*properties], "additionalProperties": False, "properties": properties
     }  # fmt: skip
@@ -64,7 +64,7 @@ SCHEMA = record(
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command in a directory with the files of the documentation, in float32."""
+    """Run the command in a directory with the files from the documentation, in float32."""
     monkeypatch.setenv("ATTENDANT_PRECISION", "float32")
     monkeypatch.chdir(tmp_path)
     for name, body in (("sts", STS), ("retrieval", RETRIEVAL), ("words", WORDS), ("attribution", ATTRIBUTION)):
@@ -82,12 +82,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.fixture
 def evaluate(run: Run) -> Evaluate:
-    """Run the command with --json; return the result."""
 
     def evaluate(*arguments: object) -> Any:
         status, out, err = run(*arguments, "--json")
         assert status == 0, err
-        assert not re.sub(r"attendant: .* encoded .* texts\n", "", err)  # progress, on a busy machine
+        assert not re.sub(r"attendant: .* encoded .* texts\n", "", err)  # busy machines print progress
         result = json.loads(out)
         validate(result, SCHEMA)
         return result

@@ -1,4 +1,4 @@
-"""`attendant ask`: numbers of the API, by an engine and by servers, in the width of a terminal."""
+"""`attendant ask`: the API's numbers, computed by an engine and by servers, fitted to the terminal width."""
 
 import io
 import re
@@ -41,14 +41,14 @@ def run_ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def attend(rest: httpx.Client, **options: Any) -> np.ndarray[Any, Any]:
-    """Return the map of the API, in whole percent."""
+    """Return the API's map in whole percent."""
     body = {"inputs": TEXT, "unit": "word", "special_tokens": "drop", "layers": [-1], **options}
     (result,) = rest.post("/v1/attend", json=body).raise_for_status().json()["results"]
     return 100 * np.array(result["maps"][0]["matrix"])
 
 
 def map_numbers(out: str) -> list[list[int]]:
-    """Return the numbers of the rows of the map."""
+    """Return the numbers in the map's rows."""
     rows = re.findall(r"^ *\d+ \S+ +(-?\d.*)$", out, re.MULTILINE)
     return [[int(value) for value in row.split()] for row in rows]
 
@@ -75,7 +75,7 @@ def test_ask_shows_the_numbers_of_the_api(
 
 
 def test_ask_shows_the_kind_and_layer_of_the_options(run_ask: Ask, rest: httpx.Client) -> None:
-    """Norms are shares of their row."""
+    """Norms are shown as shares of their row."""
     status, out, _ = run_ask(TEXT, "--kind", "norm", "--layer", 2)
     assert status == 0
     assert "Contributions (norm, layer 2)" in out
@@ -85,7 +85,7 @@ def test_ask_shows_the_kind_and_layer_of_the_options(run_ask: Ask, rest: httpx.C
 
 
 def test_ask_limits_long_texts_to_the_width(run_ask: Ask, tmp_path: Path) -> None:
-    """A text over the token limit is truncated, and a map of the first words is shown."""
+    """A text over the token limit is truncated, and the map shows only the first words."""
     status, out, _ = run_ask("extraordinarily-long " * 200, "b " * 100)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
@@ -150,7 +150,7 @@ def test_only_texts_shrink_in_a_narrow_terminal(width: int) -> None:
 
 
 def draw(**options: Any) -> str:
-    """Return the map of two words on a terminal."""
+    """Return a map of two words as drawn on a terminal."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=40, highlight=False, **options)
     matrix = np.array([[0.9, -0.02], [0.04, 0.9]], np.float32)
@@ -159,7 +159,7 @@ def draw(**options: Any) -> str:
 
 
 def test_map_has_colors_on_a_terminal() -> None:
-    """The largest contribution of another word has the full color, and half of it is half as strong."""
+    """The largest contribution from another word has the full color, and half of it is half as strong."""
     out = draw(color_system="truecolor", no_color=False)
     orange, blue = "48;2;230;120;20m", "48;2;148;182;238m"
     assert [cell in out for cell in (f"{orange}  90", f"{orange}   4", f"{blue}  -2")] == [True] * 3

@@ -1,4 +1,4 @@
-"""`attendant evaluate --attribution`: rankings of words, compared with a naive implementation, and errors."""
+"""`attendant evaluate --attribution`: word rankings compared with a naive implementation, and errors."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def test_precision_of_equal_effects_is_its_expected_value(words: list[tuple[int,
 
 
 def precision(scores: dict[int, float], line: dict[str, Any]) -> float:
-    """Return the precision@1 of the words other than the target."""
+    """Return the precision@1 over the words other than the target."""
     deciding = line["deciding_index"] if isinstance(line["deciding_index"], list) else [line["deciding_index"]]
     others = {word: score for word, score in scores.items() if word != line["word_index"]}
     largest = max(others.values())
@@ -80,7 +80,7 @@ def cosine(left: Floats, right: Floats) -> float:
 
 
 async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
-    """Return the precision@1 of each method from maps over tokens, one request per line and method."""
+    """Return each method's precision@1 from token maps, with one request per line and method."""
     target = line["word_index"]
     source = Input(TokenizerInput(line["text"]))
     (tokenized,) = (await engine.tokenize(TokenizeRequest((source,)))).results
@@ -137,7 +137,7 @@ async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
 def test_precisions_equal_those_of_a_naive_implementation(
     default_artifact: Path, exported: Path, evaluate: Evaluate, name: str
 ) -> None:
-    """For words of one and of several tokens, in a trained and in a random model."""
+    """Covers words with one and with several tokens, in a trained and in a random model."""
     artifact = default_artifact if name == "default_artifact" else exported
     lines = [*LINES, *map(json.loads, ATTRIBUTION.splitlines())] if name == "default_artifact" else LINES
     write(lines)
@@ -173,7 +173,7 @@ def test_lines_without_reference_have_no_similarity(evaluate: Evaluate, exported
 
 
 def test_unsupported_methods_are_omitted(run: Run, evaluate: Evaluate, exported_labse: Path) -> None:
-    """A model with cls pooling, nonlinear dense layers, and a prompt for queries."""
+    """The model has cls pooling, nonlinear dense layers, and a query prompt."""
     write(LINES)
     result = evaluate(exported_labse, "--attribution", "lines.jsonl")["attribution"]
     assert [*result["methods"]][-2:] == ["occlusion", "similarity_occlusion"]

@@ -1,4 +1,4 @@
-"""The arithmetic of replicas: measured figures, exact fractions, limits."""
+"""Replica arithmetic: measured figures, exact fractions, limits."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -59,7 +59,7 @@ def test_replicas_for_documented_loads(texts: int, tokens: int, inputs: int, rep
 
 @given(CAPACITIES)
 def test_replicas_are_the_smallest_number_that_suffices(case: Capacity) -> None:
-    """The replicas have at least the capacity for the load, and one fewer would not."""
+    """The replicas must have enough capacity for the load, and one fewer must not."""
 
     def suffice(replicas: int) -> bool:
         usable = replicas * case.load.utilization
@@ -96,7 +96,7 @@ def test_event_loop_carries_1700_requests_of_one_text_per_second() -> None:
 
 
 def test_event_loops_that_suffice_exactly_need_no_further_replica() -> None:
-    """5,000 x 0.58 ms are 2.9 cores, three event loops at 29/30."""
+    """5,000 x 0.58 ms take 2.9 cores, i.e. three event loops at 29/30."""
     exact = Capacity(Load(Fraction(5_000), Fraction(1), 1, Fraction(29, 30)), "gpu", Fraction(10**9), 1)
     assert exact.event_loop_replicas == 3
 
@@ -111,7 +111,7 @@ def test_cheapest_shape_has_the_fewest_cores(load: Load, rate: Fraction, spare: 
 
 
 def test_large_replicas_are_not_chosen_when_event_loops_are_the_limit() -> None:
-    """With eight cores each, event loops would leave most cores idle."""
+    """With eight cores each, the event loops would leave most cores idle."""
     load = Load(Fraction(14_000), Fraction(8), 1, Fraction(6, 10))
     best, large = cheapest(load, BFLOAT16, 0), Capacity(load, "cpu", BFLOAT16, 8)
     assert (large.limit, large.total_units) == ("event loop", 112)
@@ -122,7 +122,7 @@ def test_large_replicas_are_not_chosen_when_event_loops_are_the_limit() -> None:
     ("tokens", "inputs", "measured"), [(23, 1, 986), (23, 32, 1185), (171, 8, 140)], ids=["W1 c=64", "W32", "P8"]
 )
 def test_figures_agree_with_the_bench(tokens: int, inputs: int, measured: int) -> None:
-    """The throughput of two cores is within 15 % of tests/bench/README.md."""
+    """The throughput on two cores must be within 15 % of tests/bench/README.md."""
     rate = BFLOAT16 * DEFAULT_MODEL.flops_per_token(Fraction(23)) / DEFAULT_MODEL.flops_per_token(Fraction(tokens))
     case = Capacity(Load(Fraction(1), Fraction(tokens), inputs, Fraction(1)), "cpu", rate, 2)
     assert 2 / case.busy_units == pytest.approx(measured, rel=0.15)

@@ -1,4 +1,4 @@
-"""The command `attendant compare`: figures, thresholds, output and errors."""
+"""`attendant compare`: figures, thresholds, output and errors."""
 
 import asyncio
 import itertools
@@ -36,9 +36,9 @@ OBJECTS = (
 
 
 def make_sentences(count: int) -> list[str]:
-    """Return sentences of one to five clauses, the same on every machine: ranks must not depend on it.
+    """Return sentences of one to five clauses, the same on every machine, because ranks must not depend on it.
 
-    Their first clauses are distinct, because a tiny model truncates.
+    The first clauses are distinct, because a tiny model truncates.
     """
     choose = random.Random(4)
     clauses = [" ".join(words) for words in itertools.product(SUBJECTS, VERBS, OBJECTS)]
@@ -58,7 +58,7 @@ needs_vnni = pytest.mark.skipif(not detect_cpu().vnni, reason="this CPU has no V
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A file of sentences. The text of one must not be printed."""
+    """A file of sentences. None of them may be printed."""
     path = tmp_path / "texts.txt"
     path.write_text("\n".join([*SENTENCES, SECRET]) + "\n")
     return path
@@ -91,7 +91,7 @@ def compare(run: Run) -> Compare:
 
 
 def vectors_of(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.float64]:
-    """Return normalized embeddings, (N, D), in float32 from an engine; long texts are truncated."""
+    """Return normalized embeddings, (N, D), from an engine in float32; long texts are truncated."""
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
 
     async def encode_all() -> EncodeResponse:
@@ -105,7 +105,7 @@ def vectors_of(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.fl
 
 
 def nearest_neighbors(similarities: NDArray[np.float64], k: int) -> list[list[int]]:
-    """Return the indices of the k largest values of each row, which must not be near ties."""
+    """Return the indices of the k largest values per row, after checking that there are no near ties."""
     ordered = -np.sort(-similarities, axis=1)
     gaps = np.minimum(ordered[:, 0] - ordered[:, 1], ordered[:, k - 1] - ordered[:, k])
     assert gaps.min() > 1e-5, "rounding decides which neighbors are nearest: use other sentences"
@@ -149,7 +149,7 @@ def test_missed_threshold_is_named_and_exits_with_1(
     run: Run, default_artifact: Path, texts: Path, cosine: str, overlap: str,
     missed: list[str],
 ) -> None:  # fmt: skip
-    """With 30 neighbors of 61 texts, bfloat16 changes some."""
+    """With 30 neighbors among 61 texts, bfloat16 changes some."""
     options = ("--new-precision", "bfloat16", "--top-k", "30", "--min-cosine", cosine, "--min-overlap", overlap)
     status, out, err = run(default_artifact, default_artifact, "--texts", texts, *options)
     assert status == (1 if missed else 0)
@@ -181,7 +181,7 @@ def test_ranks_of_models_with_other_dimensions_equal_brute_force(
 def test_queries_are_encoded_with_the_prompt_of_the_model(
     compare: Compare, default_artifact: Path, exported_labse: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """The old model has no prompts, the new one has one for queries. A query may be equal to a text."""
+    """The old model has no prompts, the new one has a query prompt. A query may be equal to a text."""
     queries = tmp_path / "queries.txt"
     queries.write_text("\n".join(SENTENCES[:9]))
     status, result, _ = compare(default_artifact, exported_labse, "--texts", texts, "--queries", queries, "--top-k", 4)
@@ -280,7 +280,7 @@ def test_min_cosine_requires_equal_dimensions(run: Run, exported: Path, exported
 
 
 def test_line_over_the_character_limit_is_named(run: Run, exported: Path, tmp_path: Path) -> None:
-    """Truncation does not apply to this limit, and the text is not printed."""
+    """Truncation does not help against this limit, and the text must not be printed."""
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join([*SENTENCES[:40], "long " * 5000]))
     status, out, err = run(exported, exported, "--texts", texts)

@@ -18,7 +18,7 @@ SECRET = "swordfish"
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """Write JSON lines; bytes are written as they are."""
+    """Write JSON lines; bytes are written unchanged."""
     file = path / "file.jsonl"
     file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
     return file
@@ -35,7 +35,7 @@ def test_pairs_keep_numbers_and_ignore_further_fields(tmp_path: Path) -> None:
 
 
 def test_queries_and_documents_are_distinct(tmp_path: Path) -> None:
-    """Lines with the same query are one query with all their documents."""
+    """Lines with the same query are merged."""
     file = write(
         tmp_path, {"query": "q", "positive": ["d0", "d1", "d0"]}, {"document": "d2"}, {"query": "r", "positive": "d1"},
         {"query": "q", "positive": "d3"}, {"document": "d0"},
@@ -79,7 +79,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def check_error(read: Callable[[Path, int], object], file: Path, problem: str) -> None:
-    """Check the message, which never contains text."""
+    """Check the message, which must not contain any text."""
     with pytest.raises(TextError) as raised:
         read(file, 100)
     assert str(raised.value) == f"{file}: {problem}"

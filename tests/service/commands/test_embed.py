@@ -1,4 +1,4 @@
-"""The command `attendant embed`: output, lines, errors and exit status."""
+"""`attendant embed`: output, lines, errors and exit status."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def embed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, d
 
 
 def test_embed_prints_the_embeddings_of_the_server(embed: Embed, rest: httpx.Client) -> None:
-    """The output is one JSON line per argument."""
+    """The output has one JSON line per argument."""
     status, lines, err = embed(*TEXTS)
     expected = rest.post("/v1/encode", json={"inputs": TEXTS}).json()["results"]
     vectors = [json.loads(line) for line in lines]
@@ -43,13 +43,13 @@ def test_embed_prints_the_embeddings_of_the_server(embed: Embed, rest: httpx.Cli
 
 
 def test_embed_reads_lines_from_standard_input(embed: Embed) -> None:
-    """The lines need several batches."""
+    """There are enough lines for several batches."""
     status, lines, _ = embed(stdin=b"a word\n" * 70)
     assert (status, len(lines)) == (0, 70)
 
 
 def test_embed_error_names_the_line(embed: Embed) -> None:
-    """Earlier batches are printed."""
+    """Earlier batches have already been printed."""
     status, lines, err = embed(stdin=b"a word\n" * 40 + b"\nlast\n")
     assert (status, len(lines)) == (65, 32)
     assert err == "attendant embed: line 41: empty or blank. Send text.\n"
@@ -76,7 +76,7 @@ def test_embed_exits_without_error_when_the_pipe_closes(default_artifact: Path) 
 
 
 def test_embed_is_not_limited_by_the_options_of_requests(embed: Embed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client waits, and limits of the queue would reject batches of a slow model."""
+    """Request limits do not apply offline; they would reject a slow model's batches."""
     for name in ("MAX_QUEUE_MS", "MAX_QUEUE_TOKENS", "MAX_TIMEOUT_MS", "MAX_INPUTS"):
         monkeypatch.setenv(f"ATTENDANT_{name}", "1")
     status, lines, err = embed(stdin=b"a word\n" * 70)

@@ -1,4 +1,4 @@
-"""`attendant embed IN -o OUT`: formats, rejected rows, errors, and runs that continue after a kill."""
+"""`attendant embed IN -o OUT`: formats, rejected rows, and errors."""
 
 import codecs
 import gzip
@@ -56,7 +56,7 @@ def test_embed_writes_each_row_once_in_every_format(
     tmp_path_factory: pytest.TempPathFactory, run_embed: RunEmbed, *, texts: list[Any], source: str, target: str,
     ids: str | None, dimensions: int | None, dtype: str, reject_truncated: bool,
 ) -> None:  # fmt: skip
-    """Rejected rows are reported with their reasons, and no other row is missing."""
+    """Rejected rows are reported with their reasons, and no other row may be missing."""
     if source == ".txt" or target == ".npy":
         ids = None
     if source in (".txt", ".csv"):
@@ -256,7 +256,7 @@ def test_invalid_id_rejects_the_row(tmp_path: Path, run_embed: RunEmbed, row_id:
 def test_field_that_no_row_has_leaves_the_output_alone(
     tmp_path: Path, run_embed: RunEmbed, options: list[str], names: str, remedy: str
 ) -> None:
-    """The rows are in several chunks. The corrected command needs no other option."""
+    """The rows span several chunks. The corrected command must not need another option."""
     path = write_rows(tmp_path / "in.jsonl", [{"id": number, "text": "a"} for number in range(6)])
     out, good = tmp_path / "out.jsonl", b"good"
     message = (

@@ -1,4 +1,4 @@
-"""`attendant embed --ray`: the output of the plain command, on a local cluster that loses a node."""
+"""`attendant embed --ray` writes the same output as without, even if the local cluster loses a node."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from service import commands
 from service.commands import ray_encoder  # imports Ray
 from service.commands.arguments import CommandError
 from service.commands.embed_job import EmbedFile
-from service.commands.ray_worker import (  # imports what Ray depends on
+from service.commands.ray_worker import (  # imports Ray's dependencies
     INPUT_SCHEMA,
     EncodeWorker,
     pack,
@@ -41,12 +41,12 @@ RUN_TIMEOUT_S = 180
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "client")))
 STUB = "tests.service.commands.embed_stub"
 TOLERANCE = 1e-5
-"""Largest difference of values in float32 in batches of another composition, for vectors of length 1."""
+"""Maximum float32 difference due to batch composition, for vectors of length 1."""
 
 
 @contextmanager
 def cluster(cpus: list[int]) -> Iterator[Any]:
-    """Start a head without CPUs, and a node with each of these numbers of CPUs, in another directory."""
+    """Start a head without CPUs, plus nodes with these numbers of CPUs, in another directory."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def cluster(cpus: list[int]) -> Iterator[Any]:
 def start(
     path: Path, out: Path, *options: str, module: str = "service", address: str = "", **settings: Any
 ) -> subprocess.Popen[str]:
-    """Start the command in its own process, because Ray changes signal handlers and logging."""
+    """Start the command in a separate process, because Ray changes signal handlers and logging."""
     cluster_address = {"RAY_ADDRESS": address} if address else {}
     environment = server_environment(**settings) | {"PYTHONPATH": PYTHONPATH} | cluster_address
     return subprocess.Popen(
@@ -75,7 +75,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return the status and stderr."""
+    """Wait for the command; return its status and stderr."""
     try:
         out, err = process.communicate(timeout=RUN_TIMEOUT_S)
     finally:
@@ -85,7 +85,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def without_rate(message: str) -> str:
-    finished = [line for line in message.splitlines() if not line.endswith(" left")]  # progress depends on the time
+    finished = [line for line in message.splitlines() if not line.endswith(" left")]  # progress depends on timing
     return re.sub(r"[0-9,]+ rows/s", "rows/s", "\n".join(finished))
 
 
@@ -104,7 +104,7 @@ def without_rate(message: str) -> str:
 def test_cpus_are_divided_among_workers(
     cpus: list[int], count: int | None, threads: int, expected: tuple[int, int, float]
 ) -> None:
-    """All workers fit on the smallest node, where they start again if the other nodes are lost."""
+    """All workers must fit on the smallest node, where they restart if the other nodes are lost."""
     assert ray_encoder.divide_cpus(cpus, count, threads) == ray_encoder.Workers(*expected)
 
 
@@ -154,7 +154,7 @@ def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkey
 
 
 def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
-    """Ids may be strings and integers in one file. A text over the limit of characters is not sent."""
+    """A file may mix string and integer ids. A text over the character limit is not sent."""
     rows: list[dict[str, Any]] = [{"id": 2**64 - 1, "text": "a"}, {"id": "x", "text": "x" * 101}]
     rows += [{"id": 3, "text": ""}, {"text": "b"}]
     path = write_rows(tmp_path / "in.jsonl", rows)
@@ -183,7 +183,7 @@ def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
 
 
 def test_worker_with_another_model_raises_in_its_first_block() -> None:
-    """Nodes with other artifacts do not mix their vectors."""
+    """Nodes with different artifacts must not mix their vectors."""
     other = replace(StubSource.info, digest="sha256:1")
     worker = EncodeWorker(open_stub, Settings(), VectorOptions(), other)
     with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
@@ -193,7 +193,7 @@ def test_worker_with_another_model_raises_in_its_first_block() -> None:
 
 @pytest.mark.slow
 def test_ray_writes_the_files_of_the_plain_command(tmp_path: Path) -> None:
-    """Files, reports and messages are equal in every format; a second run with an interruption too."""
+    """Files, reports and messages must be equal in every format, including in a second run with an interruption."""
     texts = [*TEXTS, LONG, "", EMPTY, "x" * (MAX_CHARACTERS + 1), *(f"text {number}" for number in range(3000))]
     rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
     with cluster([1, 1]) as ray_cluster:
@@ -213,7 +213,7 @@ def test_ray_writes_the_files_of_the_plain_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path) -> None:
-    """Every row is in the output once, in order, although the node with one of two workers is killed midway."""
+    """Every row must be in the output once, in order, although a node with one of two workers is killed midway."""
     sentences = sample_sentences(6000)
     written = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:3000], "", *sentences[3000:]]])
     path = Path(os.path.relpath(written, ROOT))
@@ -257,9 +257,9 @@ def test_errors_of_workers_are_those_of_the_plain_command(tmp_path: Path, defaul
 
 @pytest.mark.slow
 def test_interrupted_run_is_continued_by_the_plain_command(tmp_path: Path) -> None:
-    """After Ctrl-C, the cluster that the command started ends with it.
+    """After Ctrl-C, the cluster started by the command must stop with it.
 
-    Two workers with four requests in flight take at least 1.2 s, of which the first checkpoint takes a hundredth.
+    Two workers with four requests in flight take at least 1.2 s, and reach the first checkpoint in a hundredth of that.
     """
     rows = [{"text": f"text {number}"} for number in range(100_000)]
     path, out, plain = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.npy", tmp_path / "plain.npy"

@@ -1,4 +1,4 @@
-"""`attendant embed IN -o OUT`: runs that continue after a kill, and files that exist."""
+"""`attendant embed IN -o OUT`: resuming after a kill, and existing files."""
 
 import asyncio
 import errno
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("stub_engine")
 
 
 class Killed(BaseException):
-    """The end of the process."""
+    """Simulates the process being killed."""
 
 
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], None]]:
-    """Return a function that ends the process at the given change of the disk; half of the data of a write arrive."""
+    """Return a function that kills the process at the Nth disk operation, leaving a write half done."""
     remaining: list[int | None] = [None]
 
     def is_due() -> bool:
@@ -71,7 +71,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], 
 def test_run_continues_after_a_kill_at_any_change_of_the_disk(
     tmp_path: Path, run_embed: RunEmbed, kill_at: Callable[[int | None], None], target: str
 ) -> None:
-    """After each kill, the same command writes the bytes of an uninterrupted run."""
+    """After each kill, the same command must write the same bytes as an uninterrupted run."""
     path = write_rows(tmp_path / "in.txt", [{"text": text} for text in [*TEXTS, "", LONG]])
     expected = tmp_path / "expected" / target
     expected.parent.mkdir()
@@ -154,7 +154,7 @@ def test_run_continues_after_the_disk_was_full(
 
 
 def start_and_stop(path: Path, out: Path, *options: str) -> None:
-    """Leave a work directory with one chunk."""
+    """Leave a work directory with one chunk behind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_directory.WorkDirectory, "publish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
@@ -177,8 +177,10 @@ def test_other_options_or_input_do_not_continue_a_run(tmp_path: Path, run_embed:
 
 
 def test_moved_input_continues_a_run_and_changed_input_does_not(tmp_path: Path, run_embed: RunEmbed) -> None:
-    """The content decides, not the path or the modification time."""
-    rows = [{"text": "a", "note": letter * 70_000} for letter in "xyz"]  # a digest of both ends would miss the middle
+    """Input is compared by content, not by path or modification time."""
+    rows = [
+        {"text": "a", "note": letter * 70_000} for letter in "xyz"
+    ]  # a digest of only the two ends would miss the middle
     path, out = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.npy"
     start_and_stop(path, out)
     before, status = path.read_text(), path.stat()

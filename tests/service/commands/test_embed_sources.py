@@ -1,4 +1,4 @@
-"""`attendant embed IN -o OUT` with an engine and with servers: numbers of the API, and servers that fail."""
+"""`attendant embed IN -o OUT` with an engine and with servers: the API's numbers, and failing servers."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ from tests.serving import ServiceThread
 
 SENTENCES = [*sample_sentences(150), "word " * 300]
 TOLERANCE = 4e-3
-"""Largest difference of values in bfloat16 in batches of another composition, for vectors of length 1."""
+"""Maximum bfloat16 difference due to batch composition, for vectors of length 1."""
 
 
 @pytest.fixture(scope="module")
 def expected(model: LoadedModel) -> np.ndarray[Any, Any]:
-    """The embeddings of the sentences by an engine, (N, D)."""
+    """Embeddings computed in process, (N, D)."""
 
     async def encode_all() -> list[Any]:
         async with open_harness(model) as harness:
@@ -45,7 +45,7 @@ def test_embed_writes_the_vectors_of_the_engine(
     tmp_path: Path, run_embed: RunEmbed, server: RunningServer, default_artifact: Path, expected: Any, *, source: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Sources have equal limits, and reject the same rows for the same reasons."""
+    """Sources have the same limits and reject the same rows for the same reasons."""
     monkeypatch.setenv("ATTENDANT_MODEL_DIR", str(default_artifact))
     urls = {"rest": server.rest, "grpc": f"grpc://{server.grpc}"}
     options = [] if source == "engine" else ["--server", urls[source]]
@@ -155,7 +155,7 @@ def stub_command(path: Path, out: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["out.jsonl", "out.npy", "out.parquet"])
 def test_killed_process_continues_to_equal_bytes(tmp_path: Path, name: str) -> None:
-    """SIGKILL at random moments, several per run."""
+    """Sends SIGKILL at random moments, several times per run."""
     texts = [f"text {number}" if number % 7 else "" for number in range(20_000)]
     path = write_rows(tmp_path / "in.txt", [{"text": text} for text in texts])
     expected = tmp_path / "expected" / name
@@ -189,7 +189,7 @@ def test_killed_process_continues_to_equal_bytes(tmp_path: Path, name: str) -> N
     ("source", "target"), [("in.jsonl", "out.jsonl"), ("in.csv", "out.npy"), ("in.parquet", "out.parquet")]
 )
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, source: str, target: str) -> None:
-    """The peaks of 20,000 and 400,000 rows (38 MiB) are within 30 MiB."""
+    """Peak memory with 20,000 and 400,000 rows (38 MiB) may differ by at most 30 MiB."""
     peaks = []
     for count in (20_000, 400_000):
         path = write_rows(tmp_path / source, [{"text": f"{number} " + "x" * 90} for number in range(count)])

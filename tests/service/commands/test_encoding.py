@@ -1,4 +1,4 @@
-"""Files of texts: lines, duplicates, limits and errors."""
+"""Text files: lines, duplicates, limits and errors."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from service.commands.encoding import Progress, TextError, TextFile
 
 
 def write(path: Path, body: bytes) -> Path:
-    """Write a file of texts and return its path."""
     file = path / "texts.txt"
     file.write_bytes(body)
     return file

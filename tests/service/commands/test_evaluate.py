@@ -1,4 +1,4 @@
-"""The command `attendant evaluate`: figures of real models, output, options and errors."""
+"""`attendant evaluate`: figures for real models, output, options and errors."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def records(body: str) -> list[dict[str, Any]]:
 
 
 def similarities(artifact: Path, queries: list[str], documents: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the scores of /v1/similarity, (Q, N), in float32."""
+    """Return scores from /v1/similarity in float32, (Q, N)."""
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
 
     async def score() -> Any:
@@ -48,7 +48,7 @@ def test_example_of_the_documentation_prints_its_output(run: Run, default_artifa
     directory, *options = command.replace("\\\n", "").split()
     assert ROOT / directory == default_artifact
     status, out, err = run(default_artifact, *options)
-    problems = [line for line in err.splitlines() if "encoded" not in line]  # a slow machine prints progress
+    problems = [line for line in err.splitlines() if "encoded" not in line]  # slow machines print progress
     assert (status, problems) == (0, [])
     assert out.splitlines()[1:] == OUTPUT.splitlines()[1:]
     assert out.startswith("model      all-MiniLM-L6-v2, float32 (")
@@ -78,7 +78,7 @@ def test_correlations_are_those_of_the_similarity_of_the_model(evaluate: Evaluat
 
 
 def test_retrieval_uses_the_prompts_of_the_model(evaluate: Evaluate, exported_labse: Path) -> None:
-    """The ranks match /v1/similarity for a model with a query prompt."""
+    """Ranks must match /v1/similarity for a model with a query prompt."""
     result = evaluate(exported_labse, "--retrieval", "retrieval.jsonl", "--top-k", 2)["retrieval"]
     lines = records(RETRIEVAL)
     positives = [line["positive"] for line in lines if "query" in line]
@@ -95,7 +95,7 @@ def test_retrieval_uses_the_prompts_of_the_model(evaluate: Evaluate, exported_la
 def test_words_have_the_cosines_of_the_comparison(
     run: Run, default_artifact: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Contextual and static cosines match /v1/compare, also for words of several tokens."""
+    """Contextual and static cosines must match /v1/compare, including for multi-token words."""
     captured: list[Values] = []
     sense_figures = evaluation._sense_figures
 

@@ -1,4 +1,4 @@
-"""`attendant evaluate --baseline`: the measures of both artifacts, and their paired differences."""
+"""`attendant evaluate --baseline`: measures of both artifacts, and their paired differences."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ FILES = (
 
 
 def estimates(figures: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Return the estimates of a result by their path."""
+    """Return a result's estimates by path."""
     if not isinstance(figures, dict):
         return {}
     if figures.keys() == {"value", "low", "high"}:
@@ -26,7 +26,7 @@ def estimates(figures: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 def test_differences_are_those_of_both_evaluations(
     evaluate: Evaluate, default_artifact: Path, exported_labse: Path
 ) -> None:
-    """Of models with other dimensions; methods that one of them lacks have no difference."""
+    """The models have different dimensions. Methods that only one of them supports have no difference."""
     result = evaluate(default_artifact, "--baseline", exported_labse, *FILES)
     own, base = evaluate(default_artifact, *FILES), evaluate(exported_labse, *FILES)
     assert result["baseline"] == {key: base[key] for key in result["baseline"]}

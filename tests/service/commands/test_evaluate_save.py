@@ -1,4 +1,4 @@
-"""`attendant evaluate --save`: records in the manifest, its digest, and all combinations of options."""
+"""`attendant evaluate --save`: manifest records, the new digest, and all combinations of options."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ FILES = {
 
 @pytest.fixture
 def artifact(exported: Path, tmp_path: Path) -> Path:
-    """Return an artifact that the test may change."""
+    """Return an artifact that the test may modify."""
     return Path(shutil.copytree(exported, tmp_path / "artifact"))
 
 
@@ -147,7 +147,7 @@ def test_artifact_that_changed_during_the_evaluation_is_not_changed_again(
 @settings(
     max_examples=EXAMPLES // 10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # a model is loaded per example
+)  # every example loads a model
 @given(
     tasks=st.sets(st.sampled_from([*FILES]), min_size=1),
     baseline=st.booleans(),
@@ -158,7 +158,7 @@ def test_options_combine(
     run: Run, artifact: Path, exported: Path, monkeypatch: pytest.MonkeyPatch,
     *, tasks: set[str], baseline: bool, save: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Every task has its figures, every option its part of the output, and only --save changes the artifact."""
+    """Every task must add its figures and every option its part of the output. Only --save may change the artifact."""
     monkeypatch.setattr(measures, "RESAMPLES", 20)
     before = Artifact.open(artifact).digest
     options: list[object] = [value for task in sorted(tasks) for value in (f"--{task}", FILES[task])]

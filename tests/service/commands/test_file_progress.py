@@ -1,4 +1,4 @@
-"""Progress of `attendant embed IN -o OUT`, and packages that are not installed."""
+"""Progress of `attendant embed IN -o OUT`, and missing packages."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ from tests.service.commands.embed_command import RunEmbed, write_rows
 
 
 def test_bar_is_shown_on_a_terminal(tmp_path: Path) -> None:
-    """It has the rate and the time left."""
+    """It shows the rate and the time left."""
     path = write_rows(tmp_path / "in.txt", [{"text": f"text {number}"} for number in range(5000)])
     command = [sys.executable, "-m", "tests.service.commands.embed_stub", "embed", str(path), "-o", f"{path}.npy"]
     terminal, stderr = pty.openpty()
@@ -27,7 +27,7 @@ def test_bar_is_shown_on_a_terminal(tmp_path: Path) -> None:
     try:
         while part := os.read(terminal, 4096):
             shown += part
-    except OSError:  # the end of a terminal on Linux
+    except OSError:  # how Linux reports the end of a terminal
         pass
     os.close(terminal)
     assert process.wait(HANG_TIMEOUT_S) == 0
@@ -49,7 +49,7 @@ def test_lines_are_printed_elsewhere(tmp_path: Path, run_embed: RunEmbed, monkey
 
 @pytest.mark.usefixtures("stub_engine")
 def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other formats need no further package."""
+    """Other formats need no additional package."""
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "attendant_client", None)

@@ -1,4 +1,4 @@
-"""Measures, compared with scipy, scikit-learn and brute force over all orders of equal similarities."""
+"""Measures, compared with scipy, scikit-learn and brute force over all orders of ties."""
 
 from collections.abc import Callable
 from itertools import pairwise, permutations
@@ -75,7 +75,7 @@ def test_best_threshold_has_the_highest_accuracy(pairs: list[tuple[int, bool]]) 
 
 
 def ranked(order: tuple[int, ...], relevant: set[int], k: int) -> tuple[float, float, float]:
-    """Return the measures of one ranking by their definitions."""
+    """Return a ranking's measures by definition."""
     ranks = [rank for rank, text in enumerate(order, start=1) if text in relevant]
     gain = sum(1 / np.log2(rank + 1) for rank in ranks if rank <= 10)
     ideal = sum(1 / np.log2(rank + 1) for rank in range(1, min(len(relevant), 10) + 1))
@@ -84,7 +84,7 @@ def ranked(order: tuple[int, ...], relevant: set[int], k: int) -> tuple[float, f
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=5), st.data())
 def test_rank_measures_equal_the_mean_over_all_orders(scores: list[int], data: st.DataObject) -> None:
-    """Equal similarities are in random order."""
+    """Ties are in random order."""
     count = len(scores)
     relevant = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     k = data.draw(st.integers(1, count))
@@ -129,7 +129,7 @@ def test_perfect_ranking_has_1_and_reversed_ranking_has_0() -> None:
 
 
 def test_random_ranking_has_the_expected_recall() -> None:
-    """Recall@k of one relevant text of N is k / N."""
+    """Recall@k of one relevant text among N is k / N."""
     scores: Floats = np.random.default_rng(1).random((2000, 50)).astype(np.float32)
     recall = estimate_mean(rank_measures(scores_as_vectors(scores), [np.array([0])] * 2000, 10)[:, 0])
     assert recall.value == pytest.approx(10 / 50, abs=0.03)
@@ -152,14 +152,14 @@ def test_separable_senses_have_accuracy_1_and_equal_similarities_chance() -> Non
 
 
 def test_random_similarities_have_the_accuracy_of_chance() -> None:
-    """The threshold is not chosen on the pairs that it classifies."""
+    """The threshold must not be chosen on the pairs it classifies."""
     random = np.random.default_rng(5)
     accuracies = [cross_validate(random.random(20), np.tile([True, False], 10))[0].mean() for _ in range(300)]
     assert np.mean(accuracies) == pytest.approx(0.5, abs=0.03)
 
 
 def test_interval_has_the_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 samples with mean 0.5, about 95 % have an interval with 0.5."""
+    """Out of 200 samples with mean 0.5, about 95 % must have an interval that contains 0.5."""
     monkeypatch.setattr(measures, "RESAMPLES", 200)
     random = np.random.default_rng(2)
     estimates = [estimate_mean(random.random(100)) for _ in range(200)]
@@ -185,7 +185,7 @@ SIDES = st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans()), min_size=3,
 
 
 def naive_difference(measure: Callable[[NDArray[np.int64]], float], count: int) -> list[float]:
-    """Return the value and the percentiles of a difference over resamples of the items."""
+    """Return the value and percentiles of a difference over resamples of the items."""
     random = np.random.default_rng(measures.SEED)
     values = [measure(random.integers(count, size=count)) for _ in range(measures.RESAMPLES)]
     defined = [value for value in values if not np.isnan(value)]
@@ -195,7 +195,7 @@ def naive_difference(measure: Callable[[NDArray[np.int64]], float], count: int) 
 
 @given(SIDES)
 def test_difference_is_paired(items: list[tuple[int, int, int, bool]]) -> None:
-    """The interval is for the mean difference, or for the difference between statistics of the same resamples."""
+    """The interval belongs to the mean difference, or to the difference between statistics on the same resamples."""
     own, base, labels = np.array([item[:3] for item in items], np.float64).T
     same = np.array([item[3] for item in items])
 
@@ -228,7 +228,7 @@ def test_difference_is_paired(items: list[tuple[int, int, int, bool]]) -> None:
 
 
 def test_paired_interval_of_a_constant_difference_is_a_point() -> None:
-    """An interval from two independent bootstraps would be wide."""
+    """Two independent bootstraps would give a wide interval."""
     values = np.random.default_rng(4).random(30)
     difference = estimate_mean(values + 0.25).minus(estimate_mean(values))
     assert [difference.value, difference.low, difference.high] == pytest.approx([0.25, 0.25, 0.25])

@@ -1,4 +1,4 @@
-"""`--model` of `attendant embed` and `attendant ask`: a model of the options or of a server, by name or alias."""
+"""`--model` of `attendant embed` and `attendant ask`: selects an option's or a server's model by name or alias."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SOURCES = ("engine", "rest", "grpc")
 
 @pytest.fixture(scope="module")
 def options(default_artifact: Path, exported: Path) -> dict[str, str]:
-    """The options of two models; the second one has an alias."""
+    """Options for two models, the second one with an alias."""
     return {"models": f"large={default_artifact},org/tiny={exported}", "model_aliases": "t=org/tiny"}
 
 
@@ -33,7 +33,7 @@ def server(options: dict[str, str]) -> Iterator[RunningServer]:
 def source(
     request: pytest.FixtureRequest, server: RunningServer, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """The options of a command that select where the models run."""
+    """Command options that select where the models run."""
     if request.param == "engine":
         for name, value in options.items():
             monkeypatch.setenv(f"ATTENDANT_{name.upper()}", value)

@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 
 
 def integer_vectors(seed: int, count: int, dimensions: int = 3) -> Floats:
-    """Return small integers: products are exact, and many are equal."""
+    """Return small integers, so that products are exact and often tied."""
     return np.random.default_rng(seed).integers(-2, 3, (count, dimensions)).astype(np.float32)
 
 
@@ -47,7 +47,7 @@ def brute_force(vectors: Vectors, k: int) -> list[list[int]]:
 def test_top_neighbors_equal_brute_force(
     seed: int, texts: int, queries: int, own: bool, block_bytes: int, data: st.DataObject
 ) -> None:
-    """Equal similarities are ordered by index, whatever the size of a block."""
+    """Ties are ordered by index, whatever the block size."""
     vectors = Vectors(integer_vectors(seed, texts), None if own else integer_vectors(seed + 1, queries))
     k = data.draw(st.integers(1, texts - 1))
     assert top_neighbors(vectors, k, block_bytes).tolist() == brute_force(vectors, k)
@@ -105,7 +105,7 @@ def test_row_cosines_equal_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_row_cosines_of_equal_vectors_are_exactly_one() -> None:
-    """Thresholds of 1 are reached despite rounding."""
+    """A threshold of 1 must be reachable despite rounding."""
     vectors = np.random.default_rng(3).normal(size=(500, 384)).astype(np.float32)
     assert set(row_cosines(vectors, vectors * np.float32(3)).tolist()) == {1.0}
 
@@ -117,7 +117,7 @@ def test_normalize_applies_to_cosine_only_and_keeps_zero() -> None:
 
 
 def test_search_holds_a_few_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call multiplies all queries by all texts."""
+    """No call may multiply all queries by all texts."""
     sizes: list[int] = []
     original: Any = Vectors.block_similarities
 

@@ -1,4 +1,4 @@
-"""Batches of rows: their number of rows and of characters."""
+"""Row batches: number of rows and of characters."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The command `attendant size`: output, JSON, options and errors."""
+"""`attendant size`: output, JSON, options and errors."""
 
 import json
 import re
@@ -15,7 +15,6 @@ LOAD = ("--texts-per-second", "100000", "--mean-tokens", "16")
 
 
 def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run the command and return its output."""
     assert main(["size", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -23,7 +22,7 @@ def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run the command with wrong arguments and return its error, one line."""
+    """Run the command with invalid arguments and return its one-line error."""
     with pytest.raises(SystemExit) as raised:
         main(["size", *arguments])
     out, err = capsys.readouterr()
@@ -64,12 +63,12 @@ def test_json_has_the_same_result(capsys: pytest.CaptureFixture[str], precision:
 @pytest.mark.parametrize(
     ("arguments", "replicas"),
     [
-        (("--utilization", "1"), 89),  # 175.6 cores / 2, and one spare replica, as everywhere below
-        (("--cores-per-replica", "8"), 98),  # the event loop: 58 cores / 0.6
+        (("--utilization", "1"), 89),  # 175.6 cores / 2, plus a spare replica, as everywhere below
+        (("--cores-per-replica", "8"), 98),  # event loops: 58 cores / 0.6
         (("--inputs-per-request", "32"), 108),  # (117.6 + 9.6 cores) / 1.2
         (("--tokens-per-second-per-core", "27200"), 99),  # (58.8 + 58 cores) / 1.2
-        (("--tokens-per-second", "27200"), 148),  # two cores: 13,600 each
-        (("--hardware", "gpu", "--tokens-per-second", "1e6"), 98),  # 1.6 GPUs busy, and the event loop as above
+        (("--tokens-per-second", "27200"), 148),  # on two cores, so 13,600 each
+        (("--hardware", "gpu", "--tokens-per-second", "1e6"), 98),  # 1.6 busy GPUs, event loops as above
         (("--spare-replicas", "0"), 147),
     ],
 )
@@ -90,7 +89,7 @@ def test_cheaper_shape_is_shown_if_the_given_one_wastes_cores(capsys: pytest.Cap
 
 
 def test_decimals_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    """In binary floating point, 2.1 / 0.3 is over 7, and the calculation would return a replica too many."""
+    """In binary floating point, 2.1 / 0.3 exceeds 7, which would add a replica."""
     load = ("--texts-per-second", "2.1", "--mean-tokens", "100", "--tokens-per-second", "100", "--hardware", "gpu")
     assert json.loads(size(capsys, *load, "--utilization", "0.3", "--spare-replicas", "0", "--json"))["replicas"] == 7
     assert 2.1 / 0.3 > 7
@@ -103,7 +102,7 @@ def test_largest_load_does_not_overflow(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[str], default_artifact: Path) -> None:
-    """The default artifact needs no scaling up to the length of a row, and less throughput for longer texts."""
+    """The default artifact is not scaled for texts up to the row length. Longer texts reduce its throughput."""
     assert size(capsys, *LOAD, "--model-dir", str(default_artifact)) == size(capsys, *LOAD)
     long = size(capsys, "--texts-per-second", "1", "--mean-tokens", "256", "--model-dir", str(default_artifact))
     assert "13,600 (bfloat16" in long

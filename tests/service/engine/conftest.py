@@ -1,4 +1,4 @@
-"""The tokenizer without the model, and lanes over a fake backend."""
+"""The tokenizer without the model, and lanes on a fake backend."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,13 +19,12 @@ from tests.service.engine.lane_cases import StartLane
 
 @pytest.fixture(scope="session")
 def tokenizer(default_artifact: Path) -> Tokenizer:
-    """The tokenizer of the default model."""
     return Tokenizer((default_artifact / TOKENIZER).read_bytes())
 
 
 @pytest.fixture
 async def start_lane() -> AsyncIterator[StartLane]:
-    """A function that creates lanes, which are closed after the test."""
+    """A function that creates lanes and closes them after the test."""
     started: list[tuple[Lane[FakeTask, int], FakeBackend]] = []
 
     def make(backend: FakeBackend, *, max_tokens: int = 10**6, metrics: Metrics | None = None, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A backend with numbers as tasks for tests of the scheduler. A result is ten times the value of its task."""
+"""A backend for scheduler tests whose tasks are numbers. A result is ten times its task's value."""
 
 import threading
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ HANG_TIMEOUT_S = 20  # limits how long a broken test hangs
 
 @dataclass(frozen=True)
 class FakeTask:
-    """A value below 0 raises NonFiniteOutput; 13 raises ValueError."""
+    """A value below 0 raises NonFiniteOutput, and 13 raises ValueError."""
 
     value: int
     size: int = 1

@@ -1,4 +1,4 @@
-"""Lanes over a fake backend, and requests to them."""
+"""Lanes on a fake backend, and requests to them."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ def send(
 
 
 async def hold(lane: Lane[FakeTask, int], backend: FakeBackend, value: int = 1) -> "asyncio.Task[list[int]]":
-    """Occupy one stream with one task, and return once it runs."""
+    """Occupy one stream with a task, and return once it is running."""
     backend.gate.clear()
     held = send(lane, [value])
     assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)

@@ -42,7 +42,7 @@ def test_request_is_rejected_when_its_estimated_wait_exceeds_the_limit() -> None
 
 
 def test_wait_limit_of_a_large_request_includes_its_own_time() -> None:
-    """Otherwise a large request would be accepted only by an almost empty queue."""
+    """Otherwise a large request would only be accepted if the queue is almost empty."""
     admission(5000).check(4000, NEVER)
 
 
@@ -66,7 +66,7 @@ def test_large_request_never_locks_out_small_ones(large: int, small: int) -> Non
 
 @given(st.lists(st.integers(481, 10**6), min_size=1, max_size=20), st.integers(1, 480))
 def test_large_requests_leave_room_for_small_ones(sizes: list[int], small: int) -> None:
-    """Whatever large requests are admitted, in whatever order."""
+    """Whatever large requests are admitted, and in whatever order."""
     limits = admission(rate=1e9, max_tokens=262_144, quantum=480)
     admitted = 0
     for size in sizes:
@@ -114,7 +114,7 @@ def test_rate_is_correct_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rate_ignores_an_idle_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches of an idle server are slow per token and do not measure its capacity."""
+    """Small batches on an idle server are slow per token and do not measure its capacity."""
     clock, rate = Clock(monkeypatch), ServiceRate(1000)
     for _ in range(100):
         clock.now += 1
@@ -131,7 +131,7 @@ def test_one_pause_of_the_process_changes_the_rate_little(monkeypatch: pytest.Mo
 
 
 def test_rate_follows_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within ten seconds, although each batch counts as at most four times slower than the estimate."""
+    """Must happen within ten seconds, although each batch counts as at most four times slower than the estimate."""
     clock, rate = Clock(monkeypatch), ServiceRate(5000)
     rate.observe(500, saturated=True)
     for _ in range(10):

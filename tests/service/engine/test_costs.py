@@ -1,4 +1,4 @@
-"""Estimated cost of requests: small ones are prepared on the event loop, others in a thread."""
+"""Estimated request cost: small requests are prepared on the event loop, others in a thread."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""The engine with the real model: usage, truncation, model names and independence of the batch composition."""
+"""The engine with the real model: usage, truncation, model names and independence of batch composition."""
 
 import asyncio
 from typing import Any
@@ -87,7 +87,7 @@ async def test_pair_is_one_input_with_two_segments(engine: Engine) -> None:
 
 
 async def test_embedding_does_not_depend_on_batch_composition(engine: Engine, model: LoadedModel) -> None:
-    """Compare 64 concurrent requests of one to three texts with requests of one text."""
+    """Compares 64 concurrent requests of one to three texts with single-text requests."""
     texts = [f"boat number {n} " + "drifts " * (n % 17) for n in range(64)]
     alone = [pooled(await encode(engine, text)) for text in texts]
     responses = await asyncio.gather(*(encode(engine, *texts[n : n + 1 + n % 3]) for n in range(64)))
@@ -119,7 +119,7 @@ async def test_tokenize_applies_the_limits_of_encode(model: LoadedModel) -> None
 
 
 async def test_poisoned_text_fails_alone(poisoned_model: LoadedModel) -> None:
-    """The other 31 requests of the same batches get their embeddings."""
+    """The other 31 requests in the same batches must get their embeddings."""
     async with open_harness(poisoned_model) as harness:
         texts = [f"a {POISON} runs" if n == 13 else f"boat number {n}" for n in range(32)]
         results = await gather(*(encode(harness.engine, text) for text in texts))
@@ -139,7 +139,7 @@ async def test_large_requests_are_tokenized_off_the_event_loop(engine: Engine) -
 
 
 async def test_maps_of_a_poisoned_text_fail(poisoned_model: LoadedModel) -> None:
-    """The failure is counted, and the next text succeeds."""
+    """The failure must be counted, and the next text must succeed."""
     async with open_harness(poisoned_model) as harness:
         with pytest.raises(NonFiniteOutput):
             await harness.engine.attend(AttendRequest((Input(TokenizerInput(f"a {POISON} runs")),)))

@@ -39,7 +39,7 @@ async def test_deadline_in_the_past_is_rejected_before_inference(harness: Servic
 
 
 class GatedBackend:
-    """Makes the batches of a backend wait until a gate opens."""
+    """Makes a backend's batches wait until a gate opens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
         self.gate, self._entered = threading.Event(), threading.Semaphore(0)
@@ -58,10 +58,10 @@ class GatedBackend:
 
 
 async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request before it finishes. The expired request never runs."""
+    """The request ahead of it finishes. The expired request never runs."""
     async with open_harness(model) as harness:
         gated = GatedBackend(monkeypatch, model.backend)
-        count = model.backend.choice.streams + 1  # one batch each; the last one stays in the queue
+        count = model.backend.choice.streams + 1  # one batch each, and the last one stays in the queue
         before = asyncio.ensure_future(encode(harness.engine, *[LONG] * count, truncation="right"))
         await gated.wait_for_batches(model.backend.choice.streams)
         with pytest.raises(DeadlineExceeded, match="before the response was ready"):
@@ -73,7 +73,7 @@ async def test_deadline_in_the_queue_drops_the_request(model: LoadedModel, monke
 
 
 async def test_deadline_covers_preparation(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode and tokenize requests fail at their deadline even during tokenization."""
+    """Encode and tokenize requests must fail at their deadline even during tokenization."""
     async with open_harness(model) as harness:
         gate, tokenizer = threading.Event(), model.tokenizer
         encode_batch = tokenizer.encode
@@ -116,7 +116,7 @@ async def test_text_without_content_after_tokenization_is_rejected(harness: Serv
 
 
 async def test_full_queue_rejects_requests_and_recovers(model: LoadedModel) -> None:
-    """Accepted requests are answered."""
+    """Accepted requests must still be answered."""
     async with open_harness(model, max_queue_tokens=2000) as harness:
         results = await gather(*(encode(harness.engine, "word " * 200) for _ in range(60)))
         rejected = [error for error in results if isinstance(error, QueueFull)]
@@ -148,7 +148,7 @@ def attend_request(*texts: str, **fields: Any) -> AttendRequest:
 async def test_explain_lane_handles_deadlines_and_cancellation(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast lane stays available."""
+    """The fast lane must stay available."""
     async with open_harness(model) as harness:
         gated = GatedBackend(monkeypatch, model.explain)
         long = attend_request(*[LONG] * 2, truncation="right", head_reduce="mean", dtype="float16")
@@ -218,7 +218,7 @@ async def test_stalled_batch_makes_the_process_unhealthy(model: LoadedModel, mon
 async def test_long_prompt_for_many_inputs_does_not_lock_out_other_requests(
     harness: ServiceHarness, prompt: str
 ) -> None:
-    """18 KB of JSON: a prompt counts once per input."""
+    """18 KB of JSON, because a prompt used to count once per input."""
     attack = asyncio.ensure_future(encode(harness.engine, *["a"] * 256, prompt=prompt))
     await asyncio.sleep(0)
     others = await gather(*(encode(harness.engine, GOLDEN) for _ in range(55)))

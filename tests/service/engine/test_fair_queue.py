@@ -103,7 +103,7 @@ def test_backlog_estimate_is_at_most_twice_the_exact_value(waiting: list[int], o
 
 
 class Simulation:
-    """One stream of a fake backend with a virtual clock. The duration of a batch is proportional to its tokens."""
+    """One stream of a fake backend with a virtual clock. A batch takes time in proportion to its tokens."""
 
     def __init__(self) -> None:
         self.queue: FairQueue[tuple[int, float]] = FairQueue(BATCH_TOKENS)
@@ -131,7 +131,7 @@ class Simulation:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 64), st.integers(0, 1000))
 def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int) -> None:
-    """Each client sends its next sentence when it gets a response, so the queue always has sentences."""
+    """Clients send the next sentence as soon as they get a response, so the queue always contains sentences."""
     chance, simulation = random.Random(seed), Simulation()
     bulk = simulation.submit([chance.randint(96, 256) for _ in range(256)])
     tokens = simulation.queue.tokens
@@ -140,7 +140,7 @@ def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed
         simulation.run_batch()
         finished = {number for number in waiting if number in simulation.finished}
         waiting = (waiting - finished) | {simulation.submit([chance.randint(3, 60)]) for _ in finished}
-    # Per round the bulk request gets a batch and each client at most 60 tokens.
+    # Per round, the bulk request gets a batch and each client at most 60 tokens.
     assert simulation.now <= tokens / TOKENS_PER_SECOND * (1 + clients * 60 / BATCH_TOKENS) + 1
 
 
@@ -155,7 +155,7 @@ def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int,
         sentence, started = simulation.submit([chance.randint(3, 60)]), simulation.now
         while sentence not in simulation.finished:
             simulation.run_batch()
-        # One turn per bulk request, the batch of the sentence, and one partial batch.
+        # One turn per bulk request, the sentence's batch, and one partial batch.
         assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
 
 
@@ -180,7 +180,7 @@ def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, l
 @pytest.mark.parametrize("max_tokens", [BATCH_TOKENS, 768])
 @pytest.mark.parametrize("per_request", [1, 32])
 def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
-    """With real sentences, padding is less than 3 % of the tokens."""
+    """With real sentences, less than 3 % of the tokens may be padding."""
     sizes = [max(3, len(sentence) // 5) for sentence in sample_sentences(1024)]
     queue: FairQueue[int] = FairQueue(max_tokens)
     for start in range(0, len(sizes), per_request):

@@ -1,4 +1,6 @@
-"""Golden vectors: each backend is compared with them at start, and an inaccurate precision falls back to float32."""
+"""Golden vectors: every backend is checked against them at startup, and an inaccurate precision falls back to
+float32.
+"""
 
 import base64
 import json
@@ -20,13 +22,13 @@ from tests.shared_models import load_anew
 
 @pytest.fixture
 def artifact(default_artifact: Path, tmp_path: Path) -> Path:
-    """Return a copy whose golden vectors the test may change."""
+    """Return a copy whose golden vectors the test may modify."""
     return Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
 
 
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile two shapes only, so that a backend opens in a second."""
+    """Compile only two shapes, so that a backend opens in a second."""
     monkeypatch.setattr(OpenVinoBackend, "batch_shapes", ((1, 64), (1, 256)))
 
 
@@ -36,7 +38,7 @@ def change_golden(root: Path, **fields: Any) -> None:
 
 
 def turn_golden(root: Path, dimensions: int) -> None:
-    """Replace the golden vectors by others, which no precision computes."""
+    """Replace the golden vectors with ones that no precision computes."""
     count = len(json.loads((root / GOLDEN).read_text())["texts"])
     vectors = np.random.default_rng(0).standard_normal((count, dimensions)).astype("<f4")
     change_golden(root, vectors=base64.b64encode(vectors.tobytes()).decode())
@@ -55,7 +57,7 @@ def test_default_model_has_32_golden_vectors_and_reaches_its_limit(model: Loaded
 def test_inaccurate_precision_falls_back_to_float32(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model: LoadedModel
 ) -> None:
-    """The line of the selection says so. With a CPU without bfloat16, float32 is selected at once."""
+    """The selection line must say so. On a CPU without bfloat16, float32 is selected right away."""
     monkeypatch.setitem(MIN_COSINE, "bfloat16", 0.9999999)
     with caplog.at_level(logging.INFO):
         loaded = load_anew(Settings(model_dir=artifact))

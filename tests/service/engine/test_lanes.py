@@ -21,7 +21,7 @@ async def test_fast_lane_runs_the_last_layer_only(harness: ServiceHarness) -> No
 
 
 async def test_explain_session_opens_at_the_first_request(harness: ServiceHarness) -> None:
-    """Most servers never use it, and its weights need memory."""
+    """Most servers never use it, and its weights take memory."""
     model = load_anew(harness.settings)
     async with open_harness(model) as opened:
         await encode(opened.engine, TEXT)
@@ -49,7 +49,7 @@ async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, mon
 
 
 async def test_both_lanes_agree_on_the_last_layer(harness: ServiceHarness) -> None:
-    """The tolerance depends on the precision of the fast lane."""
+    """The tolerance depends on the fast lane's precision."""
     fast = (await encode(harness.engine, TEXT, outputs=("tokens",))).results[0].token_vectors
     both = await encode(harness.engine, TEXT, outputs=("tokens",), layers=(5, 6), layer_reduce="stack")
     explain = both.results[0].token_vectors

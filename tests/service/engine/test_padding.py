@@ -1,4 +1,4 @@
-"""Padded arrays: the values of each input, and zeros elsewhere."""
+"""Padded arrays: each input's values, and zeros elsewhere."""
 
 import numpy as np
 

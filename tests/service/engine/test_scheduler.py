@@ -1,4 +1,4 @@
-"""Lanes with a fake backend: batching, the order of results, reservations, drain and close."""
+"""Lanes with a fake backend: batching, result order, reservations, drain and close."""
 
 import asyncio
 import random
@@ -112,7 +112,7 @@ async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLa
 
 
 async def test_empty_queue_accepts_a_request_larger_than_its_limit(start_lane: StartLane) -> None:
-    """Small requests are still admitted beside it, large ones are not."""
+    """Small requests are still admitted alongside it, large ones are not."""
     lane = start_lane(FakeBackend(max_batch_tokens=8), max_tokens=10)
     with lane.reserve(50, FOREVER), lane.reserve(2, FOREVER):
         for tokens in (1, 9):

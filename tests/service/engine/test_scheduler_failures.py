@@ -1,4 +1,4 @@
-"""Lanes with a fake backend that fails, loses its session or its device, and requests that are cancelled or expire."""
+"""Lanes with a fake backend that fails or loses its session or device, and cancelled or expired requests."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ async def test_one_bad_task_of_32_fails_alone(start_lane: StartLane, bad: int, e
     results = await asyncio.gather(*(send(lane, [value]) for value in values), return_exceptions=True)
     assert isinstance(results.pop(19), error)
     assert results == [[item * 10] for item in values if item != bad]
-    assert len(backend.batches) <= 11  # the batch, and two halves of it five times
+    assert len(backend.batches) <= 11  # the batch, and five times two halves of it
     assert backend.reopened == 0
 
 
@@ -46,7 +46,7 @@ async def test_lost_session_is_replaced_once_and_the_batch_succeeds(start_lane: 
 
 
 async def test_lost_device_fails_the_lane_in_two_runs(start_lane: StartLane) -> None:
-    """Bisection would need 2,000 runs for a batch of 1,000."""
+    """Bisecting a batch of 1,000 would take 2,000 runs."""
     backend = FakeBackend(max_batch_tokens=2000, max_batch_size=2000)
     lane = start_lane(backend)
     backend.device_lost = True

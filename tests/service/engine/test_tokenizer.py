@@ -1,4 +1,4 @@
-"""The tokenizer of the server: decoding, and token ids with special tokens."""
+"""The server's tokenizer: decoding, and token ids with special tokens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Stalled batches, with fake time, and their effect on the health of a lane."""
+"""Stalled batches in simulated time, and their effect on a lane's health."""
 
 import asyncio
 import threading

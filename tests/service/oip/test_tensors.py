@@ -1,4 +1,4 @@
-"""Elements of tensors: the same values in each form, and errors of shapes and sizes."""
+"""Tensor elements: the same values in each form, and shape and size errors."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Invalid bodies over a real connection: exact errors without input text, and the connection stays usable."""
+"""Invalid bodies over a real connection: exact errors without input text, on a connection that stays usable."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture
 def client(rest: httpx.Client) -> Iterator[httpx.Client]:
-    """A client with one connection. The connection must still work after the test."""
+    """A client with one connection, which must still work after the test."""
     limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
     with httpx.Client(base_url=rest.base_url, limits=limits, timeout=60) as opened:
         golden = opened.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"]
@@ -22,7 +22,7 @@ def client(rest: httpx.Client) -> Iterator[httpx.Client]:
 
 
 def error_message(response: httpx.Response, status: int, code: str, reason: str | None) -> str:
-    """Check an error response, and return its message."""
+    """Check an error response and return its message."""
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code), error
     assert reason in (None, error["reason"]), error
@@ -92,7 +92,7 @@ def test_media_type_is_case_insensitive_and_may_have_a_charset(client: httpx.Cli
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "nonsense"])
 def test_compressed_body_is_rejected(client: httpx.Client, coding: str) -> None:
-    """The server decompresses nothing, which prevents decompression bombs."""
+    """The server decompresses nothing, which rules out decompression bombs."""
     response = client.post("/v1/encode", content=body(), headers={**JSON, "content-encoding": coding})
     error_message(response, 415, "INVALID_ARGUMENT", "UNSUPPORTED_MEDIA_TYPE")
 
@@ -154,7 +154,7 @@ def test_duplicate_keys_keep_the_last(client: httpx.Client) -> None:
     ids=range(8),
 )
 def test_edge_case_texts_are_encoded_without_special_tokens(client: httpx.Client, text: str) -> None:
-    """Special tokens spelled in a text are tokenized as text. Offsets are inside the text."""
+    """Special tokens spelled out in a text are tokenized as text. Offsets must be inside the text."""
     body = {"inputs": text, "outputs": ["pooled", "tokens"], "truncation": "right"}
     (result,) = client.post("/v1/encode", json=body).json()["results"]
     assert len(result["pooled"]) == 384
@@ -168,7 +168,7 @@ def test_edge_case_texts_are_encoded_without_special_tokens(client: httpx.Client
     [("gzip", "gzip"), ("br, GZIP;q=0.5", "gzip"), ("gzip;q=0", None), ("identity", None), ("", None)],
 )
 def test_large_json_response_is_compressed_on_request(client: httpx.Client, accepted: str, coding: str | None) -> None:
-    """Small responses and base64 vectors are not compressed."""
+    """Small responses and base64 vectors are never compressed."""
     body = {"inputs": [GOLDEN] * 8}
     response = client.post("/v1/encode", json=body, headers={"accept-encoding": accepted})
     assert response.headers.get("content-encoding") == coding

@@ -1,4 +1,4 @@
-"""The Host header, and requests of browsers from other origins."""
+"""The Host header, and cross-origin browser requests."""
 
 import httpx
 import pytest

@@ -1,4 +1,6 @@
-"""Handling of all routes: unknown paths and methods, request IDs, unhandled exceptions, and the OpenAPI routes."""
+"""Behavior common to all routes: unknown paths and methods, request IDs, unhandled exceptions, and the OpenAPI
+routes.
+"""
 
 import re
 import socket
@@ -11,7 +13,7 @@ from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 
 MODEL_ROUTES = (("get", ""), ("get", "/ready"), ("get", "/config"), ("get", "/stats"), ("post", "/infer"))
-"""Routes of the Open Inference Protocol for one model."""
+"""Open Inference Protocol routes for a single model."""
 ROUTES = {
     ("post", "/v1/encode"),
     ("post", "/v1/tokenize"),
@@ -128,7 +130,7 @@ async def test_docs_option_disables_docs_and_openapi(model: LoadedModel) -> None
 async def test_unhandled_exception_is_logged_and_not_returned(
     harness: ServiceHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The response has the request ID of the log record."""
+    """The response must have the log record's request ID."""
 
     async def broken(request: EncodeRequest) -> EncodeResponse:
         raise KeyError("/home/secret/path")
@@ -142,7 +144,7 @@ async def test_unhandled_exception_is_logged_and_not_returned(
 
 
 def send_raw(rest: httpx.Client, request: bytes) -> bytes:
-    """Send raw bytes, and return all bytes until the server closes the connection."""
+    """Send raw bytes and read until the server closes the connection."""
     with socket.create_connection((rest.base_url.host, rest.base_url.port), timeout=20) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -1,4 +1,4 @@
-"""The OpenAPI document: routes, schemas, examples, and a client generated from it."""
+"""The OpenAPI document: routes, schemas, examples, and a generated client."""
 
 import importlib
 import json
@@ -57,7 +57,7 @@ for _name, _suffix, _method in (
     OPERATIONS[f"oip_model_version_{_name}"] = (f"/v2/models/{{name}}/versions/{{version}}{_suffix}", _method)
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
-"""Operations that need a head, which the default model lacks."""
+"""Operations that need a model head, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
 """Operations that always fail."""
 EMPTY = {"tei_health", "tei_ping"}
@@ -85,7 +85,7 @@ def test_operations_have_short_ids(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
-    """Send the request example. The response and the response example must match the schema."""
+    """Sends the example request. The response and the example response must match the schema."""
     path, method = OPERATIONS[name]
     operation = document["paths"][path][method]
     body = None
@@ -201,7 +201,9 @@ def test_docs_load_nothing_from_other_origins(rest: httpx.Client) -> None:
 def test_generated_client_works(
     document: dict[str, Any], server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Generate a client with openapi-python-client without warnings, and call the server with it."""
+    """openapi-python-client must generate the client without warnings, and the client must be able to call the
+    server.
+    """
     source = tmp_path / "openapi.json"
     source.write_text(json.dumps(document))
     config = tmp_path / "config.yml"

@@ -20,14 +20,14 @@ from tests.service.rest.test_protocol import read_response
 from tests.service.rest.test_server import record_protocols, serving, until
 
 FULL = 100
-"""Capacity of the queue, in tokens."""
+"""Queue capacity in tokens."""
 JSON = {b"content-type": b"application/json"}
 INFER_BODY = b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["an \\"attention\\" map"]}]}'
 INFER_ATTENTION = INFER_BODY[:-1] + b', "outputs": [{"name": "attention"}]}'
 
 
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
-    """Each API has the same status, headers and body in both cases, and count each rejection once."""
+    """In each API, both must have the same status, headers and body, and count the rejection once."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL):
@@ -52,7 +52,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 if api in ("rest", "openai"):
                     error, expected_error = error["error"], expected_error["error"]
                 message = "message" if api in ("rest", "openai") else "error"
-                # The messages differ: the engine estimates tokens from characters, the load shedder from bytes.
+                # The messages differ, because the engine estimates tokens from characters, and the load shedder from
+                # bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
                 endpoint = path
                 if api == "oip":
@@ -78,7 +79,7 @@ async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel,
 
 
 async def test_load_shedder_accepts_compressed_requests(model: LoadedModel) -> None:
-    """Their outputs cannot be seen."""
+    """The load shedder cannot see which outputs they request."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         headers, path = {**JSON, b"content-encoding": b"gzip"}, b"/v2/models/all-MiniLM-L6-v2/infer"
@@ -87,7 +88,7 @@ async def test_load_shedder_accepts_compressed_requests(model: LoadedModel) -> N
 
 
 async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> None:
-    """The queue is near its capacity, but not full."""
+    """The queue is near capacity, but not full."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(FULL - 8):
@@ -97,7 +98,7 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
 
 
 async def test_load_shedder_counts_requests_whose_task_has_not_started(model: LoadedModel) -> None:
-    """It counts requests of one event-loop iteration itself. Later the engine counts them."""
+    """It counts the requests of one event loop iteration itself. After that, the engine counts them."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         body = b'{"inputs": "%s"}' % (b"bank " * 5)
@@ -110,7 +111,7 @@ async def test_load_shedder_counts_requests_whose_task_has_not_started(model: Lo
 
 
 async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
-    """A request without a valid key gets 401, as it does from the application."""
+    """A request without a valid key must get 401, as from the application."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, ApiKeys(["secret"]))
         with fast_lane(harness).reserve(FULL):
@@ -132,7 +133,7 @@ async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
 async def test_server_under_load_that_stops_responds_with_503(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, path: bytes, body: bytes
 ) -> None:
-    """Also to a request whose head it has read before."""
+    """This includes a request whose head has already been read."""
     protocols = record_protocols(monkeypatch)
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
@@ -169,7 +170,7 @@ async def test_load_shedder_closes_connections_during_the_drain_delay(model: Loa
 async def test_rejection_has_the_cors_headers_of_the_application(
     model: LoadedModel, origins: str, allowed: str | None
 ) -> None:
-    """Without them a browser hides the 429 and its Retry-After from the page."""
+    """Without them, a browser hides the 429 and its Retry-After from the page."""
     async with open_harness(model, max_queue_tokens=FULL, cors_origins=origins) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None, Cors(origins))
         headers = {**JSON, b"origin": b"https://a.org"}
@@ -185,7 +186,7 @@ async def test_rejection_has_the_cors_headers_of_the_application(
 
 
 async def test_load_shedder_rejects_requests_of_the_full_model_only(model: LoadedModel) -> None:
-    """A flood of one model must not cost requests of another one."""
+    """Flooding one model must not affect requests for another."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         settings = Settings(models="full=unused,idle=unused", max_queue_tokens=FULL)
         models = Models.start([model, model], settings, harness.metrics)

@@ -1,4 +1,4 @@
-"""The HTTP protocol: limits, checks of the request head, and the order of responses."""
+"""The HTTP protocol: limits, request head checks, and response order."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ POST = b"POST /x HTTP/1.1\r\nHost: localhost\r\n"
 async def read_response(
     reader: asyncio.StreamReader, *, has_body: bool = True
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Return status, headers and body of the next response."""
+    """Read the next response: status, headers and body."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     status, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    assert status.startswith(b"HTTP/1.1 ")  # else it follows bytes that belong to no response
+    assert status.startswith(b"HTTP/1.1 ")  # otherwise the bytes before it belong to no response
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     body = await reader.readexactly(int(headers.get(b"content-length", b"0"))) if has_body else b""
     return int(status.split()[1]), headers, body
@@ -52,7 +52,7 @@ async def test_upgrade_to_h2c_is_ignored_and_keeps_the_body(cut: int) -> None:
 
 
 async def test_pipelined_upgrades_are_all_answered() -> None:
-    """In one read: each one is parsed again without its Upgrade header, without recursion."""
+    """All of them arrive in one read. Each one is parsed again without its Upgrade header, without recursion."""
     count = 3500
     async with serving(echo) as (reader, writer):
         writer.write((POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\na") * count)
@@ -108,7 +108,7 @@ async def test_head_is_checked(name: str) -> None:
 
 
 async def test_large_body_does_not_count_as_header_of_the_next_request() -> None:
-    """Even if both arrive in one read, and the second head in several."""
+    """Must hold even if both arrive in one read, and the second head in several."""
     body = b"b" * 100_000
     requests = POST + b"Content-Length: 100000\r\n\r\n" + body + b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Le"
     async with serving(echo) as (reader, writer):
@@ -132,7 +132,7 @@ async def test_endless_header_line_closes_the_connection() -> None:
 
 
 class PausedApp:
-    """An app that responds after `finish` is set."""
+    """An app that responds once `finish` is set."""
 
     def __init__(self) -> None:
         self.started, self.finish = asyncio.Event(), asyncio.Event()
@@ -149,7 +149,7 @@ class PausedApp:
     [b"garbage\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", b"GET /x HTTP/1.1\r\nHost: localhost\r\nx: " + b"a" * 400_000],
 )
 async def test_error_does_not_precede_earlier_response(monkeypatch: pytest.MonkeyPatch, second: bytes) -> None:
-    """The first response is complete. The server closes the connection after it or after the error."""
+    """The first response must be complete. The server closes the connection after it or after the error."""
     app, first, size = PausedApp(), POST + b"Content-Length: 1\r\n\r\na", 0
     data_received = HttpProtocol.data_received
 
@@ -169,7 +169,7 @@ async def test_error_does_not_precede_earlier_response(monkeypatch: pytest.Monke
 
 
 async def test_trailers_are_not_headers() -> None:
-    """Otherwise a client could add headers that a proxy has not checked."""
+    """Otherwise a client could smuggle in headers that a proxy has not checked."""
     seen: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,7 +216,7 @@ async def test_rejection_of_head_has_no_body() -> None:
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 async def test_head_and_options_are_answered_under_overload(model: LoadedModel, method: str) -> None:
-    """The requests have a body. HEAD responses have none."""
+    """The requests have a body. HEAD responses must not."""
     async with open_harness(model, max_queue_tokens=100) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
@@ -238,7 +238,7 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
 
 
 async def test_connections_over_the_limit_get_503() -> None:
-    """A closed connection frees its place."""
+    """Closing a connection frees its slot."""
     rejections: list[str] = []
 
     def report(error: ServiceError, request_id: str) -> None:
@@ -260,7 +260,7 @@ async def test_connections_over_the_limit_get_503() -> None:
         await second[1].wait_closed()
         status = 503
         async with asyncio.timeout(20):
-            while status == 503:  # until the server has seen that the second connection is closed
+            while status == 503:  # until the server has noticed that the second connection is closed
                 fourth = await asyncio.open_connection(*address)
                 fourth[1].write(POST + b"Content-Length: 1\r\n\r\na")
                 status = (await read_response(fourth[0]))[0]
@@ -278,7 +278,7 @@ async def test_rejected_connection_is_counted_as_a_request() -> None:
 
 
 async def test_admin_port_has_no_connection_limit(model: LoadedModel) -> None:
-    """Probes and metrics work when clients exhaust the connection limit."""
+    """Probes and metrics must work even when clients exhaust the connection limit."""
     async with (
         open_harness(model) as harness,
         serving(make_admin_app(harness.lifecycle, harness.settings, harness.metrics)) as (reader, writer),
@@ -294,7 +294,7 @@ async def test_admin_port_has_no_connection_limit(model: LoadedModel) -> None:
 
 
 async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
-    """The limit is reached by the unfinished body of another request, which is then accepted."""
+    """Another request's unfinished body uses up the limit, and is then accepted."""
     body = b'{"inputs": "%s"}' % GOLDEN.encode()
     head = (
         b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

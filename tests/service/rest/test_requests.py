@@ -1,4 +1,4 @@
-"""Parsing of requests: limits before items, the first problem in document order, and the memory for bodies."""
+"""Request parsing: limits before items, the first problem in document order, and memory for bodies."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def problem(document: Any, model: type[StrictModel] = EncodeBody) -> str:
 
 @pytest.fixture
 def error_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of error objects per failed validation."""
+    """Number of error objects in each failed validation."""
     counts: list[int] = []
 
     def count(error: ValidationError, document: Any, model: Any) -> Any:
@@ -93,7 +93,7 @@ FLOODS: dict[str, tuple[type[StrictModel], Any, str]] = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_validation_stops_at_first_error(name: str, error_counts: list[int]) -> None:
-    """The number of error objects does not depend on the number of invalid items."""
+    """The number of error objects must not depend on the number of invalid items."""
     model, document, expected = FLOODS[name]
     assert problem(document, model).startswith(expected)
     assert max(error_counts) <= 2
@@ -141,7 +141,7 @@ ORDER: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", ORDER)
 def test_first_problem_in_document_order_is_reported(name: str) -> None:
-    """The message has one problem, without the alternatives of a union."""
+    """The message has a single problem, without the alternatives of a union."""
     document, expected = ORDER[name]
     message = problem(document)
     assert message.startswith(expected)

@@ -1,4 +1,4 @@
-"""Rendering of responses in parts, with other tasks of the event loop between the parts."""
+"""Rendering responses in parts, so that other event loop tasks can run in between."""
 
 import asyncio
 import base64
@@ -66,7 +66,7 @@ async def test_parts_join_to_the_document(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])
 async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of orjson writes at most one part, and the event loop runs between parts."""
+    """A call to orjson writes at most one part, and the event loop runs between parts."""
     sizes: list[int] = []
     original = responses._dump
 
@@ -93,7 +93,7 @@ async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatc
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip"])
 async def test_large_response_is_sent_in_parts(accepted: str) -> None:
-    """The response has a Content-Length header, also with gzip."""
+    """There must be a Content-Length header, even with gzip."""
     scope = {"type": "http", "method": "POST", "headers": [(b"accept-encoding", accepted.encode())]}
     document = DOCUMENTS["layers"]
     response = await json_response(Request(scope), document, {"x-a": "b"})

@@ -38,7 +38,7 @@ async def serving(
     max_connections: int | None = None,
     report: Callable[[ServiceError, str], None] = lambda error, request_id: None,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Open a connection to a server of `app`."""
+    """Serve `app` and open a connection to it."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     server = Server(app, ConnectionLimits(header_timeout_s, max_connections, report), load_shedder)
@@ -52,7 +52,7 @@ async def serving(
 
 
 def record_protocols(monkeypatch: pytest.MonkeyPatch) -> list[HttpProtocol]:
-    """Return a list that gets the protocol of every new connection."""
+    """Return a list to which every new connection's protocol is added."""
     protocols: list[HttpProtocol] = []
     connection_made = HttpProtocol.connection_made
 
@@ -65,7 +65,7 @@ def record_protocols(monkeypatch: pytest.MonkeyPatch) -> list[HttpProtocol]:
 
 
 async def test_server_responds() -> None:
-    """The response has no Server header."""
+    """There must be no Server header."""
     async with serving(HELLO, 10) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         response = await reader.read()
@@ -92,7 +92,7 @@ async def test_slow_headers_close_the_connection() -> None:
 
 
 async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No timer runs while the app handles the request."""
+    """No timer may run while the app handles the request."""
     protocols = record_protocols(monkeypatch)
     timers: list[object] = []
 
@@ -157,7 +157,7 @@ async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel,
 
 
 class RejectingShedder:
-    """Active; rejects bodies that contain `no`."""
+    """Always active; rejects bodies that contain `no`."""
 
     def __init__(self) -> None:
         self.active = True
@@ -184,14 +184,14 @@ def post(body: bytes, *headers: bytes) -> bytes:
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Return the status and the body of the next response."""
+    """Read the next response: status and body."""
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).lower()
     size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return int(head[9:12]), await reader.readexactly(size)
 
 
 async def test_load_shedder_rejects_and_admits_requests() -> None:
-    """The requests use one connection. The app gets the entire body of accepted requests."""
+    """All requests use one connection. Accepted requests must reach the app with their entire body."""
     shedder = RejectingShedder()
     async with serving(echo, 10, shedder) as (reader, writer):
         for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
@@ -204,21 +204,22 @@ async def test_load_shedder_rejects_and_admits_requests() -> None:
 
 
 async def test_load_shedder_handles_partial_and_pipelined_requests() -> None:
-    """Responses are in the order of the requests."""
+    """Responses must be in request order."""
     async with serving(echo, 10, RejectingShedder()) as (reader, writer):
         for byte in post(b"no, thank you", b"X-Kind: slow"):
             writer.write(bytes([byte]))
             await writer.drain()
         assert await read_response(reader) == (429, b"rejected")
         writer.write(post(b"no") + post(b"yes") + post(b"no 2") + post(b"yes 2"))
-        # The shedder skips a request behind an unanswered one: its rejection would be sent before the earlier response.
+        # The shedder skips a request behind an unanswered one, because its rejection would be sent before the earlier
+        # response.
         responses = [await read_response(reader) for _ in range(4)]
     assert responses == [(429, b"rejected"), (200, b"echo yes"), (200, b"echo no 2"), (200, b"echo yes 2")]
 
 
 @pytest.mark.parametrize("head", [b"Expect: 100-continue", b"Transfer-Encoding: chunked"])
 async def test_load_shedder_skips_requests_that_cannot_be_buffered(head: bytes) -> None:
-    """The body is sent after 100 Continue, has no length, or is too large."""
+    """Their body is sent after 100 Continue, has no length, or is too large."""
     shedder = RejectingShedder()
     async with serving(echo, 10, shedder) as (reader, writer):
         if head.startswith(b"Expect"):
@@ -249,7 +250,7 @@ async def test_buffered_request_ends_with_the_header_timeout() -> None:
 
 
 async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
-    """Objects are freed without the garbage collector, which runs rarely. Some requests fail."""
+    """Objects must be freed without the garbage collector, which rarely runs. Some requests fail."""
     async with open_harness(model, max_queue_tokens=200) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
 
@@ -277,7 +278,7 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
 
 
 async def test_kept_connection_is_served_and_closed_during_the_drain_delay(model: LoadedModel) -> None:
-    """Later requests on it would be lost when the server stops."""
+    """When the server stops, later requests on the connection would be lost."""
     async with open_harness(model) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
         request = b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -1,4 +1,4 @@
-"""A gRPC channel and a REST client to the server of the test session."""
+"""A gRPC channel and a REST client for the session's server."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable
@@ -17,7 +17,7 @@ from tests.conftest import RunningServer
 
 @pytest.fixture
 async def channel(server: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel that accepts responses of at most 64 MiB."""
+    """A channel that accepts responses of up to 64 MiB."""
     async with grpc.aio.insecure_channel(
         server.grpc, options=[("grpc.max_receive_message_length", 64 * 2**20)]
     ) as opened:
@@ -26,13 +26,12 @@ async def channel(server: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 def stub(channel: grpc.aio.Channel) -> EncoderServiceStub:
-    """The generated client."""
     return EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
 def inference(channel: grpc.aio.Channel) -> GRPCInferenceServiceStub:
-    """The generated client of the Open Inference Protocol."""
+    """The generated Open Inference Protocol client."""
     return GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
@@ -44,13 +43,12 @@ def golden() -> pb.EncodeRequest:
 
 @pytest.fixture
 async def rest_client(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
-    """A REST client of the same server."""
     async with httpx.AsyncClient(base_url=server.rest, timeout=60) as client:
         yield client
 
 
 def rest_spelling(message: str) -> str:
-    """Return a gRPC error message in the spelling of REST, with enum values in lower case and quotes."""
+    """Convert a gRPC error message to REST spelling, with enum values in lower case and quotes."""
     prefixes = "|".join(sorted(ENUM_PREFIXES.values(), key=len, reverse=True))
     return re.sub(rf"\b({prefixes})_([A-Z0-9_]+)", lambda match: f'"{match[2].lower()}"', message)
 

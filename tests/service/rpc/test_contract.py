@@ -1,4 +1,4 @@
-"""The running server against the protos: it serves every method of each service and no others."""
+"""The running server serves exactly the methods in the protos."""
 
 import inspect
 from collections.abc import AsyncIterator
@@ -19,11 +19,11 @@ SERVICES = (
 )
 METHODS = [method for service, _ in SERVICES for method in service.methods]
 UNSUPPORTED = ("RepositoryModelLoad", "RepositoryModelUnload")
-"""Methods that exist and always fail."""
+"""Methods that exist but always fail."""
 
 
 async def call_with_empty_request(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.StatusCode:
-    """Call a method as its descriptor says, and return the status."""
+    """Call a method according to its descriptor and return the status."""
     request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
     kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
     multi_callable: Any = getattr(channel, kind)(

@@ -1,4 +1,4 @@
-"""Attend and Compare over gRPC: values and errors match REST, and the stream uses little memory."""
+"""Attend and Compare over gRPC: values and errors match REST, and streaming uses little memory."""
 
 import asyncio
 import base64
@@ -74,7 +74,7 @@ def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
 async def test_values_equal_those_of_rest(
     stub: EncoderServiceStub, rest_client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
-    """Compare maps bit for bit, and units, for a text and a pair."""
+    """Compares maps bit for bit, and units, for a text and a pair."""
     body = {"inputs": [CASHED, {"text": "river bank", "pair": "flows"}], **fields}
     response = await rest_client.post("/v1/attend", json={**body, "encoding_format": "base64"})
     expected = response.raise_for_status().json()
@@ -246,7 +246,7 @@ def assert_same_error(raised: grpc.aio.AioRpcError, response: httpx.Response) ->
 
 @pytest.mark.parametrize("field", sorted(ENUMS))
 async def test_unknown_enum_value_is_rejected(stub: EncoderServiceStub, field: str) -> None:
-    """The error names the field."""
+    """The error must name the field."""
     request: Any = {"inputs": [pb.Input(text="a")], field: 99}
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         [message async for message in stub.Attend(pb.AttendRequest(**request))]
@@ -283,7 +283,7 @@ async def test_malformed_attend_message_is_an_invalid_argument(channel: grpc.aio
 
 
 def test_large_response_streams_within_64_mib(default_artifact: Path) -> None:
-    """All maps of 256 tokens are 18 MiB in 72 messages, each below the default gRPC limit of 4 MiB."""
+    """All maps of 256 tokens are 18 MiB in 72 messages, each below gRPC's default limit of 4 MiB."""
     server = start_server(model_dir=default_artifact)
     try:
         with grpc.insecure_channel(server.grpc) as channel:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: contents in both forms, streams, errors, metadata and health."""
+"""The Open Inference Protocol over gRPC: both forms of contents, streams, errors, metadata and health."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -180,7 +180,7 @@ async def test_models_cannot_be_loaded(inference: GRPCInferenceServiceStub) -> N
 
 
 async def test_readiness_follows_the_lifecycle_and_needs_no_key(model: LoadedModel) -> None:
-    """Starting, ready, draining, rejecting, failed."""
+    """The states are starting, ready, draining, rejecting and failed."""
     settings, metrics = Settings(), Metrics(CollectorRegistry())
     lifecycle = Lifecycle(metrics)
     server = RpcServer(lifecycle, settings, metrics, ApiKeys(["secret"]))

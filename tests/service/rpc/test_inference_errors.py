@@ -1,4 +1,4 @@
-"""Invalid requests of the Open Inference Protocol over gRPC: each has an error that names the field."""
+"""Invalid Open Inference Protocol requests over gRPC get errors that name the field."""
 
 from collections.abc import Callable
 from typing import Any
@@ -197,7 +197,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_message_with_too_many_fields_is_not_parsed(name: str) -> None:
-    """Parsing 8 MiB of empty fields holds the GIL for more than 100 ms."""
+    """Parsing 8 MiB of empty fields would hold the GIL for more than 100 ms."""
 
     def parse(data: bytes) -> pb.ModelInferRequest:
         raise AssertionError("parsed")

@@ -1,4 +1,4 @@
-"""Errors over gRPC: code and message match REST, with details, and without input text."""
+"""gRPC errors: code and message match REST, with details, and without input text."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ ENCODE = "/attendant.v1.EncoderService/Encode"
 
 
 def parse_error(error: grpc.aio.AioRpcError) -> tuple[str, str, str, ErrorInfo]:
-    """Check the status and details of an error, and return code, reason, message and ErrorInfo."""
+    """Check an error's status and details, and return code, reason, message and ErrorInfo."""
     trailing = dict(error.trailing_metadata())
     status = Status.FromString(trailing["grpc-status-details-bin"])
     info = ErrorInfo()
@@ -67,7 +67,7 @@ def message_of(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.Encod
 async def test_encode_errors_are_the_same_in_rest_and_grpc(
     stub: EncoderServiceStub, rest_client: httpx.AsyncClient, name: str
 ) -> None:
-    """Compare code, reason, message and details; enum values are in the spelling of each API."""
+    """Compares code, reason, message and details. Enum values are spelled as in each API."""
     body, fields = INVALID[name]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(message_of(body["inputs"], fields))
@@ -92,7 +92,7 @@ async def rejection(channel: grpc.aio.Channel, message: bytes, **options: Any) -
 
 NESTED = b""
 for _ in range(300):
-    NESTED = b"\x0b" + NESTED + b"\x0c"  # groups, 300 deep
+    NESTED = b"\x0b" + NESTED + b"\x0c"  # groups nested 300 deep
 
 
 @pytest.mark.parametrize("message", [b"\x0a\xff\xff", b"Sesame-9", b"\x12\x03\x0a\x01\xff", NESTED[:-1]],
@@ -106,7 +106,7 @@ async def test_malformed_message_is_an_invalid_argument(channel: grpc.aio.Channe
 
 
 async def test_message_is_rejected_when_over_the_limit(channel: grpc.aio.Channel, stub: EncoderServiceStub) -> None:
-    """The channel stays usable."""
+    """The channel must stay usable."""
     error = await rejection(channel, pb.EncodeRequest(inputs=[pb.Input(text="a" * 9 * 2**20)]).SerializeToString())
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text="a")]))).usage.tokens == 3
@@ -130,7 +130,7 @@ async def test_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> Non
 
 
 async def test_near_deadline_is_exceeded(stub: EncoderServiceStub) -> None:
-    """The server stays usable."""
+    """The server must stay usable."""
     texts = [pb.Input(text="word " * 250) for _ in range(64)]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(pb.EncodeRequest(inputs=texts), timeout=0.02)

@@ -1,4 +1,4 @@
-"""Deserialization of request messages: fields are counted before parsing, and errors are returned, not raised."""
+"""Deserializing request messages: fields are counted before parsing, and errors are returned rather than raised."""
 
 import pytest
 
@@ -12,7 +12,6 @@ SIZE = 2**20
 
 
 def delimited(number: int, payload: bytes) -> bytes:
-    """Return a length-delimited field."""
     size, length = len(payload), b""
     while size > 0x7F:
         length += bytes([size & 0x7F | 0x80])

@@ -1,4 +1,4 @@
-"""Receiving of messages: calls without a message, idle calls, the byte budget, and calls without a key."""
+"""Receiving messages: calls without a message, idle calls, the byte budget, and calls without a key."""
 
 import asyncio
 import threading
@@ -70,7 +70,7 @@ async def test_call_whose_message_does_not_arrive_is_rejected() -> None:
 
 
 async def test_messages_over_the_budget_are_rejected() -> None:
-    """REST bodies use the same budget."""
+    """REST bodies share this budget."""
     budget = BodyBudget(10)
     budget.acquire(8)
     with pytest.raises(Overloaded):
@@ -87,7 +87,7 @@ async def test_stream_counts_each_message_until_the_next_one() -> None:
 
 
 async def test_idle_calls_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls may receive at a time. Once a third one waits, idle ones have a short time left."""
+    """Two calls may receive at a time. Once a third one waits, idle calls have only a short time left."""
     monkeypatch.setattr("service.rpc.receiving.CONTENDED_TIMEOUT_S", 0.05)
     over = receiver()
     idle = [asyncio.ensure_future(receive(over, nothing())) for _ in range(2)]
@@ -100,7 +100,7 @@ async def test_idle_calls_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("method", [ENCODE, ATTEND, STREAM, "/attendant.v1.EncoderService/Nothing"])
 async def test_key_is_checked_before_the_message_arrives(model: LoadedModel, method: str) -> None:
-    """The call never sends one."""
+    """The call never sends a message."""
     async with open_harness(model) as harness:
         server = RpcServer(harness.lifecycle, Settings(), harness.metrics, ApiKeys(["secret"]))
         port = await server.start("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The gRPC server: health, reflection, start, memory and the stream limit."""
+"""The gRPC server: health, reflection, startup, memory and the stream limit."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ async def test_reflection_returns_the_proto_of_the_open_inference_protocol(chann
 
 
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
-    """After `set_not_serving` the status stays NOT_SERVING."""
+    """After `set_not_serving`, the status remains NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
@@ -107,7 +107,7 @@ async def test_health_follows_the_lifecycle_of_the_server() -> None:
 
 
 async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> None:
-    """An open Watch through a proxy would report the health of one server for all of them."""
+    """An open Watch through a proxy would report one server's health for all of them."""
     metrics = Metrics(CollectorRegistry())
     server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
     port = await server.start("127.0.0.1:0")
@@ -140,7 +140,9 @@ async def test_start_raises_os_error_when_port_is_in_use() -> None:
 
 
 async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
-    """Large messages must be freed without the garbage collector. Some succeed, others are invalid or rejected."""
+    """Large messages must be freed without the garbage collector. Some calls succeed, others are invalid or
+    rejected.
+    """
     async with open_harness(model, max_queue_tokens=200) as harness:
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
         port = await server.start("127.0.0.1:0")

@@ -41,7 +41,7 @@ def error_info(status: Status) -> ErrorInfo:
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient, text: str) -> None:
-    """Compare vectors bit for bit, and tokens and words."""
+    """Compares vectors bit for bit, plus tokens and words."""
     spans = [{"start": 0, "end": 3}]
     body = {"inputs": [{"text": text, "spans": [[0, 3]]}], "outputs": ["pooled", "tokens", "words", "spans", "static"]}
     response = await rest_client.post("/v1/encode", json={**body, "encoding_format": "base64"})
@@ -131,7 +131,7 @@ async def stream(*requests: pb.EncodeStreamRequest) -> AsyncIterator[pb.EncodeSt
 
 
 async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
-    """Send more long and short requests than may be in progress."""
+    """There are more requests, long and short, than may be in progress."""
     sizes = [1 + (7 * n) % 40 for n in range(50)]
     requests = stream(*(stream_request("word " * size, str(index)) for index, size in enumerate(sizes)))
     responses = [response async for response in stub.EncodeStream(requests)]
@@ -140,7 +140,7 @@ async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
 
 
 async def test_errors_do_not_end_the_stream(stub: EncoderServiceStub) -> None:
-    """An error is a message of the stream."""
+    """Errors are messages in the stream."""
     invalid = [request_of(), request_of(""), request_of("a", layers=[7]), request_of("a", dtype=99)]
     requests = [pb.EncodeStreamRequest(request=request) for request in (request_of("a"), *invalid, request_of("b"))]
     responses = [response async for response in stub.EncodeStream(stream(*requests))]
@@ -181,14 +181,14 @@ async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server:
 
 @pytest.fixture
 def call_record() -> RequestRecord:
-    """The record of a call, which the interceptor would make."""
+    """The call record that the interceptor would create."""
     record = RequestRecord("grpc", "call-1", endpoint="/attendant.v1.EncoderService/EncodeStream")
     set_current(record)
     return record
 
 
 class CallContext:
-    """The context of a call without a deadline."""
+    """Context of a call without a deadline."""
 
     def set_trailing_metadata(self, metadata: object) -> None:
         """Ignore the metadata."""
@@ -202,7 +202,7 @@ class CallContext:
 
 @pytest.mark.usefixtures("call_record")
 async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> None:
-    """The requests before the failure get responses."""
+    """Requests before the failure must get responses."""
 
     async def broken() -> AsyncIterator[pb.EncodeStreamRequest]:
         yield stream_request("money")
@@ -221,7 +221,7 @@ async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> Non
 async def test_internal_error_in_stream_is_logged_and_counted(
     harness: ServiceHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The message has the request ID of the log record and no details of the error. The stream continues."""
+    """The message has the log record's request ID and no details. The stream continues."""
 
     async def broken(request: EncodeRequest) -> EncodeResponse:
         if request.inputs[0].source.text == "bad":

@@ -1,4 +1,4 @@
-"""The window of concurrent requests over a stream: order, limit, and cleanup."""
+"""The window of concurrent requests in a stream: order, limit, and cleanup."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ def other_tasks() -> set["asyncio.Task[object]"]:
 
 
 async def test_responses_are_in_order_and_limited_by_the_window() -> None:
-    """The durations of the requests differ."""
+    """The requests take different amounts of time."""
     running = peak = 0
 
     async def respond(number: int) -> int:
@@ -36,7 +36,7 @@ async def test_responses_are_in_order_and_limited_by_the_window() -> None:
 
 
 async def test_closing_a_full_window_leaves_no_task() -> None:
-    """No task is created for a request that waits for a slot."""
+    """No task may be created for a request that waits for a slot."""
     started = 0
     full = asyncio.Event()
 
@@ -62,7 +62,7 @@ async def test_closing_a_full_window_leaves_no_task() -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 async def test_failing_iterator_ends_the_window(window: int) -> None:
-    """The requests before the failure get responses."""
+    """Requests before the failure must get responses."""
 
     async def broken() -> AsyncIterator[int]:
         for number in range(3):

@@ -20,7 +20,7 @@ from tests.service.conftest import cosine, open_harness
 from tests.service.engine.explain.compare_cases import TWICE
 from tests.service.engine.explain.test_compare_engine import compare_with
 
-pytestmark = pytest.mark.slow  # the export of the weights of the default model as a causal model
+pytestmark = pytest.mark.slow  # exports the default model's weights as a causal model
 
 SENTENCES = (
     "money bank grows",
@@ -31,7 +31,7 @@ SENTENCES = (
     "人生は短い",
 )
 MIN_COSINE = {"float32": 0.999999, "bfloat16": 0.999, "int8": 0.99}
-"""Minimum cosine of a token vector to transformers, in float32."""
+"""Minimum cosine between a token vector and transformers in float32."""
 MODES = ("auto", "openvino-float32", "cpu-float32", "openvino-int8")
 
 Floats = NDArray[Any]
@@ -39,7 +39,7 @@ Floats = NDArray[Any]
 
 @pytest.fixture(scope="module", params=MODES)
 def opened(request: pytest.FixtureRequest, causal_artifact: Path, causal_model: LoadedModel) -> LoadedModel:
-    """The causal model in the default mode of this machine, in float32 with both runtimes, and in int8."""
+    """The causal model in this machine's default mode, in float32 with both runtimes, and in int8."""
     if request.param == "auto":
         return causal_model
     provider, precision = request.param.split("-")
@@ -51,7 +51,7 @@ def opened(request: pytest.FixtureRequest, causal_artifact: Path, causal_model: 
 
 @pytest.fixture(scope="module")
 def oracle(causal_artifact: Path) -> Callable[[list[int]], Floats]:
-    """Return a function from token ids to the last hidden state (T, D) of transformers."""
+    """Return a function from token ids to transformers' last hidden states (T, D)."""
     source = causal_artifact.parent / "causal-minilm"
     bert = transformers.AutoModel.from_pretrained(source, attn_implementation="eager").eval()
 
@@ -92,7 +92,7 @@ def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> 
 
 
 def test_vectors_depend_on_earlier_tokens_only(opened: LoadedModel) -> None:
-    """Two texts with the same beginning, in one batch."""
+    """Two texts with the same beginning share a batch."""
     tasks = tasks_of(opened, "the bank of the river", "the bank of America")
     one, other = run_hidden(opened, tasks)
     assert tasks[0].tokens.input_ids[:4] == tasks[1].tokens.input_ids[:4]
@@ -104,7 +104,7 @@ def test_vectors_depend_on_earlier_tokens_only(opened: LoadedModel) -> None:
 
 
 async def test_later_words_are_not_contributors_in_causal_models(causal_model: LoadedModel) -> None:
-    """The first word has no contributors, although the request is for 20."""
+    """The first word must have no contributors, although the request asks for 20."""
     async with open_harness(causal_model) as harness:
         occurrences = Occurrence(TWICE, word_index=5), Occurrence(TWICE, word_index=1), Occurrence(TWICE, word_index=0)
         response = await compare_with(harness.engine, *occurrences, top_contributors=20)

@@ -1,4 +1,4 @@
-"""The number of CPUs a process may use."""
+"""How many CPUs a process may use."""
 
 import os
 import threading

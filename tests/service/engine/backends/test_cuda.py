@@ -1,4 +1,4 @@
-"""The CUDA backend with the varlen graph on the CPU: accuracy, independence of the batch composition, NaN checks."""
+"""The CUDA backend with the varlen graph on the CPU: accuracy, independence of batch composition, NaN checks."""
 
 import asyncio
 import dataclasses
@@ -24,14 +24,14 @@ from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, cosine, encode_request, open_harness
 from tests.service.engine.backends.varlen_models import export_varlen, open_varlen
 
-pytestmark = pytest.mark.slow  # the export of the graph of the default model
+pytestmark = pytest.mark.slow  # exports the default model's graph
 
 SENTENCES = (*sample_sentences(60), "!", "Ein kleiner Hund läuft über die Brücke.", "人生は短い")
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """The default model with its graph for CUDA."""
+    """The default model with its CUDA graph."""
     return export_varlen("default", tmp_path_factory.mktemp("flat") / "artifact", *SENTENCES[:8])
 
 
@@ -54,7 +54,7 @@ def run_pooled(backend: CudaBackend, tasks: list[EncodeTask]) -> list[NDArray[An
 
 
 def test_vectors_match_float32(model: LoadedModel, artifact: Artifact, backend: CudaBackend) -> None:
-    """Compare one varlen batch of all texts with the fast graph that runs one text at a time."""
+    """Compares one varlen batch of all texts with the fast graph running one text at a time."""
     float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
     tasks = tasks_of(model, *SENTENCES[:30])
     for actual, expected in zip(backend.run(tasks), [float32.run([task])[0] for task in tasks], strict=True):
@@ -67,7 +67,7 @@ def test_vectors_match_float32(model: LoadedModel, artifact: Artifact, backend: 
 
 
 def test_embedding_does_not_depend_on_batch_composition(model: LoadedModel, backend: CudaBackend) -> None:
-    """Compare single-text batches with larger batches, in both orders."""
+    """Compares single-text batches with larger batches, in both orders."""
     tasks = tasks_of(model, *SENTENCES[:40])
     alone = [run_pooled(backend, [task])[0] for task in tasks]
     for batch in (tasks[:13], tasks, tasks[::-1]):
@@ -88,7 +88,7 @@ def test_warm_up_runs_every_shape_and_shapes_agree(model: LoadedModel, artifact:
 
 
 def test_only_requested_vectors_are_returned(model: LoadedModel, backend: CudaBackend) -> None:
-    """Use a different pooling per task: the one in the graph, and those computed on the host."""
+    """Each task has a different pooling: the one in the graph, or one computed on the host."""
     (task,) = tasks_of(model, SENTENCES[0])
     tokens = task.tokens
     tasks = [
@@ -105,7 +105,7 @@ def test_only_requested_vectors_are_returned(model: LoadedModel, backend: CudaBa
 
 
 def test_results_are_not_overwritten_by_the_next_batch(model: LoadedModel, backend: CudaBackend) -> None:
-    """Batches reuse the device memory, so results must be copies."""
+    """Batches reuse device memory, so results must be copies."""
     first, second = tasks_of(model, *SENTENCES[:2])
     (result,) = backend.run([first])
     assert result.pooled is not None
@@ -142,7 +142,7 @@ def test_batch_limits_follow_the_shapes(backend: CudaBackend) -> None:
 
 
 def test_nan_raises(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
-    """The NaN is in the second of three tasks."""
+    """The second of three tasks contains the NaN."""
     model, backend = poisoned_varlen
     backend.run(tasks_of(model, "harmless"))
     for hidden in (True, False):
@@ -154,7 +154,7 @@ def test_nan_raises(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
 def poisoned_varlen(
     model: LoadedModel, artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LoadedModel, CudaBackend]:
-    """The backend with NaN in the embedding of one word."""
+    """The backend with NaN in one word's embedding."""
     import onnx
 
     graph = artifact.manifest.graphs["cuda"]
@@ -170,7 +170,7 @@ def poisoned_varlen(
 
 
 def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
-    """Write a copy of the artifact with other weights for CUDA."""
+    """Write a copy of the artifact with different CUDA weights."""
     from model.artifact import describe_file, write_manifest
 
     for name in artifact.manifest.files:
@@ -183,7 +183,7 @@ def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
 
 
 async def test_engine_serves_the_cuda_backend(model: LoadedModel, artifact: Artifact, backend: CudaBackend) -> None:
-    """Check vectors, the number of batches and the model info."""
+    """Checks vectors, the number of batches and the model info."""
     cuda_model = dataclasses.replace(model, artifact=artifact, backend=backend)
     async with open_harness(cuda_model) as harness:
         batched = await harness.engine.encode(encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
@@ -206,7 +206,7 @@ async def test_engine_serves_the_cuda_backend(model: LoadedModel, artifact: Arti
 
 
 async def test_poisoned_text_fails_alone(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
-    """The other texts of the batch get their vectors."""
+    """The other texts in the batch must get their vectors."""
     model, backend = poisoned_varlen
     async with open_harness(dataclasses.replace(model, backend=backend)) as harness:
         calls = [harness.engine.encode(encode_request(text)) for text in ("harmless", POISON, "harmless too")]

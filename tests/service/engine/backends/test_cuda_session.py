@@ -21,7 +21,7 @@ def test_gpu_count_matches_the_kernel_driver() -> None:
 
 @pytest.mark.skipif(gpu_count() > 0, reason="this machine has a GPU")
 def test_open_session_fails_when_cuda_is_missing(default_artifact: Path) -> None:
-    """The CPU provider could run this graph, but the session does not fall back to it."""
+    """The CPU provider could run this graph, but falling back would hide the problem."""
     artifact = Artifact.open(default_artifact)
     graph = artifact.manifest.graphs["fast"]
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""The CPU backends with the real model: independence of the batch composition, threads, NaN checks."""
+"""CPU backends with the real model: independence of batch composition, threads, NaN checks."""
 
 import random
 import subprocess
@@ -39,7 +39,7 @@ MODES = ("auto", "openvino-float32", "cpu-float32")
 
 @pytest.fixture(scope="module", params=MODES)
 def opened(request: pytest.FixtureRequest, default_artifact: Path, model: LoadedModel) -> Iterator[LoadedModel]:
-    """The default model in the default mode of this machine, and in float32 with OpenVINO and with ONNX Runtime."""
+    """The default model in this machine's default mode, and in float32 with OpenVINO and with ONNX Runtime."""
     if request.param == "auto":
         yield model
         return
@@ -111,7 +111,7 @@ def test_results_are_not_overwritten_by_the_next_batch(opened: LoadedModel) -> N
 
 
 def test_sequential_and_concurrent_runs_agree(opened: LoadedModel) -> None:
-    """A batch without concurrent batches may run on more threads."""
+    """A batch that runs alone may use more threads."""
     expected = run_hidden(opened, [SENTENCES[2]])[0]
     with ThreadPoolExecutor(4) as executor:
         results = list(executor.map(lambda _: run_hidden(opened, [SENTENCES[2]])[0], range(12)))
@@ -126,7 +126,7 @@ def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
 
 
 def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -> None:
-    """Use more threads than streams. A crash in native code would end the process."""
+    """Use more threads than streams. A crash in native code would kill the test process."""
     sentences = sample_sentences(120)
     tasks = tasks_of(opened.tokenizer, *(sentence[:400] for sentence in sentences))
     expected = [opened.backend.run([task])[0].pooled for task in tasks]
@@ -188,7 +188,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -> None:
-    """Run in new processes: the deadlock can happen only at the first calls in a process."""
+    """Use new processes, because the deadlock can only happen on a process's first calls."""
     program = (
         "import threading; from pathlib import Path\n"
         "from model.artifact import Artifact; from service.engine.backends.base import BackendChoice\n"

@@ -1,4 +1,4 @@
-"""The choice of a backend, with the recorded features of several machines."""
+"""Backend selection, with recorded features of several machines."""
 
 from typing import Any
 

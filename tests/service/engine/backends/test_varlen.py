@@ -1,4 +1,4 @@
-"""Varlen batches: their shapes, and the tensors that describe their sequences."""
+"""Varlen batches: shapes, and the tensors that describe the sequences."""
 
 from itertools import pairwise
 
@@ -43,7 +43,7 @@ def test_batch_of_short_sequences_fits_a_shape(limits: tuple[int, int], size: in
 
 
 def test_fit_returns_the_smallest_of_few_shapes() -> None:
-    """The warm-up runs every shape, so their number is limited."""
+    """The warm-up runs every shape, so there must be few of them."""
     shapes = ShapeBuckets.up_to(512, 16384)
     assert len(shapes.shapes) <= 50
     assert shapes.lengths == BATCH_LENGTHS
@@ -62,7 +62,7 @@ def test_lengths_end_at_the_larger_limit() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=40), min_size=1, max_size=30))
 def test_cu_seqlens_cover_every_token(sequences: list[list[int]]) -> None:
-    """Sequences come first, then padding sequences no longer than the longest length of the shape."""
+    """Sequences come first, then padding sequences no longer than the shape's longest length."""
     shape = ShapeBuckets.up_to(40, 2048).fit([len(sequence) for sequence in sequences])
     batch = pack_varlen([(sequence, None) for sequence in sequences], shape)
     bounds = batch.inputs["cu_seqlens"]
@@ -89,5 +89,5 @@ def test_token_type_ids_default_to_zero() -> None:
     [([8], True), ([9], False), ([8, 8], True), ([8, 8, 1], False), ([1] * 3, True), ([1] * 4, False)],
 )
 def test_shape_holds_sizes_within_its_limits(sizes: list[int], holds: bool) -> None:
-    """The limits are tokens, the longest sequence, and slots, which padding sequences use too."""
+    """The limits are tokens, the longest sequence, and slots, which padding sequences also occupy."""
     assert Shape(tokens=16, longest=8, slots=5).holds(sizes) == holds

@@ -1,4 +1,4 @@
-"""The default model's varlen graph on this machine: the real graph and weights, attention as standard operators."""
+"""The default model's varlen graph on this machine: real graph and weights, with attention as standard operators."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend
 
 
 def export_varlen(source: str, out: Path, *texts: str) -> Artifact:
-    """Export with the graph for CUDA, and choose its precision with these texts."""
+    """Export with the CUDA graph, choosing its precision with these texts."""
     from model.export import Variants, export
 
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), texts))

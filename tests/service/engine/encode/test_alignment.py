@@ -84,7 +84,7 @@ def test_find_words_splits_text(text: str, words: list[str]) -> None:
 
 @cache
 def byte_level() -> Tokenizer:
-    """Return a byte-level BPE tokenizer in the style of RoBERTa."""
+    """Return a RoBERTa-style byte-level BPE tokenizer."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -105,7 +105,7 @@ def tokenizer(request: pytest.FixtureRequest, model: LoadedModel) -> Tokenizer:
 
 
 def best_word(tokens: TokenizedInput, index: int, words: list[tuple[int, Offsets]]) -> int | None:
-    """Return the word that shares most characters with a token, or the earlier word on a tie."""
+    """Return the word that shares the most characters with a token, or the earlier one on a tie."""
     start, end = tokens.offsets[index]
     shared = [
         min(end, last) - max(start, first) if segment == tokens.segment[index] else 0
@@ -116,7 +116,7 @@ def best_word(tokens: TokenizedInput, index: int, words: list[tuple[int, Offsets
 
 
 def test_word_index_is_the_word_with_the_largest_overlap(tokenizer: Tokenizer) -> None:
-    """Compare with brute force on pairs of edge-case texts."""
+    """Compares with brute force on pairs of edge-case texts."""
     texts = [text for text in edge_case_texts(300) if not (text.isspace() or not text)]
     for tokens in tokenizer.encode([TokenizerInput(a, b) for a, b in zip(texts, reversed(texts), strict=True)]):
         words = words_of(tokens)
@@ -127,7 +127,7 @@ def test_word_index_is_the_word_with_the_largest_overlap(tokenizer: Tokenizer) -
 
 
 def test_words_do_not_depend_on_the_tokenizer(model: LoadedModel) -> None:
-    """A search index that stores word offsets stays valid when the model changes."""
+    """A search index that stores word offsets must stay valid when the model changes."""
     sources = [TokenizerInput(text or "a", "and a pair") for text in edge_case_texts(200)]
     pairs = zip(model.tokenizer.encode(sources), byte_level().encode(sources), strict=True)
     assert all(words_of(left) == words_of(right) for left, right in pairs)
@@ -142,7 +142,7 @@ def test_words_of_a_pair_have_offsets_into_their_own_text(tokenizer: Tokenizer) 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_words_removed_by_truncation_are_omitted(tokenizer: Tokenizer, side: str) -> None:
-    """Every remaining word overlaps at least one token."""
+    """Every remaining word must overlap at least one token."""
     text = "the bank of the river, the money in the bank"
     (untruncated,) = tokenizer.encode([TokenizerInput(text)])
     for limit in range(3, len(untruncated) + 1):
@@ -165,7 +165,7 @@ def test_untruncated_text_has_no_range_cut_off(tokenizer: Tokenizer) -> None:
 
 
 def test_overlapping_tokens_match_brute_force(tokenizer: Tokenizer) -> None:
-    """Use every range of a text, including ranges of whitespace only."""
+    """Covers every range of a text, including whitespace-only ones."""
     text = "the  bank, 漢字 don't 😀"
     (tokens,) = tokenizer.encode([TokenizerInput(text)])
     spans = [(start, end) for start in range(len(text)) for end in range(start + 1, len(text) + 1)]
@@ -185,7 +185,7 @@ def test_token_ids_input_has_no_words(model: LoadedModel) -> None:
 
 
 class CountingEncoding:
-    """An encoding of one long text that counts the reads of its offsets."""
+    """The encoding of one long text, which counts how often its offsets are read."""
 
     def __init__(self, words: int) -> None:
         self.offsets_read = 0

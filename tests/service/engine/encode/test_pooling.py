@@ -1,4 +1,4 @@
-"""Pooling, normalization, casts and dense layers against their definitions in NumPy."""
+"""Pooling, normalization, casts and dense layers against their NumPy definitions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_normalize_returns_unit_vectors_and_keeps_zeros() -> None:
 
 
 def test_cast_follows_the_definition_of_each_dtype(hidden: Floats) -> None:
-    """float16 rounds, int8 is round(127 x), ubinary packs the signs in the order of numpy.packbits."""
+    """float16 rounds, int8 is round(127 x), and ubinary packs the signs in numpy.packbits order."""
     unit = normalize(hidden[:13])
     assert cast(unit, "float32") is unit
     assert cast(unit, "float16").dtype == np.float16
@@ -76,7 +76,7 @@ def test_int8_range_is_symmetric() -> None:
 def test_dense_layers_apply_weight_bias_and_activation(
     tmp_path: Path, manifest: Manifest, activation: Literal["identity", "tanh"], biased: bool
 ) -> None:
-    """A layer computes `activation(x @ weight.T + bias)` with tensors from a file of the artifact."""
+    """A layer computes `activation(x @ weight.T + bias)` with tensors from one of the artifact's files."""
     generator = np.random.default_rng(4)
     weight, bias = generator.standard_normal((3, 8)).astype("<f4"), generator.standard_normal(3).astype("<f4")
     (tmp_path / "dense.bin").write_bytes(weight.tobytes() + bias.tobytes())

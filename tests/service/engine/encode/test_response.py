@@ -1,4 +1,4 @@
-"""Vectors of an encode response against their definitions in docs/api.md, and the estimate of the response size."""
+"""Vectors in an encode response against their definitions in docs/api.md, and the estimated response size."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def encode_one(harness: ServiceHarness, *inputs: str | Input, **fields: An
 
 
 async def test_token_vectors_pool_to_the_pooled_vector(harness: ServiceHarness) -> None:
-    """`pooled` is the mean over all tokens, special tokens included, normalized to length 1."""
+    """`pooled` is the mean over all tokens, including special tokens, normalized to length 1."""
     result = await encode_one(harness, outputs=("pooled", "tokens"))
     assert cosine(values(result.token_vectors).mean(axis=0), values(result.pooled)) > 0.999999
     assert np.linalg.norm(values(result.pooled)) == pytest.approx(1, abs=1e-5)
@@ -57,7 +57,7 @@ async def test_word_vectors_are_means_of_their_tokens(harness: ServiceHarness) -
 
 
 async def test_span_vectors_are_means_of_their_tokens(harness: ServiceHarness) -> None:
-    """A span over a part of a token includes the entire token."""
+    """If a span covers part of a token, the whole token counts."""
     item = Input(TokenizerInput(TEXT), ((0, 9), (4, 5)))
     result = await encode_one(harness, item, outputs=("tokens", "spans"))
     tokens = values(result.token_vectors)
@@ -75,7 +75,7 @@ async def test_span_over_a_word_has_the_vector_of_the_word(harness: ServiceHarne
 
 
 async def test_static_vectors_are_rows_of_the_embedding_table(harness: ServiceHarness, model: LoadedModel) -> None:
-    """They need no inference."""
+    """Static vectors need no inference."""
     result = await encode_one(harness, outputs=("static",))
     assert result.tokens is not None
     np.testing.assert_array_equal(values(result.static_vectors), model.static[[token.id for token in result.tokens]])
@@ -94,7 +94,7 @@ async def test_dimensions_are_truncated_before_normalization(harness: ServiceHar
 async def test_pooled_vector_is_cast_to_the_requested_dtype(harness: ServiceHarness) -> None:
     unit = values((await encode_one(harness)).pooled)
     small = values((await encode_one(harness, dtype="int8")).pooled)
-    # Not exact: with bfloat16, an embedding can differ by a rounding step between batches.
+    # Not exact: in bfloat16, embeddings can differ by a rounding step between batches.
     assert np.abs(small - np.round(unit * 127)).max() <= 1
     bits = values((await encode_one(harness, dtype="ubinary")).pooled)
     assert bits.dtype == np.uint8
@@ -143,7 +143,6 @@ async def test_spans_without_tokens_are_rejected(
 
 
 def estimate(model: LoadedModel, request: EncodeRequest) -> int:
-    """Return the estimated response size in bytes."""
     sequences = model.tokenizer.encode([item.source for item in request.inputs])
     pairs = zip(request.inputs, sequences, strict=True)
     prepared = [prepare_input(item, tokens, request, model.tokenizer, "") for item, tokens in pairs]
@@ -152,7 +151,7 @@ def estimate(model: LoadedModel, request: EncodeRequest) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "ubinary"])
 def test_estimate_is_exact_for_binary_and_base64(model: LoadedModel, dtype: Any) -> None:
-    """For JSON it is an upper bound per value."""
+    """For JSON, the estimate is an upper bound per value."""
     inputs = (Input(TokenizerInput(GOLDEN)),)
     size = {"float32": 1536, "float16": 768, "int8": 384, "ubinary": 48}[dtype]
     for wire, expected in (
@@ -184,7 +183,7 @@ async def test_response_is_at_most_as_large_as_the_estimate(
 
 @pytest.fixture
 async def limited_harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    """A harness whose response limit is the estimate of one binary embedding."""
+    """A harness whose response limit is the estimate for one binary embedding."""
     limit = estimate(model, EncodeRequest((Input(TokenizerInput(GOLDEN)),), wire="binary"))
     async with open_harness(model, max_response_bytes=limit) as opened:
         yield opened
@@ -217,7 +216,7 @@ async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> 
 
 
 async def test_response_over_the_limit_is_rejected_before_inference(limited_harness: ServiceHarness) -> None:
-    """A response of exactly the limit is accepted."""
+    """A response exactly at the limit is accepted."""
     await encode(limited_harness.engine, GOLDEN, wire="binary")
     runs = limited_harness.batches_run
     for fields in ({"wire": "base64"}, {"outputs": ("pooled", "words"), "wire": "binary"}):

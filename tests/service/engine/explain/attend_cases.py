@@ -1,4 +1,4 @@
-"""Attend tasks of the default model, and the decoding of their results, for tests of attention maps."""
+"""Attend tasks for the default model and decoded results, for the attention map tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,13 +47,13 @@ class AttendCase:
 
 @dataclass
 class AttendFactory:
-    """Creates tasks of the default model and runs them."""
+    """Creates tasks for the default model and runs them."""
 
     model: LoadedModel
     manifest: Manifest
 
     def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
-        """Create a case. Raises `InvalidArgument` for a request that `check_attend` rejects."""
+        """Create a case. Raises `InvalidArgument` for requests that `check_attend` rejects."""
         spans: tuple[Offsets, ...] = SPANS if fields.get("unit") == "span" else ()
         item = Input(TokenizerInput(text, pair), spans)
         request = AttendRequest((item,), **fields)
@@ -64,7 +64,7 @@ class AttendFactory:
         return AttendCase(request, AttendTask(tokens, units, spec, request, self.model.blocks))
 
     def run(self, case: AttendCase) -> AttendResult:
-        """Return the result of the real model."""
+        """Return the real model's result."""
         (result,) = self.model.explain.run([case.task])
         assert isinstance(result, AttendResult)
         return result
@@ -78,7 +78,7 @@ def values_of(attention_map: AttentionMap) -> Array:
 
 
 def decoded(array: Array) -> NDArray[np.float64]:
-    """Decode the bytes of an array as a client does."""
+    """Decode an array's bytes like a client would."""
     types: dict[str, str] = {"float32": "<f4", "float16": "<f2", "sqrt_uint8": "u1"}
     values = np.frombuffer(array.to_bytes(), types[array.dtype]).reshape(array.shape).astype(np.float64)
     return (values / 255) ** 2 if array.dtype == "sqrt_uint8" else values

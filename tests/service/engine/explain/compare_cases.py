@@ -1,4 +1,4 @@
-"""Texts and tasks for tests of compare."""
+"""Texts and tasks for the compare tests."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> TokenizedInput:
 
 
 def tasks_of(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
-    """Return one task per distinct text, with the weights of a random encoder."""
+    """Return one task per distinct text, with a random encoder's weights."""
     blocks = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
     tasks = []
     for text in dict.fromkeys(occurrence.text for occurrence in occurrences):

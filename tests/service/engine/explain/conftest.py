@@ -1,4 +1,4 @@
-"""Fixtures for tests of attention maps."""
+"""Fixtures for the attention map tests."""
 
 import pytest
 

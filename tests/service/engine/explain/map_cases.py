@@ -1,4 +1,4 @@
-"""Layers of a random encoder for tests of attention maps."""
+"""Layers of a random encoder for the attention map tests."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ ATTENTION = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional
 
 
 def layers_of_random_encoder(dtype: torch.dtype, scale: float = 0.3, *, causal: bool = False) -> list[Layer]:
-    """Return per layer: the attention, the PyTorch block, its input, its weights, and the PyTorch attention maps."""
+    """Return per layer: the attention, the PyTorch block, its input, its weights, and PyTorch's attention maps."""
     encoder = random_encoder(dtype, scale=scale, causal=causal)
     outputs = run(encoder, random_ids(TOKENS))
     return [

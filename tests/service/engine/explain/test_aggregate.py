@@ -1,4 +1,4 @@
-"""Aggregation of token maps to words and spans: sums and means, excluded mass, empty rows and scores."""
+"""Aggregating token maps to words and spans: sums and means, excluded mass, empty rows and scores."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def expected_membership(case: TokensAndUnits) -> Floats:
 
 @given(TEXTS)
 def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: str) -> None:
-    """For the membership matrix P, the result is `(P / P.sum(1)) A P^T`. Rows still sum to 1."""
+    """With the membership matrix P, the result is `(P / P.sum(1)) A P^T`. Rows still sum to 1."""
     case = units_of(tokenizer, text, unit="word")
     membership = expected_membership(case)
     probs = random_probs(len(case.tokens))
@@ -62,7 +62,7 @@ def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: st
 
 
 def test_word_of_one_token_has_the_values_of_the_token(tokenizer: Tokenizer) -> None:
-    """The values are identical if all words have one token, and equal to rounding beside a longer word."""
+    """Exactly equal if all words have one token, and equal up to rounding next to a longer word."""
     words, tokens = (units_of(tokenizer, ONE_TOKEN_WORDS, unit=unit) for unit in ("word", "token"))
     probs = random_probs(len(words.tokens))
     np.testing.assert_array_equal(words.units.aggregate(probs, "keep").values, probs)
@@ -97,14 +97,14 @@ def test_kept_and_excluded_mass_sum_to_1(tokenizer: Tokenizer, text: str, unit: 
 def test_row_without_remaining_mass_is_zero_and_empty(
     tokenizer: Tokenizer, special: SpecialTokens, remaining: float, unit: str
 ) -> None:
-    """Renormalization does not amplify rounding errors, and does not change the other rows."""
+    """Renormalization must neither amplify rounding errors nor change the other rows."""
     case = units_of(tokenizer, ONE_TOKEN_WORDS, unit=unit, special_tokens=special)
     probs = random_probs(len(case.tokens)).astype(np.float32)
     before = case.units.aggregate(probs, special)
     probs[1, 3] = remaining
     probs[1, 3, -1] = 1 - remaining * (len(case.tokens) - 1)
     after = case.units.aggregate(probs, special)
-    assert np.argwhere(after.empty).tolist() == [[1, 2]]  # without [CLS] the third token is row 2
+    assert np.argwhere(after.empty).tolist() == [[1, 2]]  # without [CLS], the third token is row 2
     assert (after.values[1, 2] == 0).all()
     assert after.excluded_mass[1, 2] == 1
     assert np.isfinite(after.values).all()
@@ -113,7 +113,7 @@ def test_row_without_remaining_mass_is_zero_and_empty(
 
 
 def test_row_with_a_small_remaining_mass_is_renormalized(tokenizer: Tokenizer) -> None:
-    """1e-5 is above the rounding error of float32."""
+    """1e-5 is above float32 rounding error."""
     case = units_of(tokenizer, "river bank", special_tokens="renormalize")
     probs = np.array([[[1, 0, 0, 0], [1 - 1e-5, 5e-6, 5e-6, 0], [0, 0.5, 0.5, 0], [0, 0, 0, 1]]], np.float32)
     aggregated = case.units.aggregate(probs, "renormalize")
@@ -122,12 +122,12 @@ def test_row_with_a_small_remaining_mass_is_renormalized(tokenizer: Tokenizer) -
 
 
 def test_signed_values_keep_their_signs(tokenizer: Tokenizer) -> None:
-    """Excluded mass is signed too. The magnitudes of a renormalized row sum to 1."""
+    """Excluded mass is signed, too. The magnitudes in a renormalized row sum to 1."""
     cases = {special: units_of(tokenizer, CHEQUE, unit="word", special_tokens=special) for special in SPECIALS}
     keep, drop, renormalize = (cases[special].units for special in SPECIALS)
     count = len(cases["keep"].tokens)
     shares = np.random.default_rng(6).standard_normal((1, count, count))
-    shares /= shares.sum(axis=-1, keepdims=True) * 1.25  # the biases have a share of 0.2
+    shares /= shares.sum(axis=-1, keepdims=True) * 1.25  # the biases' share is 0.2
     biases = 1 - shares[0].sum(axis=-1)
     kept = keep.aggregate(shares, "keep")
     np.testing.assert_allclose(kept.values[0].sum(axis=-1) + keep.aggregate_rows(biases), 1, atol=1e-12)
@@ -148,7 +148,7 @@ def test_aggregate_rows_averages_the_tokens_of_a_word(tokenizer: Tokenizer) -> N
 
 @given(TEXTS, st.sampled_from(["keep", "drop"]))
 def test_softmax_of_word_scores_equals_summed_probs(tokenizer: Tokenizer, text: str, special: SpecialTokens) -> None:
-    """Word scores are log-sum-exp, so this holds for every query word of one token."""
+    """Word scores are log-sum-exp, so this holds for every single-token query word."""
     case = units_of(tokenizer, text, unit="word", special_tokens=special)
     scores = 3 * np.random.default_rng(8).standard_normal((2, len(case.tokens), len(case.tokens)))
     exponentials = np.exp(case.units.aggregate_scores(scores))
@@ -170,7 +170,7 @@ def test_word_scores_are_row_means_and_column_log_sums(tokenizer: Tokenizer) -> 
 
 
 def test_word_scores_far_below_the_row_maximum_stay_finite(tokenizer: Tokenizer) -> None:
-    """In float32 the exponential of the difference is 0."""
+    """In float32, the exponential of the difference underflows to 0."""
     case = units_of(tokenizer, CHEQUE, unit="word")
     scores = np.zeros((1, 11, 11), np.float32)
     scores[0, :, 8] = 500
@@ -184,7 +184,7 @@ def test_word_scores_far_below_the_row_maximum_stay_finite(tokenizer: Tokenizer)
 
 @given(st.integers(1, 9).flatmap(lambda size: st.lists(st.integers(0, size), min_size=1, max_size=12)))
 def test_mass_is_conserved_for_random_units(assignment: list[int]) -> None:
-    """Tokens of the first unit are left without a unit."""
+    """Tokens of the first unit are not assigned to any unit."""
     membership = np.array([[assigned == unit for assigned in assignment] for unit in sorted(set(assignment))])[1:]
     if not len(membership):
         membership = np.ones((1, len(assignment)), dtype=bool)

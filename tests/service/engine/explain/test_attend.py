@@ -1,4 +1,4 @@
-"""Attention maps of a request: their order, and the excluded mass and bias share that complete a row."""
+"""Attention maps of a request: their order, and the excluded mass and bias share that complete each row."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_projection_row_excluded_mass_and_bias_share_sum_to_1(factory: AttendFac
 
 
 def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
-    """Run a task with the weights and hidden states of a random encoder."""
+    """Uses a random encoder's weights and hidden states."""
     encoder = random_encoder(layers=3, heads=4, hidden_size=32)
     case = factory.case()
     tokens = case.task.tokens
@@ -63,7 +63,7 @@ def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
 
 @pytest.mark.parametrize("unit", ["word", "span"])
 def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> None:
-    """Two tokens attend to [CLS] only, which the request drops, so their rows are zeros in dense and sparse maps."""
+    """Two tokens attend only to [CLS], which the request drops, so their rows are zero in dense and sparse maps."""
     fields: dict[str, Any] = {"unit": unit, "special_tokens": "renormalize", "layers": (1,), "heads": (0,)}
     dense_case, sparse_case = factory.case(**fields), factory.case(**fields, top_p=0.9)
     tokens, units = dense_case.task.tokens, dense_case.task.units
@@ -71,7 +71,7 @@ def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> 
     eye, zeros = np.eye(width, dtype=np.float32), np.zeros((width, width), np.float32)
     bias = np.zeros(width, np.float32)
     query = zeros.copy()
-    query[8, 0] = query[5, 0] = 1000  # "bank" and "check" attend to [CLS] only
+    query[8, 0] = query[5, 0] = 1000  # "bank" and "check" attend only to [CLS]
     weights = BlockWeights(1, 1e-12, query, bias, eye, bias, eye, bias, eye, bias, bias + 1, bias)
     spec = AttentionMapSpec("probs", (1,), (0,), "none", "none")
     for case in (dense_case, sparse_case):

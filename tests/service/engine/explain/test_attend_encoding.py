@@ -1,4 +1,4 @@
-"""Encodings of attention maps: dtypes, base64 and rounding to decimals."""
+"""Encoding attention maps: dtypes, base64 and decimals."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ from tests.service.engine.explain.attend_cases import (
 def test_dtype_keeps_cells_row_sums_and_largest_keys(
     factory: AttendFactory, passage: AttendResult, dtype: MapDType, cell: float, row: float, top: float
 ) -> None:
-    """Check the largest error of a cell and of a row sum, and the share of rows that keep their largest key."""
+    """Checks the largest error in any cell and row sum, and the share of rows that keep their largest key."""
     maps = stacked(factory.run(factory.case(PASSAGE, wire="base64", dtype=dtype)))
     exact = stacked(passage)
     same_top = (maps.argmax(axis=-1) == exact.argmax(axis=-1)).mean()
@@ -48,7 +48,7 @@ def test_base64_is_little_endian_and_row_major(factory: AttendFactory) -> None:
 @pytest.mark.parametrize("decimals", [1, 4, 5, 9])
 @pytest.mark.parametrize("kind", ["probs", "scores", "projection"])
 async def test_decimals_round_every_number(harness: ServiceHarness, kind: str, decimals: int, dtype: str) -> None:
-    """The error is at most half of the last decimal, plus the rounding of the dtype."""
+    """The error is at most half of the last decimal, plus dtype rounding."""
     body = {"inputs": CHEQUE, "kind": kind, "layers": [3], "heads": "all" if kind == "projection" else [5]}
     exact, rounded = [
         json.loads((await harness.post("/v1/attend", {**body, **more})).text, parse_float=Decimal)["results"][0]["maps"]

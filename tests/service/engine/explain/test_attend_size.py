@@ -1,4 +1,4 @@
-"""Estimates of the size of attend responses, and the suggestions for smaller responses."""
+"""Estimated sizes of attend responses, and suggestions for making them smaller."""
 
 import random
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def encodings() -> Iterator[dict[str, Any]]:
 
 
 def all_cases(factory: AttendFactory) -> list[AttendCase]:
-    """Return a case per combination of fields that `check_attend` accepts."""
+    """Return a case for every combination of fields that `check_attend` accepts."""
     grid: Any = product(
         KINDS,
         ("none", "mean", "sum"),
@@ -95,7 +95,7 @@ def hidden(factory: AttendFactory) -> Floats:
 
 
 def array_bytes(result: AttendResult) -> int:
-    """Return the size of all arrays of the maps, in binary."""
+    """Return the total size of the maps' binary arrays."""
     arrays = [
         array
         for attention_map in result.maps
@@ -106,7 +106,7 @@ def array_bytes(result: AttendResult) -> int:
 
 
 def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Floats) -> None:
-    """Binary responses have only arrays. Base64 responses have matrices in base64 and other lists as JSON."""
+    """Binary responses only contain arrays. Base64 responses have matrices in base64 and other lists as JSON."""
     count = 0
     for case in cases:
         request, task = case.request, case.task
@@ -132,7 +132,7 @@ def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Flo
 
 
 def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
-    """Serialize the gRPC messages of dense and sparse maps."""
+    """Covers the gRPC messages of dense and sparse maps."""
     largest = 0.0
     for case in cases:
         if case.request.wire == "binary":
@@ -176,7 +176,7 @@ async def test_json_response_is_at_most_as_large_as_the_estimate(
 async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estimate(
     factory: AttendFactory, harness: ServiceHarness, sparse: dict[str, Any], encoding: dict[str, Any]
 ) -> None:
-    """With `top_p` alone, a row can keep every value and has an index per value."""
+    """With `top_p` alone, a row can keep all values and needs an index for each."""
     fields: dict[str, Any] = {"kind": "norm", "special_tokens": "renormalize", "layers": [1], "heads": [2], **sparse}
     json_response = await harness.post("/v1/attend", {"inputs": PASSAGE, **fields, **encoding})
     assert len(json_response.content) <= factory.case(PASSAGE, **fields, **encoding).task.response_bytes()
@@ -190,7 +190,7 @@ async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estima
 def test_rounded_number_is_at_most_as_long_as_the_estimate(
     factory: AttendFactory, dtype: MapDType, decimals: int
 ) -> None:
-    """Serialize random shares of every magnitude with orjson."""
+    """Uses orjson on random shares of every magnitude."""
     case = factory.case(dtype=dtype, decimals=decimals)
     chance = np.random.default_rng(decimals)
     values = np.concatenate([chance.random(20_000), 10.0 ** -(12 * chance.random(20_000)), [0, 1]]).astype(np.float32)
@@ -204,7 +204,7 @@ def test_rounded_number_is_at_most_as_long_as_the_estimate(
 async def test_response_over_the_limit_is_rejected_before_inference(
     model: LoadedModel, factory: AttendFactory, encoding: str
 ) -> None:
-    """A response of exactly the limit is accepted."""
+    """A response exactly at the limit is accepted."""
     wire = "json" if encoding == "float" else "base64"
     estimate = factory.case(kind="norm", wire=wire).task.response_bytes()
     body = {"inputs": CHEQUE, "kind": "norm", "encoding_format": encoding}
@@ -234,7 +234,7 @@ SUGGESTIONS: dict[str, dict[str, Any]] = {
 def test_every_suggested_change_is_valid_and_sufficient(
     factory: AttendFactory, manifest: Manifest, share: float
 ) -> None:
-    """Apply each change alone. Without a sufficient change the message suggests none."""
+    """Each change is applied on its own. If none is sufficient, the message must not suggest any."""
     field_sets: list[dict[str, Any]] = [
         {},
         {"decimals": 6},

@@ -1,4 +1,4 @@
-"""Sparse attention maps: the kept values, the dropped mass and the indices."""
+"""Sparse attention maps: kept values, dropped mass and indices."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, dec
 def test_sparse_rows_keep_the_largest_values_and_dropped_mass(
     factory: AttendFactory, kind: Kind, special: str, sparse: dict[str, Any]
 ) -> None:
-    """Values are sorted by magnitude within a row. Row sums plus the dropped mass equal the dense row sums."""
+    """Values are sorted by magnitude within a row. Row sums plus dropped mass equal the dense row sums."""
     fields = {"kind": kind, "special_tokens": special, "unit": "word"}
     full = factory.run(factory.case(**fields))
     result = factory.run(factory.case(**fields, **sparse))
@@ -74,7 +74,7 @@ def test_sparse_indices_refer_to_units(factory: AttendFactory) -> None:
 def test_sparse_rows_keep_as_few_values_as_possible(
     factory: AttendFactory, rows: list[list[float]], top_p: float | None, top_k: int | None
 ) -> None:
-    """Rows have ties, zeros, or zeros only."""
+    """Rows with ties, with zeros, and with only zeros."""
     if top_p is None and top_k is None:
         top_p = 1.0
     values = np.array(rows, np.float32)

@@ -1,4 +1,4 @@
-"""Comparison of occurrences: vectors and similarities against their definitions, order and rejected occurrences."""
+"""Comparing occurrences: vectors and similarities against their definitions, order, and rejected occurrences."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_zero_vector_has_cosine_0_with_other_vectors() -> None:
 def test_static_similarity_of_equal_ids_is_exactly_1(
     tokenizer: Tokenizer, manifest: Manifest, model: LoadedModel
 ) -> None:
-    """The words include one of several tokens and one with a capital."""
+    """One of the words has several tokens, and one is capitalized."""
     words = ["bank", "Bank", "banks", "embankment", "embankment", "unfathomable"]
     ids = [tokens_of(tokenizer, word).input_ids[1:-1] for word in words]
     assert max(map(len, ids)) > 2
@@ -95,7 +95,7 @@ def test_occurrence_vector_is_the_mean_of_its_tokens_per_layer(tokenizer: Tokeni
 def test_similarities_match_their_definition_with_and_without_centering(
     tokenizer: Tokenizer, model: LoadedModel
 ) -> None:
-    """The mean for centering is over all tokens of the distinct texts."""
+    """Centering subtracts the mean over all tokens of the distinct texts."""
     occurrences = [Occurrence(SHORT, word_index=1), Occurrence(CHEQUE, word_index=6), Occurrence(SHORT, word_index=0)]
     tasks = tasks_of(tokenizer, occurrences)
     states = [random_hidden(task.tokens) + 2 for task in tasks]
@@ -120,7 +120,7 @@ def test_similarities_match_their_definition_with_and_without_centering(
 
 @given(st.permutations(range(5)))
 def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: LoadedModel, order: list[int]) -> None:
-    """Permute occurrences whose texts repeat."""
+    """Permutes occurrences, some of which share a text."""
     ordered = [
         Occurrence(CHEQUE, word_index=6),
         Occurrence(TWICE, word_index=1),
@@ -193,7 +193,7 @@ def test_occurrence_without_tokens_is_rejected(
     ids=["word", "word of two tokens", "part of a word", "three words"],
 )  # fmt: skip
 def test_contributors_are_all_other_words_by_rollout_share(tokenizer: Tokenizer, occurrence: Occurrence) -> None:
-    """Shares are from the projection rollout, without special tokens and the occurrence itself, and sum to 1."""
+    """Shares come from the projection rollout without special tokens and the occurrence itself, and sum to 1."""
     (task,) = tasks_of(tokenizer, [occurrence], top_contributors=100)
     hidden = random_hidden(task.tokens)
     (contributors,) = task(hidden).contributors

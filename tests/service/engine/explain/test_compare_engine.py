@@ -1,4 +1,4 @@
-"""Comparison of occurrences with the real model: contributors, layers and the estimate of the response size."""
+"""Comparing occurrences with the real model: contributors, layers, and the estimated response size."""
 
 from dataclasses import replace
 from typing import Any
@@ -94,7 +94,7 @@ async def test_span_over_the_entire_text_is_the_mean_without_special_tokens(
 
 
 async def test_token_is_most_similar_to_itself(engine: Engine) -> None:
-    """MaxSim of a text with itself is its number of tokens."""
+    """A text's MaxSim with itself is its number of tokens."""
     result = (await encode(engine, CHEQUE, layers=(3,), outputs=("tokens",))).results[0]
     assert result.token_vectors is not None
     similarity = cosines(result.token_vectors.values.astype(np.float64))
@@ -107,7 +107,7 @@ async def test_token_is_most_similar_to_itself(engine: Engine) -> None:
 async def test_response_is_at_most_as_large_as_the_estimate(
     harness: ServiceHarness, tokenizer: Tokenizer, layers: Any, top_contributors: int
 ) -> None:
-    """Check the JSON body and the gRPC message."""
+    """Covers the JSON body and the gRPC message."""
     occurrences = [Occurrence(CHEQUE, word_index=6), Occurrence(TWICE, word_index=1), Occurrence(ACCENTS, word_index=2)]
     occurrences += [Occurrence(TWICE, word_index=index) for index in range(8)]
     body = {

@@ -1,4 +1,4 @@
-"""Attention maps against interventions on the encoder: values set to zero, attention sinks, changed weights."""
+"""Attention maps against interventions on the encoder: zeroed values, attention sinks, changed weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from tests.random_encoders import (
 from tests.rank_stats import spearman
 from tests.service.engine.explain.map_cases import ALL_HEADS, ATTENTION, HEADS, TOKENS, layers_of_random_encoder
 
-# The change of a vector has the rounding error of the entire vector. Even maps avoid changes near that error.
+# A change in a vector inherits the whole vector's rounding error. Even maps avoid changes that small.
 EVEN_SCALE = 0.15
 INTERVENTION_PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)], ids=["float32", "float64"]
@@ -31,7 +31,7 @@ INTERVENTION_PRECISIONS = pytest.mark.parametrize(
 
 
 def zero_value(token: int, heads: Sequence[int], width: int) -> Any:
-    """Return a hook that sets the value vectors of one token to zero in some heads; values: (1, T, D)."""
+    """Return a hook that zeroes one token's value vectors in some heads; values: (1, T, D)."""
 
     def change(values: Tensor) -> Tensor:
         values = values.clone()
@@ -48,7 +48,7 @@ def zero_value(token: int, heads: Sequence[int], width: int) -> Any:
 def test_norm_is_the_change_of_the_output_without_the_value(
     dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None, causal: bool
 ) -> None:
-    """Set the value vector of a token to zero in the heads, and run the attention again."""
+    """Zeroes a token's value vector in the heads, and runs the attention again."""
     for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE, causal=causal):
         norm = BlockAttention(hidden, weights, heads).norm
         width = hidden.shape[1] // HEADS
@@ -81,7 +81,7 @@ def test_norm_per_head_is_the_change_of_the_output_without_the_value_in_that_hea
 
 
 def test_norms_rank_tokens_by_their_effect_and_probs_do_not() -> None:
-    """The effect is the cosine distance of the output after a value is set to zero, in an untrained encoder."""
+    """The effect is the output's cosine distance after zeroing a value, in an untrained encoder."""
     encoder = bert_init_encoder(torch.float64, layers=3, heads=12, hidden_size=192)
     outputs = run(encoder, random_ids(32))
     agreement: dict[str, list[float]] = {"norm": [], "block_norm": [], "probs": []}
@@ -110,7 +110,9 @@ def test_norms_rank_tokens_by_their_effect_and_probs_do_not() -> None:
 
 
 def test_norms_ignore_an_attention_sink_with_a_zero_value() -> None:
-    """In one hand-made head, the sink has score 4 and a zero value; the relevant key has score 2 and a value."""
+    """One hand-made head, in which the sink has score 4 and a zero value, and the relevant key has score 2 and a
+    value.
+    """
     sink, relevant = 0, 3
     hidden = np.eye(6)
     zeros, bias = np.zeros((6, 6)), np.zeros(6)
@@ -135,7 +137,7 @@ def test_norms_ignore_an_attention_sink_with_a_zero_value() -> None:
 
 
 def test_different_attention_rows_can_give_the_same_output() -> None:
-    """The number of tokens is greater than the size of a head."""
+    """There are more tokens than a head has dimensions."""
     tokens = 50
     encoder = random_encoder(torch.float64)
     weights = block_weights(encoder)[1]
@@ -150,7 +152,7 @@ def test_different_attention_rows_can_give_the_same_output() -> None:
     assert len(null_space) == tokens - width - 1
     best, distance = row, 0.0
     for change in (*null_space, *-null_space, *(null_space.T @ null_space), *-(null_space.T @ null_space)):
-        candidate = row * (1 + change / -change.min())  # the largest step without a negative weight
+        candidate = row * (1 + change / -change.min())  # the largest step without negative weights
         variation = float(np.abs(candidate - row).sum()) / 2
         if variation > distance:
             best, distance = candidate, variation

@@ -1,4 +1,4 @@
-"""Attention maps over several heads and layers: rollout, head_reduce, layer_reduce and the order of maps."""
+"""Attention maps over several heads and layers: rollout, head_reduce, layer_reduce and map order."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def hidden(encoder: Encoder) -> Floats:
 
 @pytest.mark.parametrize("kind", ROLLOUT_KINDS)
 def test_rollout_is_the_product_of_layer_matrices(encoder: Encoder, hidden: Floats, kind: Kind) -> None:
-    """The product is from the highest requested layer down to layer 1. Rows sum to 1."""
+    """The product runs from the highest requested layer down to layer 1. Rows sum to 1."""
     steps = []
     for layer, weights in enumerate(block_weights(encoder)):
         attention = BlockAttention(hidden[layer], weights)
@@ -95,7 +95,7 @@ def test_rollout_of_identity_maps_is_the_identity(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", ["probs", "scores", "norm"])
 def test_maps_follow_the_requested_order_of_layers_and_heads(encoder: Encoder, hidden: Floats, kind: Kind) -> None:
-    """The map of a head does not depend on the other requested heads."""
+    """A head's map must not depend on which other heads are requested."""
     blocks = block_weights(encoder)
     results = list(token_maps(hidden, blocks, make_spec(kind, (3, 1), (2, 0))))
     name = "norm_per_head" if kind == "norm" else kind
@@ -134,7 +134,7 @@ def test_norm_of_one_head_equals_the_sum_over_that_head(encoder: Encoder, hidden
 def test_layer_reduce_is_the_mean_of_the_requested_layers(
     encoder: Encoder, hidden: Floats, kind: Kind, reduce: HeadReduce
 ) -> None:
-    """The mean applies to the bias shares too."""
+    """Bias shares are averaged, too."""
     reduce = "mean" if reduce == "sum" and kind in ("probs", "scores") else reduce
     blocks = block_weights(encoder)
     (mean,) = token_maps(hidden, blocks, make_spec(kind, (3, 1), head_reduce=reduce, layer_reduce="mean"))
@@ -164,7 +164,7 @@ def test_single_token_contributes_only_to_itself(encoder: Encoder) -> None:
 
 @PRECISIONS
 def test_zero_weights_give_zeros_and_no_nan(dtype: torch.dtype, tolerance: float) -> None:
-    """The rollout of zero values is zero. A zero output has zero shares."""
+    """The rollout of zero values is zero, and a zero output has zero shares."""
     encoder = random_encoder(dtype)
     hidden, blocks = run(encoder, random_ids(TOKENS)).hidden_states, block_weights(encoder)
     zeros = np.zeros_like(blocks[0].norm)

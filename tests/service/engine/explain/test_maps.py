@@ -1,4 +1,4 @@
-"""Attention maps of one layer against PyTorch and against the formulas of the papers.
+"""Attention maps of one layer against PyTorch and against the formulas in the papers.
 
 Exact identities are tested in float32, as served, and in float64 with a tolerance close to rounding error.
 """
@@ -29,7 +29,7 @@ from tests.service.engine.explain.map_cases import (
 
 
 def naive_parts(hidden: Floats, weights: BlockWeights, probs: Floats) -> tuple[Floats, Floats]:
-    """Return the vectors `T_i(x_j)`, (T, T, D), and the contribution of the biases, (T, D), as in the papers."""
+    """Return the papers' vectors `T_i(x_j)`, (T, T, D), and the contribution of the biases, (T, D)."""
     count, width = hidden.shape
     head_size = width // weights.heads
     parts = np.zeros((count, count, width), hidden.dtype)
@@ -73,7 +73,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 @PRECISIONS
 def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, tolerance: float) -> None:
-    """Scores are -inf. In each row, all other values match the sequence truncated after that row."""
+    """Scores are -inf. All other values in a row match the sequence truncated after that row."""
     later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1)
     for attention, _, hidden, weights, _ in layers_of_random_encoder(dtype, causal=True):
         assert np.isneginf(attention.scores[:, later]).all()
@@ -151,7 +151,7 @@ def test_block_norm_is_the_length_of_parts_that_sum_to_the_layer_norm_output(
 @ATTENTION
 @PRECISIONS
 def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
-    """A share is `<part, y> / <y, y>` for the layer norm output y. A row and its bias share sum to 1."""
+    """A share is `<part, y> / <y, y>` for the layer norm output y. A row plus its bias share sums to 1."""
     signs: set[float] = set()
     for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype, causal=causal):
         with capture_outputs(block.attention_norm) as captured:
@@ -177,7 +177,7 @@ def test_block_norm_uses_the_epsilon_of_the_layer_norm() -> None:
 
 
 def test_peak_memory_is_below_a_quarter_of_the_naive_parts() -> None:
-    """The naive parts are T x T x D floats. The test computes three kinds for one layer."""
+    """The naive parts take T x T x D floats. The test computes three kinds for one layer."""
     tokens, width = 128, 384
     encoder = random_encoder(torch.float32, layers=1, heads=4, hidden_size=width, scale=0.05)
     hidden = np.random.default_rng(1).standard_normal((1, tokens, width)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The units of attention maps: tokens, words and spans, segment filters and rejected spans."""
+"""Units of attention maps: tokens, words and spans, segment filters, and rejected spans."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.service.engine.explain.unit_cases import CHEQUE, SPECIALS, TEXTS, ran
 def test_token_belongs_to_one_unit(
     tokenizer: Tokenizer, text: str, pair: str | None, unit: str, special: SpecialTokens
 ) -> None:
-    """A special token has its own unit, or no unit if it is dropped. Units are in the order of the text."""
+    """A special token has its own unit, or none if it is dropped. Units are in text order."""
     case = units_of(tokenizer, text, pair, unit=unit, special_tokens=special)
     units_per_token = case.units.membership.sum(axis=0)
     expected = [0 if flag and special != "keep" else 1 for flag in case.tokens.special_tokens_mask]
@@ -38,7 +38,7 @@ def test_token_belongs_to_one_unit(
 def test_segment_filter_selects_rows_and_columns(
     tokenizer: Tokenizer, unit: str, special: SpecialTokens, segments: Segments, rows: str, columns: str
 ) -> None:
-    """Mass of the other segment is excluded. A special token belongs to the segment before it."""
+    """The other segment's mass is excluded. A special token belongs to the segment before it."""
     texts = (CHEQUE, "Who embanked it?")
     case = units_of(tokenizer, *texts, unit=unit, special_tokens=special, segments=segments)
     unfiltered = units_of(tokenizer, *texts, unit=unit, special_tokens=special)
@@ -60,7 +60,7 @@ def test_segment_filter_selects_rows_and_columns(
 
 
 def test_spans_are_units_in_the_requested_order(tokenizer: Tokenizer) -> None:
-    """Mass of tokens outside the spans is excluded, special tokens included."""
+    """The mass of tokens outside the spans is excluded, including special tokens."""
     spans = ((25, 29), (3, 9), (12, 17), (9, 11))
     case = units_of(tokenizer, CHEQUE, spans=spans, unit="span")
     assert case.texts == ["bank", "cashed", "check", " a"]
@@ -111,7 +111,7 @@ def test_values_do_not_depend_on_the_order_of_spans(tokenizer: Tokenizer, spans:
 def test_overlapping_and_empty_spans_are_rejected(
     tokenizer: Tokenizer, spans: tuple[Offsets, ...], reason: str, message: str
 ) -> None:
-    """A token split evenly between two spans belongs to the span that is first in the text."""
+    """A token split evenly between two spans belongs to the one that comes first in the text."""
     with pytest.raises(InvalidArgument) as raised:
         units_of(tokenizer, CHEQUE, spans=spans, unit="span")
     assert raised.value.reason == reason

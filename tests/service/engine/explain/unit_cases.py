@@ -1,4 +1,4 @@
-"""Texts, units and random maps for tests of units."""
+"""Texts, units and random maps for the unit tests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ SPECIALS: tuple[SpecialTokens, ...] = ("keep", "drop", "renormalize")
 
 @dataclass
 class TokensAndUnits:
-    """The tokens and units of an input."""
+    """An input's tokens and units."""
 
     tokens: TokenizedInput
     units: Units
@@ -39,7 +39,7 @@ def units_of(
     limit: int | None = None,
     **fields: Any,
 ) -> TokensAndUnits:
-    """Return the tokens and units of a text, truncated to `limit` tokens at the right."""
+    """Return a text's tokens and units, truncating it to `limit` tokens on the right."""
     item = Input(TokenizerInput(text, pair), spans)
     tokens = tokenizer.encode([item.source])[0]
     if limit is not None:

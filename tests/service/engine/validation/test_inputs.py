@@ -1,4 +1,6 @@
-"""Validation of inputs. An error names the field, the actual value, the limit and the remedy, but no input text."""
+"""Validation of inputs. Errors name the field, the actual value, the limit and the remedy, but never quote the
+input.
+"""
 
 import pytest
 

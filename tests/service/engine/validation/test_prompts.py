@@ -1,4 +1,4 @@
-"""The prompt of a request: named, given, of the role, or the default of the model."""
+"""A request's prompt: selected by name, given as text, selected by role, or the model's default."""
 
 import pytest
 

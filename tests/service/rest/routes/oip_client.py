@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol to a service without sockets."""
+"""Open Inference Protocol requests to a service without sockets."""
 
 from typing import Any
 

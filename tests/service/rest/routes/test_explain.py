@@ -33,7 +33,7 @@ def tensor(field: dict[str, Any]) -> NDArray[Any]:
 
 
 async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
-    """The default is one token map of probabilities per layer and head."""
+    """By default, there is one token map of probabilities per layer and head."""
     response = await harness.post("/v1/attend", {"inputs": CASHED})
     body = response.json()
     assert set(body) == {"model", "precision", "results", "usage"}
@@ -107,7 +107,7 @@ async def test_inputs_have_their_own_units(harness: ServiceHarness) -> None:
 
 
 async def test_pair_segments_select_rows_and_columns(harness: ServiceHarness) -> None:
-    """The remaining mass of a row is excluded mass."""
+    """The rest of a row's mass is excluded mass."""
     pair = [{"text": "river bank", "pair": "it flows"}]
     result = await attend(harness, pair, segments="a_to_b", special_tokens="drop", layers=[3], head_reduce="mean")
     assert (result["rows"], result["columns"]) == ([0, 1], [2, 3])
@@ -118,7 +118,7 @@ async def test_pair_segments_select_rows_and_columns(harness: ServiceHarness) ->
 
 @pytest.mark.parametrize(("dtype", "loss"), [("float32", 0), ("float16", 5e-4), ("sqrt_uint8", 4e-3)])
 async def test_base64_has_the_values_of_float(harness: ServiceHarness, dtype: str, loss: float) -> None:
-    """An element q of sqrt_uint8 has the value (q / 255)^2."""
+    """An element q of sqrt_uint8 stands for (q / 255)^2."""
     plain = await attend(harness, layers=[2], heads=[7])
     encoded = await attend(harness, layers=[2], heads=[7], encoding_format="base64", dtype=dtype)
     elements = tensor(encoded["maps"][0]["matrix"])
@@ -127,7 +127,7 @@ async def test_base64_has_the_values_of_float(harness: ServiceHarness, dtype: st
 
 
 async def test_sparse_rows_are_sorted_and_have_dropped_mass(harness: ServiceHarness) -> None:
-    """Base64 has the same values."""
+    """Base64 must have the same values."""
     fields: dict[str, Any] = {"layers": [2], "heads": [7]}
     dense = np.array((await attend(harness, **fields))["maps"][0]["matrix"])
     fields |= {"top_p": 0.7, "top_k": 5}
@@ -148,7 +148,7 @@ async def test_decimals_round_the_values(harness: ServiceHarness) -> None:
 
 
 async def test_comparison_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
-    """One occurrence is a span and one is a word index."""
+    """One occurrence is given as a span, the other as a word index."""
     request = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
     response = await harness.post("/v1/compare", request)
     body = response.json()
@@ -179,7 +179,7 @@ async def test_comparison_is_limited_to_requested_layers_and_contributors(harnes
 
 
 async def test_response_is_rejected_before_inference_when_one_byte_too_large(model: LoadedModel) -> None:
-    """The message suggests a smaller response."""
+    """The message must suggest a smaller response."""
     body = {"inputs": CASHED, "encoding_format": "base64"}
     async with open_harness(model, max_response_bytes=1) as harness:
         message = (await harness.post("/v1/attend", body)).json()["error"]["message"]

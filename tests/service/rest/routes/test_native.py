@@ -19,7 +19,7 @@ def tensor(field: dict[str, Any]) -> NDArray[Any]:
 
 
 async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
-    """Request all outputs."""
+    """Requests all outputs."""
     outputs = ["pooled", "tokens", "words", "spans", "static"]
     request = {"inputs": [{"text": GOLDEN, "spans": [[0, 5]]}], "outputs": outputs}
     body = (await harness.post("/v1/encode", request)).json()
@@ -150,7 +150,7 @@ async def test_spans_of_tokenize_are_rejected(harness: ServiceHarness) -> None:
     ],
 )
 async def test_query_parameters_are_rejected(harness: ServiceHarness, path: str, body: dict[str, Any]) -> None:
-    """They would be ignored silently."""
+    """They used to be ignored silently."""
     response = await harness.client.post(path, json=body, params={"dimensions": "1"})
     assert response.status_code in (400, 413, 422)
     assert "dimensions: unknown query parameter. Send options in the body." in response.text

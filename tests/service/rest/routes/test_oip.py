@@ -22,14 +22,14 @@ from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harne
 from tests.service.rest.routes.oip_client import INFER, MODEL, infer, names, post
 
 IDS = [2769, 2924, 7502]
-"""The token ids of GOLDEN."""
+"""Token ids of GOLDEN."""
 LONG = "bank " + "word " * 300
 TOLERANCE = 5e-4
 
 
 @pytest.fixture
 async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    """The default model with prompts, and a default prompt."""
+    """The default model with prompts, one of them the default."""
     update = {"prompts": {"query": "find: ", "document": "some text: "}, "default_prompt_name": "document"}
     artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
     async with open_harness(dataclasses.replace(model, artifact=artifact)) as opened:
@@ -137,7 +137,7 @@ async def test_parameters_of_the_protocol_are_accepted(harness: ServiceHarness) 
 
 
 async def test_outputs_are_binary_if_requested(harness: ServiceHarness) -> None:
-    """An output's choice overrides the request's."""
+    """An output's setting overrides the request's."""
     flags = [{"name": "pooled", "parameters": {"binary_data": False}}, {"name": "tokens"}, {"name": "token_counts"}]
     response = await post(harness, text(GOLDEN), outputs=flags, parameters={"binary_data_output": True}, id="7")
     header = json.loads(response.content[: int(response.headers[LENGTH_HEADER])])
@@ -166,7 +166,7 @@ async def test_responses_are_compressed(harness: ServiceHarness, coding: str, bi
 
 
 async def test_binary_responses_are_not_compressed_by_default(harness: ServiceHarness) -> None:
-    """HTTP libraries accept several codings unless told otherwise, and compression takes longer than inference."""
+    """HTTP libraries accept several codings by default, and compression takes longer than inference."""
     options: dict[str, Any] = {"outputs": names("tokens"), "accept": "gzip, deflate"}
     response = await post(harness, text(*[GOLDEN] * 8), parameters={"binary_data_output": True}, **options)
     assert "content-encoding" not in response.headers
@@ -174,7 +174,7 @@ async def test_binary_responses_are_not_compressed_by_default(harness: ServiceHa
 
 
 async def test_prompts(prompted: ServiceHarness) -> None:
-    """Prompts have no token vectors, and do not count. Attention maps never have one."""
+    """Prompts have no token vectors and do not count. Attention maps never include one."""
     for parameters in ({}, {"prompt_name": "query"}):
         (result,) = await native(prompted, [GOLDEN], outputs=["pooled", "tokens"], **parameters)
         count = len(result["token_vectors"])
@@ -188,7 +188,7 @@ async def test_prompts(prompted: ServiceHarness) -> None:
 
 
 async def test_padded_size_is_limited_before_inference(model: LoadedModel) -> None:
-    """Each of 16 inputs takes the space of the longest."""
+    """Each of 16 inputs takes as much space as the longest."""
     texts = [*["a"] * 15, "word " * 100]
     limit = 2**20
     async with open_harness(model, max_response_bytes=limit) as harness:
@@ -265,7 +265,7 @@ def test_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> None
 
 
 def metric(server: RunningServer, name: str) -> float:
-    """Return the value of a metric with these labels; 0 if it does not exist."""
+    """Return a metric with these labels, or 0 if it does not exist."""
     lines = httpx.get(f"{server.admin}/metrics").text.splitlines()
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(f"{name} "))
 

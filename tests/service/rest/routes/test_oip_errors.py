@@ -1,4 +1,4 @@
-"""Invalid requests of the Open Inference Protocol over REST: the status and error of the protocol, never a 500."""
+"""Invalid Open Inference Protocol requests over REST get the protocol's status and error, never a 500."""
 
 import gzip
 import json
@@ -249,7 +249,7 @@ def test_bodies_over_the_limit(rest: httpx.Client) -> None:
 
 
 def test_large_lists_are_rejected_or_converted_in_bounded_time(rest: httpx.Client) -> None:
-    """The largest bodies: a million ids in JSON, and a million empty strings."""
+    """The largest possible bodies: a million ids in JSON, and a million empty strings."""
     count = 64 * 16380
     ids = b'{"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [%d, %d], "data": [' + b"1," * (count - 1)
     started = time.perf_counter()

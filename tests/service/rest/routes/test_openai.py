@@ -1,4 +1,4 @@
-"""The OpenAI API, with the OpenAI client."""
+"""The OpenAI API, tested with OpenAI's client."""
 
 import base64
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def golden(rest: httpx.Client) -> list[float]:
-    """The embedding of the native API."""
+    """The native API's embedding."""
     embedding: list[float] = rest.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"][0]["pooled"]
     return embedding
 
 
 def test_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
-    """By default the client requests base64 and decodes it."""
+    """By default, the client requests base64 and decodes it."""
     response = client.embeddings.create(model=MODEL, input=GOLDEN)
     np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
     assert (response.model, response.usage.prompt_tokens, response.usage.total_tokens) == (MODEL, 5, 5)
@@ -58,7 +58,7 @@ def test_dimensions_truncate_and_normalize(client: openai.OpenAI, golden: list[f
 
 @pytest.mark.parametrize("ids", [[2769, 2924, 7502], [[2769, 2924, 7502], [2924]]])
 def test_token_ids_are_rejected_by_default(client: openai.OpenAI, ids: list[int]) -> None:
-    """LangChain sends ids of the OpenAI vocabulary. The error names the option that prevents this."""
+    """LangChain sends ids from OpenAI's vocabulary. The error must name the option that prevents this."""
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as raised:
         client.embeddings.create(model=MODEL, input=ids)
     assert (raised.value.code, raised.value.param) == ("token_ids_disabled", "input")
@@ -98,7 +98,7 @@ async def test_truncate_drops_the_end_of_long_inputs(harness: ServiceHarness) ->
 
 
 async def test_permanent_errors_disable_retries(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenAI clients retry every 5xx response without this header."""
+    """Without this header, OpenAI clients retry every 5xx response."""
 
     async def broken(request: object) -> None:
         raise NonFiniteOutput

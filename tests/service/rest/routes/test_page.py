@@ -1,4 +1,4 @@
-"""The files of the page: media types, security headers, revalidation, and unknown names."""
+"""The page's files: media types, security headers, revalidation, and unknown names."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_headers_restrict_the_page_to_its_own_origin(rest: httpx.Client, method:
 
 
 def test_page_files_comply_with_the_content_security_policy() -> None:
-    """They have no inline scripts or styles, no URLs of other origins, and create no markup from strings."""
+    """No inline scripts or styles, no URLs of other origins, and no markup built from strings."""
     markup = (DIRECTORY / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", markup)
     for name in FILES:

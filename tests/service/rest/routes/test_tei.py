@@ -1,4 +1,4 @@
-"""The TEI API: numbers of the native API in TEI's shapes, and TEI's headers."""
+"""The TEI API: the native API's numbers in TEI's shapes, and TEI's headers."""
 
 import dataclasses
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from tests.response_contract import array_of, assert_close
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
 IDS = [2769, 2924, 7502]
-"""The token ids of GOLDEN."""
+"""Token ids of GOLDEN."""
 WITH_SPECIAL = [101, *IDS, 102]
 LONG = "bank " + "word " * 300
 PROMPTS = {"query": "find: ", "document": "text: ", "none": ""}
@@ -22,7 +22,7 @@ PROMPTS = {"query": "find: ", "document": "text: ", "none": ""}
 
 @pytest.fixture
 async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    """The default model with prompts, and a default prompt."""
+    """The default model with prompts, one of them the default."""
     update = {"prompts": PROMPTS, "default_prompt_name": "document"}
     artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
     async with open_harness(dataclasses.replace(model, artifact=artifact)) as opened:
@@ -30,13 +30,13 @@ async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
 
 
 async def native(harness: ServiceHarness, inputs: Any, name: str = "pooled", **fields: Any) -> list[Any]:
-    """Return an output of the native API."""
+    """Return one of the native API's outputs."""
     response = await harness.post("/v1/encode", {"inputs": inputs, **fields})
     return [result[name] for result in response.raise_for_status().json()["results"]]
 
 
 def assert_same(actual: list[Any], expected: list[Any]) -> None:
-    """Compare the arrays of several inputs. They may be in different batches, which rounds differently."""
+    """Compare arrays for several inputs. They may be in different batches, which round differently."""
     assert len(actual) == len(expected)
     for left, right in zip(actual, expected, strict=True):
         assert_close(array_of(left), array_of(right), 5e-4)
@@ -77,7 +77,7 @@ async def test_embed_of_one_text_is_a_list_of_one(harness: ServiceHarness) -> No
 
 @pytest.mark.parametrize("ids", [IDS, WITH_SPECIAL])
 async def test_token_ids_may_have_special_tokens(harness: ServiceHarness, ids: list[int]) -> None:
-    """TEI requires them; here they may be left out."""
+    """TEI requires them, but here they may be left out."""
     expected = await native(harness, [{"token_ids": IDS}])
     assert await ok(harness, "/embed", {"inputs": ids}) == expected
     assert await ok(harness, "/embed", {"inputs": [ids]}) == expected
@@ -96,7 +96,7 @@ async def test_normalize_applies_to_models_that_do_not(model: LoadedModel) -> No
 
 @pytest.mark.parametrize(("direction", "word"), [("Right", "river"), ("Left", "money")])
 async def test_text_over_the_character_limit_is_cut(harness: ServiceHarness, direction: str, word: str) -> None:
-    """The native API rejects it in every truncation mode."""
+    """The native API rejects such a text in every truncation mode."""
     limit = harness.engine.info.limits.max_input_characters
     text = "river " + "bank " * limit + " money"
     kept = text[:limit] if direction == "Right" else text[-limit:]
@@ -161,7 +161,7 @@ async def test_blank_text_is_rejected_with_a_prompt_too(prompted: ServiceHarness
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all"])
 async def test_prompt_name_is_rejected_for_token_ids(prompted: ServiceHarness, path: str) -> None:
-    """The default prompt does not apply to them."""
+    """The default prompt does not apply to token ids."""
     response = await prompted.post(path, {"inputs": IDS, "prompt_name": "query"})
     assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
     assert response.json()["error"].startswith("prompt_name: not supported for token")
@@ -186,7 +186,7 @@ async def test_unknown_prompt_of_similarity_is_rejected(prompted: ServiceHarness
 
 @pytest.mark.parametrize("text", [GOLDEN, "déjà 漢字 vu 👩‍👩‍👧 x", "e\u0301 \U0001d54f", "[CLS] </s>"])
 async def test_tokens_have_byte_offsets(harness: ServiceHarness, text: str) -> None:
-    """Offsets of the native API count characters."""
+    """The native API's offsets count characters."""
     (tokens,) = await ok(harness, "/tokenize", {"inputs": text})
     (expected,) = (await ok(harness, "/v1/tokenize", {"inputs": text}))["results"]
     assert [token["id"] for token in tokens] == [token["id"] for token in expected["tokens"]]
@@ -208,7 +208,7 @@ async def test_special_tokens_are_optional_in_tokenize(harness: ServiceHarness) 
 
 
 async def test_tokens_can_be_embedded_and_decoded(harness: ServiceHarness) -> None:
-    """TEI's clients send the ids of /tokenize."""
+    """TEI clients send back the ids from /tokenize."""
     ids = [token["id"] for token in (await ok(harness, "/tokenize", {"inputs": GOLDEN}))[0]]
     assert ids == WITH_SPECIAL
     assert await ok(harness, "/embed", {"inputs": ids}) == await native(harness, [{"token_ids": IDS}])

@@ -1,4 +1,4 @@
-"""The TEI API: its errors, limits, keys and metrics."""
+"""The TEI API: errors, limits, keys and metrics."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ async def test_missing_head_is_a_backend_error(harness: ServiceHarness, path: st
 
 
 async def test_truncation_is_the_remedy_for_too_many_characters(harness: ServiceHarness) -> None:
-    """Here alone, truncation applies to this limit."""
+    """TEI is the only API where truncation applies to this limit."""
     text = "bank " * 4000
     response = await harness.post("/embed", {"inputs": ["a", text], "truncate": False})
     problem = "inputs[1]: too many characters (20000, limit 16384)."
@@ -147,7 +147,7 @@ async def test_server_that_shuts_down_is_unhealthy(harness: ServiceHarness) -> N
 
 
 async def test_internal_error_has_status_500(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Monitoring then counts it as an error of the server."""
+    """This makes monitoring count it as a server error."""
 
     async def broken(request: object) -> None:
         raise Internal
