@@ -55,10 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort tests by `LONGEST`, and mark property tests, which `make test-slow` repeats with more examples."""
     places = {path: place for place, path in enumerate(LONGEST)}
 
-    def place_of(item: pytest.Item) -> int:
+    def rank(item: pytest.Item) -> int:
         return min((place for path, place in places.items() if item.nodeid.startswith(path)), default=len(places))
 
-    items.sort(key=place_of)
+    items.sort(key=rank)
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.examples)

@@ -63,7 +63,7 @@ def body(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Body]:
     )
 
 
-def layers_of(facts: ModelFacts, first: int) -> st.SearchStrategy[Any]:
+def draw_layers(facts: ModelFacts, first: int) -> st.SearchStrategy[Any]:
     """Draw layers from `first` up, counted from either end, or "all". Some are invalid or repeated."""
     lowest, highest = first - facts.num_hidden_layers - 1, facts.num_hidden_layers
     count = highest + 1
@@ -115,7 +115,7 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     drawn = draw(
         body(
             inputs=inputs(facts, spans=has_spans),
-            layers=optional(layers_of(facts, 0)),
+            layers=optional(draw_layers(facts, 0)),
             layer_reduce=optional(st.sampled_from(get_args(LayerReduce))),
             pooling=optional(st.sampled_from(POOLINGS)),
             normalize=optional(st.booleans()),
@@ -137,7 +137,7 @@ def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
         body(
             inputs=inputs(facts, spans=unit == get_args(UnitKind)[2]),
             kind=optional(st.sampled_from(KINDS)),
-            layers=optional(layers_of(facts, 1)),
+            layers=optional(draw_layers(facts, 1)),
             heads=optional(st.lists(st.integers(0, facts.num_attention_heads), min_size=1, max_size=3, unique=True)),
             head_reduce=optional(st.sampled_from(get_args(HeadReduce))),
             layer_reduce=optional(st.sampled_from(get_args(MapLayerReduce))),
@@ -165,7 +165,7 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             else {"word_index": draw(st.sampled_from([0, 0, 0, 1, 1, 2, 7]))}
         )
         occurrences.append({"text": text, **position})
-    options = draw(body(layers=optional(layers_of(facts, 0)), top_contributors=optional(st.integers(0, 10))))
+    options = draw(body(layers=optional(draw_layers(facts, 0)), top_contributors=optional(st.integers(0, 10))))
     return {"occurrences": occurrences, **options}
 
 

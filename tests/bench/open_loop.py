@@ -210,7 +210,7 @@ class Sender:
         connection.send(request, due)
 
 
-def request_of(url: str, body: str, headers: Mapping[str, str]) -> bytes:
+def raw_request(url: str, body: str, headers: Mapping[str, str]) -> bytes:
     address, data = urlsplit(url), body.strip().encode()
     head = f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -260,7 +260,7 @@ def main() -> None:
     job = receive_job()
     allow_connections()
     with open(job["bodies"]) as file:
-        requests = [request_of(job["url"], line, job["headers"]) for line in file]
+        requests = [raw_request(job["url"], line, job["headers"]) for line in file]
     print(json.dumps(uvloop.run(offer(job["url"], requests, job["rate"], job["fill_s"], job["seconds"]))))
 
 

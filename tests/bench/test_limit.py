@@ -22,7 +22,7 @@ def limit(default_artifact: Path) -> Limit:
 
 
 @pytest.mark.slow
-def test_limit_is_that_of_a_correct_backend(limit: Limit) -> None:
+def test_limit_comes_from_a_correct_backend(limit: Limit) -> None:
     figure = limit.measure(0.05)
     assert figure.tokens_per_second >= figure.float32_tokens_per_second > 0
     assert limit.cosines[limit.backend.name] >= 0.9999

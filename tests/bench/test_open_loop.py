@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench import open_loop
 from tests.bench.load import GZIP
-from tests.bench.open_loop import Sender, main_thread_s, request_of
+from tests.bench.open_loop import Sender, main_thread_s, raw_request
 
 
 class FixedResponseServer(asyncio.Protocol):
@@ -53,7 +53,7 @@ async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejection
     )
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
-        sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
+        sender = Sender(url, [raw_request(url, '{"inputs": "a"}', GZIP)])
         late = await sender.send_all(np.arange(1, 6) / 100)
         assert len(sender.unanswered()) == (0 if response else 5)
         sender.close()
@@ -77,7 +77,7 @@ async def test_connection_is_not_reused_when_the_response_closes_it(monkeypatch:
     )
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/encode"
-        sender = Sender(url, [request_of(url, '{"inputs": "a"}', GZIP)])
+        sender = Sender(url, [raw_request(url, '{"inputs": "a"}', GZIP)])
         await sender.send_all(np.arange(1, 6) / 100)
         assert not opened
         sender.close()
@@ -101,7 +101,7 @@ def test_main_thread_time_grows_with_work_of_the_main_thread_only() -> None:
 
 
 def test_request_has_the_headers_of_the_load() -> None:
-    request = request_of("http://127.0.0.1:80/v1/encode", "{}", GZIP)
+    request = raw_request("http://127.0.0.1:80/v1/encode", "{}", GZIP)
     assert request.startswith(b"POST /v1/encode HTTP/1.1\r\nhost: 127.0.0.1:80\r\n")
     assert b"\r\naccept-encoding: gzip, deflate\r\n" in request
     assert request.endswith(b"content-length: 2\r\n\r\n{}")

@@ -19,7 +19,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_words_equal_those_of_the_server(shared: PageDriver, rest: httpx.Client, text: str) -> None:
+def test_words_match_the_server(shared: PageDriver, rest: httpx.Client, text: str) -> None:
     words = shared.page.evaluate("async (text) => (await import('/page/words.js')).wordsOf(text)", text)
     expected = rest.post("/v1/tokenize", json={"inputs": text}).json()["results"][0]["words"]
     assert [(word["text"], word["start"], word["end"]) for word in words] == [

@@ -85,7 +85,7 @@ def test_python_program_sends_a_pair(driver: PageDriver) -> None:
     assert len(numbers(run([sys.executable, "-c", source]))) == 5 * 3
 
 
-def message_of(command: str) -> tuple[dict[str, Any], str]:
+def parse_command(command: str) -> tuple[dict[str, Any], str]:
     """Return the message and method of a grpcurl command."""
     words = shlex.split(command.replace("\\\n", " "))
     assert words[0] == "grpcurl"
@@ -100,7 +100,7 @@ def test_grpc_message_returns_the_values_of_the_view(
 ) -> None:
     """grpcurl parses the same JSON, but is not a test dependency."""
     driver.choose(**view)
-    body, method = message_of(program(driver, "#map", "gRPC"))
+    body, method = parse_command(program(driver, "#map", "gRPC"))
     assert method == "attendant.v1.EncoderService/Attend"
     with grpc.insecure_channel(server.grpc) as channel:
         _, first, *_ = stub(channel).Attend(json_format.ParseDict(body, pb.AttendRequest()))
@@ -109,7 +109,7 @@ def test_grpc_message_returns_the_values_of_the_view(
 
 
 def test_grpc_message_of_the_comparison(driver: PageDriver, server: RunningServer, rest: httpx.Client) -> None:
-    body, method = message_of(program(driver, "#comparison", "gRPC"))
+    body, method = parse_command(program(driver, "#comparison", "gRPC"))
     assert method == "attendant.v1.EncoderService/Compare"
     with grpc.insecure_channel(server.grpc) as channel:
         response = stub(channel).Compare(json_format.ParseDict(body, pb.CompareRequest()))
@@ -143,7 +143,7 @@ def test_programs_of_the_similarity_tab(opened: PageDriver, server: RunningServe
     assert json.loads(run(["bash", "-c", program(opened, "#similarity", "curl")]))["scores"] == [scores]
     printed = numbers(run([sys.executable, "-c", program(opened, "#similarity", "Python")]))
     assert printed == pytest.approx(scores, abs=6e-4)
-    body, method = message_of(program(opened, "#similarity", "gRPC"))
+    body, method = parse_command(program(opened, "#similarity", "gRPC"))
     assert method == "attendant.v1.EncoderService/Similarity"
     with grpc.insecure_channel(server.grpc) as channel:
         message = stub(channel).Similarity(json_format.ParseDict(body, pb.SimilarityRequest()))

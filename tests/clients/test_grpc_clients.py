@@ -88,13 +88,13 @@ def encode_by(files):
     )
     return call(request(inputs=[{"text": text} for text in texts]))
 
-def vectors_of(response):
+def decode_vectors(response):
     return [list(memoryview(result.pooled.data).cast("f")) for result in response.results]
 
-results = {"snippet": vectors_of(response), "stubs": importlib.util.find_spec("attendant_client") is not None}
+results = {"snippet": decode_vectors(response), "stubs": importlib.util.find_spec("attendant_client") is not None}
 for version in ("v1", "v1alpha"):
     services, files = describe(version)
-    results[version] = [services, sorted(files), vectors_of(encode_by(files))]
+    results[version] = [services, sorted(files), decode_vectors(encode_by(files))]
 send(results)
 """
 

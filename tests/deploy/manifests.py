@@ -11,7 +11,7 @@ WORKLOADS = ("Deployment", "Job")
 UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
-def name_of(item: Object) -> str:
+def object_name(item: Object) -> str:
     """Return kind and name, formatted like kubectl."""
     return f"{item['kind']}/{item['metadata']['name']}"
 
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        return name_of(self.item)
+        return object_name(self.item)
 
     @property
     def labels(self) -> Object:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tests.deploy.builds import Object
-from tests.deploy.manifests import Manifests, items, matches, name_of, rule
+from tests.deploy.manifests import Manifests, items, matches, object_name, rule
 
 APP_PROTOCOLS = {"http": "http", "grpc": "kubernetes.io/h2c"}
 ROUTES = {"HTTPRoute": "http", "GRPCRoute": "grpc"}
@@ -13,7 +13,7 @@ ROUTES = {"HTTPRoute": "http", "GRPCRoute": "grpc"}
 def services_select_pods(manifests: Manifests) -> Iterator[str]:
     for service in manifests.of_kind("Service"):
         if not service["spec"].get("selector") or not manifests.selected({"matchLabels": service["spec"]["selector"]}):
-            yield f"{name_of(service)}: no pods"
+            yield f"{object_name(service)}: no pods"
 
 
 @rule
@@ -22,9 +22,9 @@ def services_target_named_ports(manifests: Manifests) -> Iterator[str]:
         for workload in manifests.selected({"matchLabels": service["spec"].get("selector", {})}):
             for port in service["spec"]["ports"]:
                 if port.get("targetPort") not in workload.ports:
-                    yield f"{name_of(service)}: {workload.name} has no port {port.get('targetPort')}"
+                    yield f"{object_name(service)}: {workload.name} has no port {port.get('targetPort')}"
                 if port.get("appProtocol") != APP_PROTOCOLS.get(port.get("name")):
-                    yield f"{name_of(service)}: the name or protocol of port {port['port']} is wrong"
+                    yield f"{object_name(service)}: the name or protocol of port {port['port']} is wrong"
 
 
 @rule
@@ -32,9 +32,9 @@ def services_are_internal(manifests: Manifests) -> Iterator[str]:
     for service in manifests.of_kind("Service"):
         spec = service["spec"]
         if spec.get("type", "ClusterIP") != "ClusterIP" or {"externalIPs", "externalName"} & set(spec):
-            yield f"{name_of(service)}: reachable from outside the cluster"
+            yield f"{object_name(service)}: reachable from outside the cluster"
         if any(port.get("targetPort") in ("admin", 8082) for port in spec["ports"]):
-            yield f"{name_of(service)}: exposes the admin port, which requires no key"
+            yield f"{object_name(service)}: exposes the admin port, which requires no key"
 
 
 @rule
@@ -65,9 +65,9 @@ def ingresses_reach_services(manifests: Manifests) -> Iterator[str]:
                 backend = path["backend"]["service"]
                 port = backend["port"].get("name")
                 if find_port(manifests, backend["name"], "name", port) is None:
-                    yield f"{name_of(ingress)}: Service {backend['name']} has no port {port}"
+                    yield f"{object_name(ingress)}: Service {backend['name']} has no port {port}"
                 if grpc != (port == "grpc"):
-                    yield f"{name_of(ingress)}: the protocol is not that of port {port}"
+                    yield f"{object_name(ingress)}: the protocol is not that of port {port}"
 
 
 @rule
@@ -75,20 +75,20 @@ def ingresses_use_tls(manifests: Manifests) -> Iterator[str]:
     for ingress in manifests.of_kind("Ingress"):
         encrypted = {host for tls in items(ingress["spec"].get("tls")) for host in items(tls.get("hosts"))}
         if {route.get("host") for route in ingress["spec"]["rules"]} != encrypted:
-            yield f"{name_of(ingress)}: a host without TLS"
+            yield f"{object_name(ingress)}: a host without TLS"
         if not ingress["spec"].get("ingressClassName"):
-            yield f"{name_of(ingress)}: no class"
+            yield f"{object_name(ingress)}: no class"
 
 
 @rule
 def routes_reach_services(manifests: Manifests) -> Iterator[str]:
     for route in manifests.of_kind(*ROUTES):
         if not items(route["spec"].get("parentRefs")) or not items(route["spec"].get("hostnames")):
-            yield f"{name_of(route)}: no Gateway or no host name"
+            yield f"{object_name(route)}: no Gateway or no host name"
         for backend in [backend for item in route["spec"]["rules"] for backend in item["backendRefs"]]:
             port = find_port(manifests, backend["name"], "port", backend.get("port"))
             if port is None or port["name"] != ROUTES[route["kind"]]:
-                yield f"{name_of(route)}: {backend} is not a port of a Service with this protocol"
+                yield f"{object_name(route)}: {backend} is not a port of a Service with this protocol"
 
 
 def find_port(manifests: Manifests, service: str, field: str, value: object) -> Object | None:
@@ -116,13 +116,13 @@ def policies_admit_known_peers(manifests: Manifests) -> Iterator[str]:
     for policy in manifests.of_kind("NetworkPolicy"):
         pods = manifests.selected(policy["spec"]["podSelector"])
         if not pods:
-            yield f"{name_of(policy)}: no pods"
+            yield f"{object_name(policy)}: no pods"
         for allowed in items(policy["spec"].get("ingress")):
             names = {port["port"] for port in items(allowed.get("ports"))}
             if not allowed.get("from") or any(peer.get("namespaceSelector") == {} for peer in allowed["from"]):
-                yield f"{name_of(policy)}: admits every namespace"
+                yield f"{object_name(policy)}: admits every namespace"
             if not names or any(names - set(workload.ports) for workload in pods):
-                yield f"{name_of(policy)}: the pods do not have the ports {names}"
+                yield f"{object_name(policy)}: the pods do not have the ports {names}"
             admitted |= names
     for workload in manifests.deployments:
         if admitted != set(workload.ports):
@@ -139,7 +139,7 @@ def servers_connect_to_nothing_but_dns(manifests: Manifests) -> Iterator[str]:
             for egress in items(policy["spec"].get("egress")):
                 ports = {port["port"] for port in items(egress.get("ports"))}
                 if not ports or not ports <= allowed or not egress.get("to"):
-                    yield f"{name_of(policy)}: {workload.name} may connect to ports {sorted(ports)}"
+                    yield f"{object_name(policy)}: {workload.name} may connect to ports {sorted(ports)}"
 
 
 @rule
@@ -148,4 +148,4 @@ def scrape_targets_exist(manifests: Manifests) -> Iterator[str]:
         ports = {name for workload in manifests.selected(monitor["spec"]["selector"]) for name in workload.ports}
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             if endpoint.get("port") not in ports:
-                yield f"{name_of(monitor)}: no pod has the port {endpoint.get('port')}"
+                yield f"{object_name(monitor)}: no pod has the port {endpoint.get('port')}"

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.deploy.manifests import Manifests, items, matches, name_of, rule
+from tests.deploy.manifests import Manifests, items, matches, object_name, rule
 
 PROVIDED = {("Secret", "attendant-api-keys"), ("Secret", "attendant-tls")}
 """Objects that users create themselves because they contain secrets. The components document them."""
@@ -20,7 +20,7 @@ def namespace_is_shared_and_not_a_system_one(manifests: Manifests) -> Iterator[s
         yield f"namespaces {declared}"
     for item in manifests.objects:
         if item["kind"] != "Namespace" and item["metadata"].get("namespace") not in declared:
-            yield f"{name_of(item)}: another namespace"
+            yield f"{object_name(item)}: another namespace"
 
 
 @rule
@@ -30,19 +30,19 @@ def pod_security_is_enforced(manifests: Manifests) -> Iterator[str]:
         if {labels.get(f"pod-security.kubernetes.io/{mode}") for mode in ("enforce", "audit", "warn")} != {
             "restricted"
         }:
-            yield f"{name_of(namespace)}: pod security is not restricted"
+            yield f"{object_name(namespace)}: pod security is not restricted"
         if not re.fullmatch(r"v1\.[0-9]+", labels.get("pod-security.kubernetes.io/enforce-version", "")):
-            yield f"{name_of(namespace)}: the enforced version is not pinned"
+            yield f"{object_name(namespace)}: the enforced version is not pinned"
 
 
 @rule
 def objects_are_labeled_and_unique(manifests: Manifests) -> Iterator[str]:
-    for name, count in Counter(map(name_of, manifests.objects)).items():
+    for name, count in Counter(map(object_name, manifests.objects)).items():
         if count > 1:
             yield f"{name}: declared {count} times"
     for item in manifests.objects:
         if item["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "attendant":
-            yield f"{name_of(item)}: no label app.kubernetes.io/part-of"
+            yield f"{object_name(item)}: no label app.kubernetes.io/part-of"
 
 
 @rule
@@ -95,9 +95,9 @@ def autoscalers_have_targets_and_bounds(manifests: Manifests) -> Iterator[str]:
     for item, minimum, maximum in manifests.autoscalers():
         target = item["spec"]["scaleTargetRef"]
         if target.get("apiVersion") != "apps/v1" or manifests.find(target.get("kind"), target["name"]) is None:
-            yield f"{name_of(item)}: its target does not exist"
+            yield f"{object_name(item)}: its target does not exist"
         if not 2 <= minimum < maximum:
-            yield f"{name_of(item)}: {minimum} to {maximum} replicas"
+            yield f"{object_name(item)}: {minimum} to {maximum} replicas"
 
 
 @rule
@@ -136,11 +136,11 @@ def disruption_budgets_allow_evictions(manifests: Manifests) -> Iterator[str]:
             yield f"{workload.name}: not exactly one disruption budget"
     for item in budgets:
         if not manifests.selected(item["spec"]["selector"]):
-            yield f"{name_of(item)}: no pods"
+            yield f"{object_name(item)}: no pods"
         if item["spec"].get("maxUnavailable") != 1 or "minAvailable" in item["spec"]:
-            yield f"{name_of(item)}: does not allow one eviction at any number of replicas"
+            yield f"{object_name(item)}: does not allow one eviction at any number of replicas"
         if item["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
-            yield f"{name_of(item)}: broken pods block the drain of a node"
+            yield f"{object_name(item)}: broken pods block the drain of a node"
 
 
 @rule
@@ -148,6 +148,6 @@ def jobs_end(manifests: Manifests) -> Iterator[str]:
     for item in manifests.of_kind("Job"):
         spec = item["spec"]
         if not {"backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"} <= set(spec):
-            yield f"{name_of(item)}: may run, retry or remain without limit"
+            yield f"{object_name(item)}: may run, retry or remain without limit"
         if spec["template"]["spec"].get("restartPolicy") != "Never":
-            yield f"{name_of(item)}: its logs are lost on a restart"
+            yield f"{object_name(item)}: its logs are lost on a restart"

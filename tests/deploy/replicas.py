@@ -88,7 +88,7 @@ class Replica:
 
 
 @contextmanager
-def replicas_of(model_dir: Path, **options: object) -> Iterator[Replicas]:
+def run_replicas(model_dir: Path, **options: object) -> Iterator[Replicas]:
     """Yield replicas of a model, and stop them at the end of the block."""
     replicas = Replicas(model_dir, **options)
     try:

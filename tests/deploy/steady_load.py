@@ -167,7 +167,7 @@ def stream_send(channel: grpc.Channel) -> Send:
 
 
 @contextlib.contextmanager
-def client_of(target: str, retries: RetryPolicy | None = None) -> Iterator[Client]:
+def open_client(target: str, retries: RetryPolicy | None = None) -> Iterator[Client]:
     """Yield a client for a gRPC target, which may name a DNS server; a URL can only name a host."""
     with Client("grpc://127.0.0.1", retries=retries or RetryPolicy()) as client:
         client._transport.close()

@@ -18,8 +18,8 @@ from service.rpc.servicer import SERVICE
 from tests.deploy.conftest import DEPLOY, find_tool
 from tests.deploy.name_server import NameServer
 from tests.deploy.nginx import nginx_before
-from tests.deploy.replicas import Replicas, replicas_of
-from tests.deploy.steady_load import SteadyLoad, client_of, client_send, grpc_send
+from tests.deploy.replicas import Replicas, run_replicas
+from tests.deploy.steady_load import SteadyLoad, client_send, grpc_send, open_client
 
 CALLS = 200
 CONNECTION_AGE_MS = 1_000
@@ -31,7 +31,7 @@ DETECTION_S = KEEPALIVE_S + dict(CHANNEL_OPTIONS)["grpc.keepalive_timeout_ms"] /
 
 @pytest.fixture
 def replicas(default_artifact: Path) -> Iterator[Replicas]:
-    with replicas_of(default_artifact, max_grpc_connection_age_ms=CONNECTION_AGE_MS) as replicas:
+    with run_replicas(default_artifact, max_grpc_connection_age_ms=CONNECTION_AGE_MS) as replicas:
         yield replicas
 
 
@@ -51,7 +51,7 @@ def test_channel_without_the_service_config_uses_one_replica(replicas: Replicas)
 @pytest.mark.slow
 def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
     replicas.start_all(2)
-    with NameServer(replicas.addresses) as names, client_of(names.target(replicas.grpc_port)) as client:
+    with NameServer(replicas.addresses) as names, open_client(names.target(replicas.grpc_port)) as client:
         send = client_send(client)
         assert {send() for _ in range(CALLS)} == {"OK"}
     print("shares of two replicas", result := shares(replicas, CALLS))
@@ -61,7 +61,7 @@ def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
 @pytest.mark.slow
 def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> None:
     first = replicas.start()
-    with NameServer([first.address]) as names, client_of(names.target(replicas.grpc_port)) as client:
+    with NameServer([first.address]) as names, open_client(names.target(replicas.grpc_port)) as client:
         send = client_send(client)
         assert send() == "OK"
         second = replicas.start()
@@ -78,7 +78,7 @@ def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> 
 def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     """Without keepalive pings, calls to a replica that vanished without closing its connections would time out."""
     hanging, _ = replicas.start_all(2, max_grpc_connection_age_ms=0)
-    with NameServer(replicas.addresses) as names, client_of(names.target(replicas.grpc_port)) as client:
+    with NameServer(replicas.addresses) as names, open_client(names.target(replicas.grpc_port)) as client:
         with SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load:
             load.wait_for(100)
             hanging.server.process.send_signal(signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, 
     stopped, _ = replicas.start_all(2, drain_delay_ms=drain_delay_ms)
     with (
         NameServer(replicas.addresses) as names,
-        client_of(names.target(replicas.grpc_port), retries) as client,
+        open_client(names.target(replicas.grpc_port), retries) as client,
         SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load,
     ):
         load.wait_for(100)
@@ -126,7 +126,7 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
     monkeypatch.setattr(connections, "CHANNEL_OPTIONS", (*connections.CHANNEL_OPTIONS, own_connection))
     stopped, _ = replicas.start_all(2)
     with nginx_before(replicas, tmp_path) as nginx, ExitStack() as stack:
-        clients = [stack.enter_context(client_of(nginx.grpc)) for _ in range(2 * SENDERS)]
+        clients = [stack.enter_context(open_client(nginx.grpc)) for _ in range(2 * SENDERS)]
         with SteadyLoad(grpc=[client_send(client) for client in clients]) as load:
             load.wait_for(100)
             replicas.stop(stopped)
@@ -141,7 +141,7 @@ def test_tls_address_has_no_health_check() -> None:
     assert all("round_robin" in config for config in configs)
 
 
-def test_service_config_for_other_clients_is_that_of_the_client() -> None:
+def test_service_config_for_other_clients_matches_the_client() -> None:
     """Other clients have no `RetryPolicy`, so the config includes a retry policy with the retryable codes.
 
     gRPC itself cancels calls that arrive while a server stops.

@@ -11,8 +11,8 @@ from attendant_client import Client
 from tests.deploy.conftest import DEPLOY, find_tool
 from tests.deploy.name_server import NameServer
 from tests.deploy.nginx import Nginx, nginx_before
-from tests.deploy.replicas import Replicas, replicas_of
-from tests.deploy.steady_load import LONG_TEXT, SteadyLoad, client_of, client_send, grpc_send, rest_send
+from tests.deploy.replicas import Replicas, run_replicas
+from tests.deploy.steady_load import LONG_TEXT, SteadyLoad, client_send, grpc_send, open_client, rest_send
 
 SENDERS = 4
 SERVICE_CONFIG = (DEPLOY / "grpc-service-config.json").read_text()
@@ -21,7 +21,7 @@ SERVICE_CONFIG = (DEPLOY / "grpc-service-config.json").read_text()
 @pytest.fixture
 def replicas(default_artifact: Path) -> Iterator[Replicas]:
     find_tool("nginx")
-    with replicas_of(default_artifact) as replicas:
+    with run_replicas(default_artifact) as replicas:
         replicas.start_all(2)
         yield replicas
 
@@ -58,8 +58,8 @@ def test_kill_loses_no_request_of_the_shipped_clients(replicas: Replicas, nginx:
     options = [("grpc.service_config", SERVICE_CONFIG)]
     with (
         NameServer(replicas.addresses) as names,
-        client_of(names.target(replicas.grpc_port)) as direct,
-        client_of(nginx.grpc) as proxied,
+        open_client(names.target(replicas.grpc_port)) as direct,
+        open_client(nginx.grpc) as proxied,
         Client(nginx.rest) as http,
         grpc.insecure_channel(names.target(replicas.grpc_port), options) as channel,
     ):

@@ -63,7 +63,7 @@ def test_structure() -> None:
     assert len(service["metadata"]["annotations"]) == 2
 
 
-def test_pod_is_that_of_the_overlay() -> None:
+def test_pod_matches_the_overlay() -> None:
     """Exceptions are the ConfigMap, the placement, and the names and ports that KServe requires."""
     objects = overlay()
     (options,) = [item["data"] for item in objects if item["kind"] == "ConfigMap"]
@@ -119,7 +119,7 @@ def test_monitor_matches_the_pods_of_the_service_at_the_admin_port() -> None:
         )
 
 
-def test_autoscaler_is_that_of_the_component_for_the_deployment_of_kserve() -> None:
+def test_autoscaler_matches_the_component() -> None:
     """It must scale on queue utilization, because rejected requests keep the CPU busy, too."""
     objects = build_kserve()
     scaled, service = objects["ScaledObject"], objects["InferenceService"]

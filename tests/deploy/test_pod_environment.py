@@ -63,7 +63,7 @@ def streams(pod: Pod) -> int:
     return int(match[1])
 
 
-def status_of(method: str, url: str, **options: Any) -> int:
+def request_status(method: str, url: str, **options: Any) -> int:
     """Return the HTTP status, or 0 if the connection fails."""
     try:
         return httpx.request(method, url, timeout=30, **options).status_code
@@ -75,8 +75,8 @@ def observe_drain(running: RunningPod) -> list[tuple[int, int]]:
     """Return repeated readiness and request statuses until the connection is refused."""
     observed: list[tuple[int, int]] = []
     while not observed or observed[-1][1]:
-        ready = status_of("GET", f"{running.admin}/readyz")
-        observed.append((ready, status_of("POST", f"{running.rest}/v1/encode", json={"inputs": "bank"})))
+        ready = request_status("GET", f"{running.admin}/readyz")
+        observed.append((ready, request_status("POST", f"{running.rest}/v1/encode", json={"inputs": "bank"})))
     return observed
 
 
@@ -95,7 +95,7 @@ def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path
                 load.wait_for(300)
             with ThreadPoolExecutor(BULK_REQUESTS + 1) as pool:
                 encode = f"{running.rest}/v1/encode"
-                accepted = [pool.submit(status_of, "POST", encode, json=BULK) for _ in range(BULK_REQUESTS)]
+                accepted = [pool.submit(request_status, "POST", encode, json=BULK) for _ in range(BULK_REQUESTS)]
                 time.sleep(0.3)
                 liveness.stop()  # like the kubelet when a pod terminates
                 end = pool.submit(running.pod.terminate, manifest.pod["terminationGracePeriodSeconds"])
@@ -117,7 +117,7 @@ def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path
 def test_pod_runs_as_an_arbitrary_user_and_writes_nothing(default_artifact: Path, tmp_path: Path) -> None:
     with running_pod(default_artifact, tmp_path) as running:
         running.pod.wait_for_log("ready: ")
-        assert status_of("POST", f"{running.rest}/v1/encode", json={"inputs": "bank"}) == 200
+        assert request_status("POST", f"{running.rest}/v1/encode", json={"inputs": "bank"}) == 200
         fields = dict(line.split(":\t") for line in Path(f"/proc/{running.pod.pid}/status").read_text().splitlines())
         assert fields["Uid"].split() == [str(USER_ID)] * 4
         assert fields["Gid"].split() == ["0"] * 4
@@ -140,4 +140,4 @@ def test_threads_follow_the_manifest_or_the_quota(
     with running_pod(default_artifact, tmp_path, cpus, **changes) as running:
         running.pod.wait_for_log("ready: ")
         assert streams(running.pod) == expected
-        assert status_of("GET", f"{running.admin}/livez") == 200
+        assert request_status("GET", f"{running.admin}/livez") == 200

@@ -86,7 +86,7 @@ def test_metric_labels_survive_the_labels_of_the_target(monitored: Monitored) ->
     assert not [labels for labels, _ in series if any(name.startswith("exported_") for name in labels)]
 
 
-def test_scraped_responses_equal_those_of_the_clients(monitored: Monitored) -> None:
+def test_scraped_responses_match_the_clients(monitored: Monitored) -> None:
     query = "attendant_requests_total > 0"
 
     def scraped() -> dict[tuple[str, str, str], float]:
@@ -99,7 +99,7 @@ def test_scraped_responses_equal_those_of_the_clients(monitored: Monitored) -> N
     assert len(monitored.load.responses) >= 10
 
 
-def test_scraped_rejections_equal_those_of_the_clients(monitored: Monitored) -> None:
+def test_scraped_rejections_match_the_clients(monitored: Monitored) -> None:
     def rejected(reason: str) -> float:
         ((_, value),) = monitored.prometheus.query(f'sum(attendant_rejected_requests_total{{reason="{reason}"}})')
         return value

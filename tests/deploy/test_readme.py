@@ -66,7 +66,7 @@ def test_first_section_has_five_commands() -> None:
     assert len(section.strip().splitlines()) == 5
 
 
-def test_sizes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_match_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     rows = re.findall(
         r"^\| ([\d,]+) \| ([\d,]+) replicas \| ([\d,]+) replicas \| ([\d,]+) replicas? \|$", README, re.MULTILINE
     )

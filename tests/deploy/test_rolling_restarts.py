@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.conftest import find_tool
 from tests.deploy.nginx import TCP_CONFIG, Nginx, nginx_before
-from tests.deploy.replicas import Replicas, replicas_of
+from tests.deploy.replicas import Replicas, run_replicas
 from tests.deploy.steady_load import KeptConnection, SteadyLoad, grpc_send, rest_send, stream_send
 
 PRE_STOP_S = 2.0
@@ -49,7 +49,7 @@ def replace_oldest(replicas: Replicas, nginx: Nginx) -> None:
 def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLoad:
     """Return the outcomes of a load during several restarts."""
     find_tool("nginx")
-    with replicas_of(model_dir) as replicas:
+    with run_replicas(model_dir) as replicas:
         replicas.start_all(2)
         with nginx_before(replicas, folder) as nginx, proxied_load(nginx) as load:
             for _ in range(restarts):
@@ -80,7 +80,7 @@ def test_restarts_behind_tcp_proxy_lose_no_request_of_kept_connections(default_a
     """Open connections through a Service remain on a pod that has left it, until the pod closes them."""
     find_tool("nginx")
     options = {"drain_delay_ms": DRAIN_DELAY_MS, "max_grpc_connection_age_ms": CONNECTION_AGE_MS}
-    with replicas_of(default_artifact, **options) as replicas:
+    with run_replicas(default_artifact, **options) as replicas:
         replicas.start_all(2)
         with nginx_before(replicas, tmp_path, TCP_CONFIG) as nginx, ExitStack() as stack:
             config = [("grpc.service_config", SERVICE_CONFIG.read_text()), ("grpc.use_local_subchannel_pool", 1)]

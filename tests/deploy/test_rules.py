@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy import network_rules, object_rules, pod_rules
 from tests.deploy.builds import Object, build, build_job, full_combination, parse
-from tests.deploy.manifests import RULES, Manifests, Rule, name_of
+from tests.deploy.manifests import RULES, Manifests, Rule, object_name
 
 REMOVED = object()
 POD = "/spec/template/spec"
@@ -195,7 +195,7 @@ def violate(objects: list[Object], violation: Violation) -> Manifests:
     """Return a copy of the objects with the violation."""
     changed = copy.deepcopy(objects)
     pattern = violation.item if "/" in violation.item else f"{violation.item}/*"
-    (target,) = (item for item in changed if fnmatch.fnmatchcase(name_of(item), pattern))
+    (target,) = (item for item in changed if fnmatch.fnmatchcase(object_name(item), pattern))
     *parents, last = (part.replace("~1", "/") for part in violation.pointer.split("/")[1:])
     container: Any = target
     for part in parents:

@@ -87,7 +87,7 @@ async def test_input_type_of_openai_selects_the_prompt(harness: ServiceHarness, 
         np.testing.assert_allclose([item["embedding"] for item in data], expected, atol=2e-5)
 
 
-async def test_tokens_words_and_spans_are_those_of_the_text(harness: ServiceHarness) -> None:
+async def test_tokens_words_and_spans_match_the_text(harness: ServiceHarness) -> None:
     text = "the river bank"
     item = {"text": text, "spans": [[4, 9]]}
     outputs = ["pooled", "tokens", "words", "spans", "static"]
@@ -103,7 +103,7 @@ async def test_tokens_words_and_spans_are_those_of_the_text(harness: ServiceHarn
         assert np.abs(np.array(result[name]) - np.array(plain[name])).max() > 1e-3, name
 
 
-async def test_vectors_with_a_prompt_are_those_of_the_joined_text(harness: ServiceHarness) -> None:
+async def test_vectors_with_a_prompt_match_the_joined_text(harness: ServiceHarness) -> None:
     body = {"inputs": "the river bank", "outputs": ["words"], "prompt_name": "query"}
     joined = {"inputs": "find: the river bank", "outputs": ["words"], "prompt": ""}
     (one,) = (await harness.post("/v1/encode", body)).raise_for_status().json()["results"]

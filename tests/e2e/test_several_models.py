@@ -83,7 +83,7 @@ def tiny_alone(loaded: dict[str, LoadedModel]) -> Iterator[Clients]:
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )  # fmt: skip
 @given(data=st.data())
-def test_model_responds_as_in_a_service_of_its_own(
+def test_model_responds_as_it_would_alone(
     together: Clients, large_alone: Clients, tiny_alone: Clients, data: st.DataObject
 ) -> None:
     model = data.draw(st.sampled_from(list(NAMES)))
@@ -243,7 +243,7 @@ def test_metrics_and_processes_know_every_model(default_artifact: Path, tiny_art
         assert text.count('attendant_model_info{digest="sha256:') == 2
 
 
-def test_wrong_digest_of_one_model_ends_the_server(tiny_artifact: Path) -> None:
+def test_wrong_digest_of_one_model_stops_the_server(tiny_artifact: Path) -> None:
     models = f"a={tiny_artifact},b={tiny_artifact}@sha256:{'0' * 64}"
     result = subprocess.run(
         [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=server_environment(models=models),

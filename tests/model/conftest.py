@@ -226,7 +226,7 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
     """
     directories: dict[str, Path] = {}
 
-    def directory_of(kind: str) -> Path:
+    def publish_kind(kind: str) -> Path:
         if kind in directories:
             return directories[kind]
         family, _, architecture = kind.removeprefix("causal-").partition("/")
@@ -250,7 +250,7 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
         directories[kind] = directory
         return directory
 
-    return directory_of
+    return publish_kind
 
 
 @pytest.fixture(scope="session")
@@ -290,13 +290,13 @@ def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publis
     """Return a function that maps a family to its exported graph."""
     paths: dict[str, Path] = {}
 
-    def graph_of(kind: str) -> Path:
+    def export_kind(kind: str) -> Path:
         if kind not in paths:
             paths[kind] = tmp_path_factory.mktemp("graph") / "fast.onnx"
             export_graph(load_checkpoint(publish(kind)).encoder, paths[kind])
         return paths[kind]
 
-    return graph_of
+    return export_kind
 
 
 @pytest.fixture(scope="session")

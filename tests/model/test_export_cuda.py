@@ -41,7 +41,7 @@ def test_causal_model_is_rejected_before_the_export(publish: Publish, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def write_graph_of(source: Path, root: Path) -> GraphRecord:
+def write_source_graph(source: Path, root: Path) -> GraphRecord:
     root.mkdir(parents=True)
     return write_cuda(root, load_checkpoint(source), SENTENCES, lambda step: None)[0]
 
@@ -71,7 +71,7 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
 @pytest.mark.parametrize("family", mark_slow(*FAMILIES))
 def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
     """Query, key and value must be separate inputs without bias; all other nodes are standard ONNX."""
-    record = write_graph_of(publish(family), tmp_path / "root")
+    record = write_source_graph(publish(family), tmp_path / "root")
     graph = onnx.load(tmp_path / "root" / record.file, load_external_data=False).graph
     packed = [node for node in graph.node if node.domain]
     assert [(node.domain, node.op_type) for node in packed] == [("com.microsoft", "PackedMultiHeadAttention")] * 2
@@ -92,7 +92,7 @@ def test_graph_can_be_captured_as_cuda_graph(published: Path, pooling: Pooling, 
 
 
 def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
-    record = write_graph_of(published, tmp_path / "root")
+    record = write_source_graph(published, tmp_path / "root")
     encoder = load_checkpoint(published).encoder
     sequences = random_sequences(encoder, (7, 1, 33))
     hidden, pooled = open_reference_session(tmp_path / "root" / record.file, record.weights).run(
@@ -109,7 +109,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
-    first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
+    first, second = (write_source_graph(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first == second
     for name in ("cuda.onnx", "cuda.bin"):
         assert (tmp_path / "a" / "root" / name).read_bytes() == (tmp_path / "b" / "root" / name).read_bytes()

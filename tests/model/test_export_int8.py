@@ -27,7 +27,7 @@ WEIGHT = arrays.arrays(
 )
 
 
-def write_graph_of(source: Path, root: Path) -> tuple[GraphRecord, GraphReport]:
+def write_source_graph(source: Path, root: Path) -> tuple[GraphRecord, GraphReport]:
     root.mkdir(parents=True)
     checkpoint = load_checkpoint(source)
     export_graph(checkpoint.encoder, root / "fast.onnx")
@@ -60,7 +60,7 @@ def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family:
     source = publish(family)
     encoder = load_checkpoint(source).encoder
     layers = sum(isinstance(part, torch.nn.Linear) for part in encoder.modules())
-    _, report = write_graph_of(source, tmp_path / "root")
+    _, report = write_source_graph(source, tmp_path / "root")
     assert report.parity.max_abs_difference <= report.parity.tolerance
     graph = onnx.load(tmp_path / "root" / "int8.onnx").graph
     int8 = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
@@ -79,7 +79,7 @@ def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family:
 
 @pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
-    first, second = (write_graph_of(published, tmp_path / name / "root") for name in ("a", "b"))
+    first, second = (write_source_graph(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first[0] == second[0]
     for name in ("int8.onnx", "int8.bin"):
         assert (tmp_path / "a" / "root" / name).read_bytes() == (tmp_path / "b" / "root" / name).read_bytes()

@@ -122,7 +122,7 @@ def test_accuracy_is_measured_for_every_pooling(encoder: Encoder, pooling: Pooli
     assert MIN_COSINE <= test.min_cosine_float16(()) < 1
 
 
-def test_min_cosine_is_that_of_the_worst_text(encoder: Encoder) -> None:
+def test_min_cosine_comes_from_the_worst_text(encoder: Encoder) -> None:
     """Batching must not matter, and -1 stands for values that are not finite."""
     sequences = random_sequences(encoder, (40,) * 30)
     test = AccuracyTest.from_sequences(encoder, "mean", sequences)

@@ -220,7 +220,7 @@ def test_stuck_thread_does_not_delay_the_exit(tiny_artifact: Path, method: str) 
     assert ("drain timed out" in log) == (method == "drain")
 
 
-def test_second_signal_ends_the_process(tiny_artifact: Path) -> None:
+def test_second_signal_stops_the_process(tiny_artifact: Path) -> None:
     with started(model_dir=tiny_artifact, drain_delay_ms=600_000, drain_timeout_ms=900_000) as server:
         assert server.process.stderr is not None
         server.process.send_signal(signal.SIGTERM)

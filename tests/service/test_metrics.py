@@ -103,7 +103,7 @@ async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
     assert fresh.sample("attendant_tokens_total") == 10 * (3 + 3 + 4 + 3)
 
 
-async def test_durations_are_those_of_successful_requests_without_streams() -> None:
+async def test_durations_cover_successful_requests_without_streams() -> None:
     metrics = Metrics(CollectorRegistry())
     requests = RequestLog(metrics, "none")
     for endpoint, lane, status in (
@@ -119,7 +119,7 @@ async def test_durations_are_those_of_successful_requests_without_streams() -> N
 
 
 @pytest.mark.parametrize(("timeout_s", "label"), [(None, "deadline"), (5.0, "deadline"), (0.001, "short_deadline")])
-async def test_deadline_below_the_objective_has_a_label_of_its_own(timeout_s: float | None, label: str) -> None:
+async def test_deadline_below_the_objective_has_its_own_label(timeout_s: float | None, label: str) -> None:
     """A client with a 1 ms deadline must not page anyone."""
     metrics = Metrics(CollectorRegistry())
     record = RequestRecord("rest", "one", endpoint="/v1/encode", lane="fast", model="m", timeout_s=timeout_s)

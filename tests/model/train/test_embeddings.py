@@ -23,7 +23,7 @@ SHAPE = BatchShape(3, 20)
 WORDS = ("a", "b", "c", "d")
 
 
-def items_of(examples: list[tuple[str, ...]]) -> tuple[list[Item], list[int]]:
+def to_items(examples: list[tuple[str, ...]]) -> tuple[list[Item], list[int]]:
     """Return items in which equal texts have equal token ids, and their places."""
     items = [Item([[2, *map(ord, text), 3] for text in texts], texts) for texts in examples]
     small = [Item([[token % VOCAB_SIZE for token in ids] for ids in item.sequences], item.texts) for item in items]
@@ -33,7 +33,7 @@ def items_of(examples: list[tuple[str, ...]]) -> tuple[list[Item], list[int]]:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=20))
-def test_pooling_is_that_of_the_server(pooling: Pooling, sizes: list[int]) -> None:
+def test_pooling_matches_the_server(pooling: Pooling, sizes: list[int]) -> None:
     items, starts, _ = fill([Item([[5] * size], ("",)) for size in sizes], SHAPE)
     inputs = pack([item.sequences[0] for item in items], SHAPE, starts)
     hidden = np.random.default_rng(0).normal(size=(SHAPE.tokens, 6)).astype(np.float32)
@@ -51,9 +51,9 @@ texts = st.text(WORDS, min_size=1, max_size=2)
     examples=st.lists(st.tuples(texts, texts) | st.tuples(texts, texts, texts), min_size=1, max_size=8),
     dimensions=st.sampled_from([(), (4,), (2, 16)]),
 )
-def test_contrastive_loss_is_that_of_each_query_alone(examples: list[Any], dimensions: tuple[int, ...]) -> None:
+def test_contrastive_loss_matches_a_loop_over_queries(examples: list[Any], dimensions: tuple[int, ...]) -> None:
     """The reference loops over queries, documents and dimensions, and encodes each text alone."""
-    items, starts = items_of(examples)
+    items, starts = to_items(examples)
     encoder = TextEncoder(random_encoder(layers=1), "mean", ())
     network = ContrastiveModel(encoder, 0.1, dimensions)
     batch = collate_pairs(items, SHAPE, starts, random.Random(0))
@@ -86,7 +86,7 @@ def naive_loss(items: list[Item], encoder: TextEncoder, sizes: tuple[int, ...], 
     return total / len(sizes)
 
 
-def test_next_tokens_are_those_of_the_sequence() -> None:
+def test_next_tokens_come_from_the_same_sequence() -> None:
     items = [Item([[2, 7, 8, 3]], ("x",)), Item([[2, 9, 3]], ("y",))]
     batch = predict_next(items, BatchShape(1, 10), [0, 4], random.Random(0))
     assert batch.targets["labels"].tolist() == [[7, 8, 3, IGNORED, 9, 3, IGNORED, IGNORED, IGNORED, IGNORED]]
@@ -94,7 +94,7 @@ def test_next_tokens_are_those_of_the_sequence() -> None:
 
 
 def test_gradient_reaches_every_parameter() -> None:
-    items, starts = items_of([("ab", "cd"), ("ba", "d")])
+    items, starts = to_items([("ab", "cd"), ("ba", "d")])
     network = ContrastiveModel(TextEncoder(random_encoder(layers=2).train(), "max", ()), 0.1, ())
     batch: TrainingBatch = collate_pairs(items, SHAPE, starts, random.Random(0))
     network(batch).backward()

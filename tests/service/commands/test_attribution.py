@@ -134,7 +134,7 @@ async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["default_artifact", "exported"])
-def test_precisions_equal_those_of_a_naive_implementation(
+def test_precisions_match_a_naive_implementation(
     default_artifact: Path, exported: Path, evaluate: Evaluate, name: str
 ) -> None:
     """Covers words with one and with several tokens, in a trained and in a random model."""

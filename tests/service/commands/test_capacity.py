@@ -145,7 +145,7 @@ def test_memory_is_the_high_water_mark_of_the_default_model_and_grows_with_weigh
     assert memory_mib(larger) > 872
 
 
-def test_memory_limit_is_that_of_the_manifests() -> None:
+def test_memory_limit_matches_the_manifests() -> None:
     deployment = yaml.safe_load((ROOT / "deploy/overlays/cpu/deployment.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert parse_quantity(container["resources"]["limits"]["memory"]) == MANIFEST_LIMIT_MIB * 2**20

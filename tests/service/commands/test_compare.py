@@ -90,7 +90,7 @@ def compare(run: Run) -> Compare:
     return compare
 
 
-def vectors_of(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.float64]:
+def embed_texts(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.float64]:
     """Return normalized embeddings, (N, D), from an engine in float32; long texts are truncated."""
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
 
@@ -166,7 +166,7 @@ def test_ranks_of_models_with_other_dimensions_equal_brute_force(
     assert [result[side]["dimensions"] for side in ("old", "new")] == [384, 24]
     assert result["new"]["truncated"] > 0 == result["old"]["truncated"]
     sentences = [*SENTENCES, SECRET]
-    vectors = [vectors_of(artifact, sentences) for artifact in (default_artifact, exported)]
+    vectors = [embed_texts(artifact, sentences) for artifact in (default_artifact, exported)]
     neighbors = [nearest_neighbors(np.where(np.eye(61), -np.inf, side @ side.T), 7) for side in vectors]
     pairs = list(zip(*neighbors, strict=True))
     overlaps = [len({*old} & {*new}) / 7 for old, new in pairs]
@@ -187,9 +187,9 @@ def test_queries_are_encoded_with_the_prompt_of_the_model(
     status, result, _ = compare(default_artifact, exported_labse, "--texts", texts, "--queries", queries, "--top-k", 4)
     assert (status, result["queries"]["distinct"], result["ranks"]["pairs"]) == (0, 9, 9 * 61)
     sentences = [*SENTENCES, SECRET]
-    old = vectors_of(default_artifact, SENTENCES[:9]) @ vectors_of(default_artifact, sentences).T
-    asked = vectors_of(exported_labse, SENTENCES[:9], prompt_name="query")
-    new = asked @ vectors_of(exported_labse, sentences).T
+    old = embed_texts(default_artifact, SENTENCES[:9]) @ embed_texts(default_artifact, sentences).T
+    asked = embed_texts(exported_labse, SENTENCES[:9], prompt_name="query")
+    new = asked @ embed_texts(exported_labse, sentences).T
     pairs = list(zip(nearest_neighbors(old, 4), nearest_neighbors(new, 4), strict=True))
     assert result["ranks"]["mean_overlap"] == pytest.approx(np.mean([len({*a} & {*b}) / 4 for a, b in pairs]))
 

@@ -238,7 +238,7 @@ def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path)
 
 
 @pytest.mark.slow
-def test_errors_of_workers_are_those_of_the_plain_command(tmp_path: Path, default_artifact: Path) -> None:
+def test_worker_errors_match_the_plain_command(tmp_path: Path, default_artifact: Path) -> None:
     """Options and artifacts are checked before the output is created."""
     path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
     with cluster([1]) as ray_cluster:

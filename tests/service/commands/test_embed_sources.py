@@ -154,7 +154,7 @@ def stub_command(path: Path, out: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["out.jsonl", "out.npy", "out.parquet"])
-def test_killed_process_continues_to_equal_bytes(tmp_path: Path, name: str) -> None:
+def test_killed_process_resumes_to_identical_bytes(tmp_path: Path, name: str) -> None:
     """Sends SIGKILL at random moments, several times per run."""
     texts = [f"text {number}" if number % 7 else "" for number in range(20_000)]
     path = write_rows(tmp_path / "in.txt", [{"text": text} for text in texts])

@@ -67,7 +67,7 @@ def test_default_model_orders_pairs_documents_and_senses(evaluate: Evaluate, def
     assert words["contextual"]["accuracy"]["value"] > 0.8
 
 
-def test_correlations_are_those_of_the_similarity_of_the_model(evaluate: Evaluate, default_artifact: Path) -> None:
+def test_correlations_use_the_similarity_of_the_model(evaluate: Evaluate, default_artifact: Path) -> None:
     result = evaluate(default_artifact, "--sts", "sts.jsonl")
     pairs = records(STS)
     scores = similarities(default_artifact, *([pair[name] for pair in pairs] for name in ("text1", "text2"))).diagonal()

@@ -21,7 +21,7 @@ def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def size_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run the command with invalid arguments and return its one-line error."""
     with pytest.raises(SystemExit) as raised:
         main(["size", *arguments])
@@ -143,14 +143,14 @@ def test_damaged_model_dir_is_the_error_of_the_artifact(
 def test_invalid_option_is_named_with_its_limit(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    error = error_of(capsys, *LOAD, *arguments)
+    error = size_error(capsys, *LOAD, *arguments)
     assert error.startswith("attendant size: ")
     assert message in error
     assert error.endswith("See: attendant size --help")
 
 
 def test_missing_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the following arguments are required: --texts-per-second, --mean-tokens" in error_of(capsys)
+    assert "the following arguments are required: --texts-per-second, --mean-tokens" in size_error(capsys)
 
 
 def test_help_describes_every_option(capsys: pytest.CaptureFixture[str]) -> None:

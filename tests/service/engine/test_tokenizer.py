@@ -34,7 +34,7 @@ def test_special_tokens_are_removed_if_both_ends_have_them(
     assert tokenizer.content_ids(list(token_ids)) == expected
 
 
-def test_content_ids_are_those_that_encode_frames(tokenizer: ServingTokenizer) -> None:
+def test_content_ids_encode_to_the_same_input(tokenizer: ServingTokenizer) -> None:
     (whole,) = tokenizer.encode([TokenizerInput("money bank grows")])
     content = tokenizer.content_ids(whole.input_ids)
     (framed,) = tokenizer.encode([TokenizerInput(token_ids=content)])

@@ -71,7 +71,7 @@ def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
         {"kind": "probs", "layer_reduce": "rollout", "dtype": "sqrt_uint8"},
     ],
 )
-async def test_values_equal_those_of_rest(
+async def test_values_match_rest(
     stub: EncoderServiceStub, rest_client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     """Compares maps bit for bit, and units, for a text and a pair."""
@@ -108,7 +108,7 @@ async def test_values_equal_those_of_rest(
         assert list(actual.empty_rows) == expected_map["empty_rows"]
 
 
-async def test_sparse_rows_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
+async def test_sparse_rows_match_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
     body = {"inputs": CASHED, "layers": [4], "heads": [2], "top_p": 0.6, "top_k": 4}
     (expected,) = (await rest_client.post("/v1/attend", json=body)).json()["results"][0]["maps"]
     _, message = [message async for message in stub.Attend(attend_request(body))]
@@ -118,7 +118,7 @@ async def test_sparse_rows_equal_those_of_rest(stub: EncoderServiceStub, rest_cl
     assert list(sparse.dropped_mass) == pytest.approx(expected["matrix"]["dropped_mass"], abs=1e-7)
 
 
-async def test_comparison_equals_that_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
+async def test_comparison_matches_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
     """Optional fields are unset in both requests."""
     body = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
     expected = (await rest_client.post("/v1/compare", json=body)).json()

@@ -143,7 +143,7 @@ async def test_deadline(inference: GRPCInferenceServiceStub) -> None:
     assert (await error_of(inference.ModelInfer(request))).code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_reads_equal_those_of_rest(inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient) -> None:
+async def test_reads_match_rest(inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient) -> None:
     async def get(path: str, method: str = "GET") -> Any:
         return (await rest_client.request(method, path)).json()
 

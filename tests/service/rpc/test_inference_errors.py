@@ -169,7 +169,7 @@ async def test_output_and_input_parameters(inference: GRPCInferenceServiceStub) 
         assert (error.code().name, (error.details() or "")[:10]) == (code, "outputs[0]")
 
 
-async def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.aio.Channel) -> None:
+async def test_bytes_that_are_not_a_message_are_an_invalid_argument(channel: grpc.aio.Channel) -> None:
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", request_serializer=bytes)
     for data in (b"\xff\xff\xff", b"\x0a\x02\xff\xff", b"\x2a\x05ab"):
         error = await error_of(call(data))

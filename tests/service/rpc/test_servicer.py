@@ -40,7 +40,7 @@ def error_info(status: Status) -> ErrorInfo:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_values_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient, text: str) -> None:
+async def test_values_match_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient, text: str) -> None:
     """Compares vectors bit for bit, plus tokens and words."""
     spans = [{"start": 0, "end": 3}]
     body = {"inputs": [{"text": text, "spans": [[0, 3]]}], "outputs": ["pooled", "tokens", "words", "spans", "static"]}
@@ -90,7 +90,7 @@ async def test_truncation_is_counted_in_usage(stub: EncoderServiceStub) -> None:
     assert (response.usage.tokens, response.usage.truncated_inputs) == (259, 1)
 
 
-async def test_tokens_equal_those_of_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
+async def test_tokens_match_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
     expected = (await rest_client.post("/v1/tokenize", json={"inputs": TEXTS})).json()["results"]
     response = await stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text=text) for text in TEXTS]))
     assert [result.token_count for result in response.results] == [result["token_count"] for result in expected]

@@ -63,7 +63,7 @@ def oracle(causal_artifact: Path) -> Callable[[list[int]], Floats]:
     return run
 
 
-def tasks_of(model: LoadedModel, *sentences: str) -> list[EncodeTask]:
+def make_tasks(model: LoadedModel, *sentences: str) -> list[EncodeTask]:
     encoded = model.tokenizer.encode([TokenizerInput(text) for text in sentences])
     return [EncodeTask(tokens, "mean", True) for tokens in encoded]
 
@@ -75,7 +75,7 @@ def run_hidden(model: LoadedModel, tasks: list[EncodeTask]) -> list[Floats]:
 
 def test_packed_batches_equal_transformers(opened: LoadedModel, oracle: Callable[[list[int]], Floats]) -> None:
     for seed in range(3):
-        tasks = tasks_of(opened, *random.Random(seed).sample(SENTENCES, len(SENTENCES)))
+        tasks = make_tasks(opened, *random.Random(seed).sample(SENTENCES, len(SENTENCES)))
         for task, hidden in zip(tasks, run_hidden(opened, tasks), strict=True):
             expected = oracle(task.tokens.input_ids)
             cosines = [cosine(left, right) for left, right in zip(hidden, expected, strict=True)]
@@ -83,22 +83,22 @@ def test_packed_batches_equal_transformers(opened: LoadedModel, oracle: Callable
 
 
 def test_embedding_does_not_depend_on_batch_composition(opened: LoadedModel) -> None:
-    alone = {text: opened.backend.run(tasks_of(opened, text))[0].pooled for text in SENTENCES}
+    alone = {text: opened.backend.run(make_tasks(opened, text))[0].pooled for text in SENTENCES}
     same = 0.999999 if opened.backend.choice.precision == "float32" else 0.9999
     for seed in range(3):
         together = random.Random(seed).sample(SENTENCES, len(SENTENCES))
-        for text, vectors in zip(together, opened.backend.run(tasks_of(opened, *together)), strict=True):
+        for text, vectors in zip(together, opened.backend.run(make_tasks(opened, *together)), strict=True):
             assert cosine(vectors.pooled, alone[text]) >= same
 
 
 def test_vectors_depend_on_earlier_tokens_only(opened: LoadedModel) -> None:
     """Two texts with the same beginning share a batch."""
-    tasks = tasks_of(opened, "the bank of the river", "the bank of America")
+    tasks = make_tasks(opened, "the bank of the river", "the bank of America")
     one, other = run_hidden(opened, tasks)
     assert tasks[0].tokens.input_ids[:4] == tasks[1].tokens.input_ids[:4]
     assert min(cosine(left, right) for left, right in zip(one[:4], other[:4], strict=True)) >= 0.9999
     assert cosine(one[-1], other[-1]) < 0.99
-    money, river = run_hidden(opened, tasks_of(opened, "money bank", "river bank"))
+    money, river = run_hidden(opened, make_tasks(opened, "money bank", "river bank"))
     assert np.abs(money[0] - river[0]).max() <= 0.05  # [CLS]
     assert cosine(money[2], river[2]) < 0.95  # "bank"
 

@@ -41,7 +41,7 @@ def backend(artifact: Artifact) -> CudaBackend:
     return open_varlen(artifact)
 
 
-def tasks_of(
+def make_tasks(
     model: LoadedModel, *sentences: str, pooling: Pooling | None = "mean", hidden: bool = True
 ) -> list[EncodeTask]:
     sequences = model.tokenizer.encode([TokenizerInput(text) for text in sentences])
@@ -56,7 +56,7 @@ def run_pooled(backend: CudaBackend, tasks: list[EncodeTask]) -> list[NDArray[An
 def test_vectors_match_float32(model: LoadedModel, artifact: Artifact, backend: CudaBackend) -> None:
     """Compares one varlen batch of all texts with the fast graph running one text at a time."""
     float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
-    tasks = tasks_of(model, *SENTENCES[:30])
+    tasks = make_tasks(model, *SENTENCES[:30])
     for actual, expected in zip(backend.run(tasks), [float32.run([task])[0] for task in tasks], strict=True):
         assert actual.hidden is not None
         assert expected.hidden is not None
@@ -68,7 +68,7 @@ def test_vectors_match_float32(model: LoadedModel, artifact: Artifact, backend: 
 
 def test_embedding_does_not_depend_on_batch_composition(model: LoadedModel, backend: CudaBackend) -> None:
     """Compares single-text batches with larger batches, in both orders."""
-    tasks = tasks_of(model, *SENTENCES[:40])
+    tasks = make_tasks(model, *SENTENCES[:40])
     alone = [run_pooled(backend, [task])[0] for task in tasks]
     for batch in (tasks[:13], tasks, tasks[::-1]):
         for task, vector in zip(batch, run_pooled(backend, batch), strict=True):
@@ -79,7 +79,7 @@ def test_warm_up_runs_every_shape_and_shapes_agree(model: LoadedModel, artifact:
     backend = open_varlen(artifact, max_batch_tokens=256)
     backend.warm_up()
     assert set(backend._device._bound) == set(backend.shapes.shapes)
-    (task,) = tasks_of(model, "money bank grows")
+    (task,) = make_tasks(model, "money bank grows")
     expected = run_pooled(backend, [task])[0]
     for shape in backend.shapes.shapes:
         single_shape = open_varlen(artifact, max_batch_tokens=256)
@@ -89,7 +89,7 @@ def test_warm_up_runs_every_shape_and_shapes_agree(model: LoadedModel, artifact:
 
 def test_only_requested_vectors_are_returned(model: LoadedModel, backend: CudaBackend) -> None:
     """Each task has a different pooling: the one in the graph, or one computed on the host."""
-    (task,) = tasks_of(model, SENTENCES[0])
+    (task,) = make_tasks(model, SENTENCES[0])
     tokens = task.tokens
     tasks = [
         EncodeTask(tokens, None, True),
@@ -106,7 +106,7 @@ def test_only_requested_vectors_are_returned(model: LoadedModel, backend: CudaBa
 
 def test_results_are_not_overwritten_by_the_next_batch(model: LoadedModel, backend: CudaBackend) -> None:
     """Batches reuse device memory, so results must be copies."""
-    first, second = tasks_of(model, *SENTENCES[:2])
+    first, second = make_tasks(model, *SENTENCES[:2])
     (result,) = backend.run([first])
     assert result.pooled is not None
     assert result.hidden is not None
@@ -127,7 +127,7 @@ def test_one_thread_runs_the_session(model: LoadedModel, artifact: Artifact, mon
         return run(*arguments)
 
     monkeypatch.setattr(backend._device, "run", record)
-    tasks = tasks_of(model, *SENTENCES[:8])
+    tasks = make_tasks(model, *SENTENCES[:8])
     sequential = [run_pooled(backend, [task])[0] for task in tasks]
     with ThreadPoolExecutor(4) as executor:
         concurrent = list(executor.map(lambda task: run_pooled(backend, [task])[0], tasks))
@@ -144,10 +144,10 @@ def test_batch_limits_follow_the_shapes(backend: CudaBackend) -> None:
 def test_nan_raises(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
     """The second of three tasks contains the NaN."""
     model, backend = poisoned_varlen
-    backend.run(tasks_of(model, "harmless"))
+    backend.run(make_tasks(model, "harmless"))
     for hidden in (True, False):
         with pytest.raises(NonFiniteOutput):
-            backend.run(tasks_of(model, "harmless", f"a {POISON} runs", "harmless too", hidden=hidden))
+            backend.run(make_tasks(model, "harmless", f"a {POISON} runs", "harmless too", hidden=hidden))
 
 
 @pytest.fixture(scope="module")

@@ -52,14 +52,14 @@ def packed_backend(model: LoadedModel) -> PackedBackend:
     return model.backend
 
 
-def tasks_of(tokenizer: Tokenizer, *sentences: str) -> list[EncodeTask]:
+def make_tasks(tokenizer: Tokenizer, *sentences: str) -> list[EncodeTask]:
     return [
         EncodeTask(tokens, "mean", True) for tokens in tokenizer.encode([TokenizerInput(text) for text in sentences])
     ]
 
 
 def run_hidden(model: LoadedModel, sentences: list[str]) -> list[NDArray[np.float32]]:
-    results = [vectors.hidden for vectors in model.backend.run(tasks_of(model.tokenizer, *sentences))]
+    results = [vectors.hidden for vectors in model.backend.run(make_tasks(model.tokenizer, *sentences))]
     return [hidden[0] for hidden in results if hidden is not None]
 
 
@@ -82,7 +82,7 @@ def test_context_changes_the_vector_of_a_word(opened: LoadedModel) -> None:
 
 
 def test_padding_content_is_ignored(opened: LoadedModel) -> None:
-    (task,) = tasks_of(opened.tokenizer, SENTENCES[2])
+    (task,) = make_tasks(opened.tokenizer, SENTENCES[2])
     batch, size = pack_batch([(task.tokens.input_ids, None)], BatchShape(2, 64)), len(task.tokens)
     clean = packed_backend(opened).infer(batch.inputs)
     batch.inputs["input_ids"].ravel()[size:] = 2769
@@ -128,7 +128,7 @@ def test_reopened_session_gives_the_same_vectors(opened: LoadedModel) -> None:
 def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -> None:
     """Use more threads than streams. A crash in native code would kill the test process."""
     sentences = sample_sentences(120)
-    tasks = tasks_of(opened.tokenizer, *(sentence[:400] for sentence in sentences))
+    tasks = make_tasks(opened.tokenizer, *(sentence[:400] for sentence in sentences))
     expected = [opened.backend.run([task])[0].pooled for task in tasks]
     failures: list[str] = []
 
@@ -154,9 +154,9 @@ def test_concurrent_batches_of_random_lengths_are_correct(opened: LoadedModel) -
 
 
 def test_nan_raises(poisoned_model: LoadedModel) -> None:
-    poisoned_model.backend.run(tasks_of(poisoned_model.tokenizer, "harmless"))
+    poisoned_model.backend.run(make_tasks(poisoned_model.tokenizer, "harmless"))
     with pytest.raises(NonFiniteOutput):
-        poisoned_model.backend.run(tasks_of(poisoned_model.tokenizer, "harmless", f"a {POISON} runs", "harmless too"))
+        poisoned_model.backend.run(make_tasks(poisoned_model.tokenizer, "harmless", f"a {POISON} runs", "harmless too"))
 
 
 def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
@@ -228,7 +228,7 @@ async def test_padding_is_small_for_real_sentences(harness: ServiceHarness) -> N
 
 
 async def test_token_vectors_are_views_of_one_array(opened: LoadedModel) -> None:
-    results: list[Any] = [vectors.hidden for vectors in opened.backend.run(tasks_of(opened.tokenizer, *SENTENCES))]
+    results: list[Any] = [vectors.hidden for vectors in opened.backend.run(make_tasks(opened.tokenizer, *SENTENCES))]
     assert len({id(values.base if values.base is not None else values) for values in results}) == 1
 
 

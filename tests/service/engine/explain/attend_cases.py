@@ -70,7 +70,7 @@ class AttendFactory:
         return result
 
 
-def values_of(attention_map: AttentionMap) -> Array:
+def map_values(attention_map: AttentionMap) -> Array:
     if attention_map.sparse is not None:
         return attention_map.sparse.values
     assert attention_map.matrix is not None
@@ -85,7 +85,7 @@ def decoded(array: Array) -> NDArray[np.float64]:
 
 
 def stacked(result: AttendResult) -> NDArray[np.float64]:
-    return np.stack([decoded(values_of(attention_map)) for attention_map in result.maps])
+    return np.stack([decoded(map_values(attention_map)) for attention_map in result.maps])
 
 
 def layers_and_heads(result: AttendResult) -> list[tuple[int | None, int | None]]:

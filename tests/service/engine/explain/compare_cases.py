@@ -22,16 +22,16 @@ TWICE = "The bank by the river bank was shut."
 LAYERS, WIDTH = 3, 32
 
 
-def tokens_of(tokenizer: Tokenizer, text: str) -> TokenizedInput:
+def tokenize(tokenizer: Tokenizer, text: str) -> TokenizedInput:
     return tokenizer.encode([TokenizerInput(text)])[0]
 
 
-def tasks_of(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
+def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
     """Return one task per distinct text, with a random encoder's weights."""
     blocks = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
     tasks = []
     for text in dict.fromkeys(occurrence.text for occurrence in occurrences):
-        tokens = tokens_of(tokenizer, text)
+        tokens = tokenize(tokenizer, text)
         ranges = {
             index: find_occurrence(occurrence, tokens, f"occurrences[{index}]")
             for index, occurrence in enumerate(occurrences)

@@ -14,8 +14,8 @@ from tests.service.engine.explain.unit_cases import (
     TEXTS,
     Floats,
     TokensAndUnits,
+    make_units,
     random_probs,
-    units_of,
 )
 
 ONE_TOKEN_WORDS = "money bank grows on the river"
@@ -50,7 +50,7 @@ def expected_membership(case: TokensAndUnits) -> Floats:
 @given(TEXTS)
 def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: str) -> None:
     """With the membership matrix P, the result is `(P / P.sum(1)) A P^T`. Rows still sum to 1."""
-    case = units_of(tokenizer, text, unit="word")
+    case = make_units(tokenizer, text, unit="word")
     membership = expected_membership(case)
     probs = random_probs(len(case.tokens))
     aggregated = case.units.aggregate(probs, "keep")
@@ -63,11 +63,11 @@ def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: st
 
 def test_word_of_one_token_has_the_values_of_the_token(tokenizer: Tokenizer) -> None:
     """Exactly equal if all words have one token, and equal up to rounding next to a longer word."""
-    words, tokens = (units_of(tokenizer, ONE_TOKEN_WORDS, unit=unit) for unit in ("word", "token"))
+    words, tokens = (make_units(tokenizer, ONE_TOKEN_WORDS, unit=unit) for unit in ("word", "token"))
     probs = random_probs(len(words.tokens))
     np.testing.assert_array_equal(words.units.aggregate(probs, "keep").values, probs)
     np.testing.assert_array_equal(tokens.units.aggregate(probs, "keep").values, probs)
-    mixed = units_of(tokenizer, CHEQUE, unit="word")
+    mixed = make_units(tokenizer, CHEQUE, unit="word")
     assert mixed.texts == ["[CLS]", "He", "cashed", "a", "check", "at", "the", "bank", ".", "[SEP]"]
     probs = random_probs(len(mixed.tokens))
     single = [index for index in range(len(mixed.tokens)) if index not in (2, 3)]
@@ -79,7 +79,7 @@ def test_word_of_one_token_has_the_values_of_the_token(tokenizer: Tokenizer) -> 
 @given(TEXTS, st.sampled_from(["token", "word"]))
 def test_kept_and_excluded_mass_sum_to_1(tokenizer: Tokenizer, text: str, unit: str) -> None:
     """Renormalized rows sum to 1 and have the same excluded mass."""
-    drop, renormalize = (units_of(tokenizer, text, unit=unit, special_tokens=special) for special in SPECIALS[1:])
+    drop, renormalize = (make_units(tokenizer, text, unit=unit, special_tokens=special) for special in SPECIALS[1:])
     probs = random_probs(len(drop.tokens))
     dropped = drop.units.aggregate(probs, "drop")
     renormalized = renormalize.units.aggregate(probs, "renormalize")
@@ -98,7 +98,7 @@ def test_row_without_remaining_mass_is_zero_and_empty(
     tokenizer: Tokenizer, special: SpecialTokens, remaining: float, unit: str
 ) -> None:
     """Renormalization must neither amplify rounding errors nor change the other rows."""
-    case = units_of(tokenizer, ONE_TOKEN_WORDS, unit=unit, special_tokens=special)
+    case = make_units(tokenizer, ONE_TOKEN_WORDS, unit=unit, special_tokens=special)
     probs = random_probs(len(case.tokens)).astype(np.float32)
     before = case.units.aggregate(probs, special)
     probs[1, 3] = remaining
@@ -114,7 +114,7 @@ def test_row_without_remaining_mass_is_zero_and_empty(
 
 def test_row_with_a_small_remaining_mass_is_renormalized(tokenizer: Tokenizer) -> None:
     """1e-5 is above float32 rounding error."""
-    case = units_of(tokenizer, "river bank", special_tokens="renormalize")
+    case = make_units(tokenizer, "river bank", special_tokens="renormalize")
     probs = np.array([[[1, 0, 0, 0], [1 - 1e-5, 5e-6, 5e-6, 0], [0, 0.5, 0.5, 0], [0, 0, 0, 1]]], np.float32)
     aggregated = case.units.aggregate(probs, "renormalize")
     assert not aggregated.empty.any()
@@ -123,7 +123,7 @@ def test_row_with_a_small_remaining_mass_is_renormalized(tokenizer: Tokenizer) -
 
 def test_signed_values_keep_their_signs(tokenizer: Tokenizer) -> None:
     """Excluded mass is signed, too. The magnitudes in a renormalized row sum to 1."""
-    cases = {special: units_of(tokenizer, CHEQUE, unit="word", special_tokens=special) for special in SPECIALS}
+    cases = {special: make_units(tokenizer, CHEQUE, unit="word", special_tokens=special) for special in SPECIALS}
     keep, drop, renormalize = (cases[special].units for special in SPECIALS)
     count = len(cases["keep"].tokens)
     shares = np.random.default_rng(6).standard_normal((1, count, count))
@@ -141,7 +141,7 @@ def test_signed_values_keep_their_signs(tokenizer: Tokenizer) -> None:
 
 
 def test_aggregate_rows_averages_the_tokens_of_a_word(tokenizer: Tokenizer) -> None:
-    units = units_of(tokenizer, CHEQUE, unit="word", special_tokens="drop").units
+    units = make_units(tokenizer, CHEQUE, unit="word", special_tokens="drop").units
     rows = units.aggregate_rows(np.arange(11.0) ** 2)
     assert rows.tolist() == [1, (4 + 9) / 2, 16, 25, 36, 49, 64, 81]
 
@@ -149,7 +149,7 @@ def test_aggregate_rows_averages_the_tokens_of_a_word(tokenizer: Tokenizer) -> N
 @given(TEXTS, st.sampled_from(["keep", "drop"]))
 def test_softmax_of_word_scores_equals_summed_probs(tokenizer: Tokenizer, text: str, special: SpecialTokens) -> None:
     """Word scores are log-sum-exp, so this holds for every single-token query word."""
-    case = units_of(tokenizer, text, unit="word", special_tokens=special)
+    case = make_units(tokenizer, text, unit="word", special_tokens=special)
     scores = 3 * np.random.default_rng(8).standard_normal((2, len(case.tokens), len(case.tokens)))
     exponentials = np.exp(case.units.aggregate_scores(scores))
     probs = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
@@ -160,18 +160,18 @@ def test_softmax_of_word_scores_equals_summed_probs(tokenizer: Tokenizer, text: 
 
 
 def test_word_scores_are_row_means_and_column_log_sums(tokenizer: Tokenizer) -> None:
-    case = units_of(tokenizer, CHEQUE, unit="word", special_tokens="drop")
+    case = make_units(tokenizer, CHEQUE, unit="word", special_tokens="drop")
     scores = np.random.default_rng(9).standard_normal((1, 11, 11))
     aggregated = case.units.aggregate_scores(scores)
     np.testing.assert_allclose(aggregated[0, 1, 0], scores[0, 2:4, 1].mean(), rtol=1e-12)
     np.testing.assert_allclose(aggregated[0, 0, 1], np.logaddexp(scores[0, 1, 2], scores[0, 1, 3]), rtol=1e-12)
-    tokens = units_of(tokenizer, CHEQUE, special_tokens="drop")
+    tokens = make_units(tokenizer, CHEQUE, special_tokens="drop")
     np.testing.assert_array_equal(tokens.units.aggregate_scores(scores), scores[:, 1:-1, 1:-1])
 
 
 def test_word_scores_far_below_the_row_maximum_stay_finite(tokenizer: Tokenizer) -> None:
     """In float32, the exponential of the difference underflows to 0."""
-    case = units_of(tokenizer, CHEQUE, unit="word")
+    case = make_units(tokenizer, CHEQUE, unit="word")
     scores = np.zeros((1, 11, 11), np.float32)
     scores[0, :, 8] = 500
     aggregated = case.units.aggregate_scores(scores)

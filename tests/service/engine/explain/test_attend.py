@@ -19,8 +19,8 @@ from tests.service.engine.explain.attend_cases import (
     decoded,
     dense,
     layers_and_heads,
+    map_values,
     stacked,
-    values_of,
 )
 
 
@@ -44,7 +44,7 @@ def test_projection_row_excluded_mass_and_bias_share_sum_to_1(factory: AttendFac
     for projection in result.maps:
         assert projection.excluded_mass is not None
         assert projection.bias_share is not None
-        total = decoded(values_of(projection)).sum(axis=1)
+        total = decoded(map_values(projection)).sum(axis=1)
         total += decoded(projection.excluded_mass) + decoded(projection.bias_share)
         np.testing.assert_allclose(total, 1, atol=1e-5)
 
@@ -80,7 +80,7 @@ def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> 
         assert probs.empty_rows == expected
         assert probs.excluded_mass is not None
         assert probs.excluded_mass.values[expected].tolist() == [1, 1]
-        matrix = decoded(values_of(probs)) if probs.sparse is None else dense(probs.sparse, units.columns)
+        matrix = decoded(map_values(probs)) if probs.sparse is None else dense(probs.sparse, units.columns)
         row_sums = np.ones(len(matrix))
         row_sums[expected] = 0
         if probs.sparse is None:

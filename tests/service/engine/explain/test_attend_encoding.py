@@ -16,8 +16,8 @@ from tests.service.engine.explain.attend_cases import (
     CHEQUE,
     PASSAGE,
     AttendFactory,
+    map_values,
     stacked,
-    values_of,
 )
 
 
@@ -40,7 +40,7 @@ def test_dtype_keeps_cells_row_sums_and_largest_keys(
 
 
 def test_base64_is_little_endian_and_row_major(factory: AttendFactory) -> None:
-    array = values_of(factory.run(factory.case(layers=(2,), heads=(1,), wire="base64")).maps[0])
+    array = map_values(factory.run(factory.case(layers=(2,), heads=(1,), wire="base64")).maps[0])
     assert base64.b64decode(array.to_base64()) == array.values.astype("<f4").tobytes(order="C")
 
 

@@ -30,7 +30,7 @@ from service.engine.validation.explain import check_attend
 from service.errors import InvalidArgument
 from service.rpc.explain import attend_responses
 from tests.service.conftest import ServiceHarness, open_harness
-from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, SPANS, AttendCase, AttendFactory, values_of
+from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, SPANS, AttendCase, AttendFactory, map_values
 
 Floats = NDArray[Any]
 
@@ -99,7 +99,7 @@ def array_bytes(result: AttendResult) -> int:
     arrays = [
         array
         for attention_map in result.maps
-        for array in (values_of(attention_map), attention_map.excluded_mass, attention_map.bias_share)
+        for array in (map_values(attention_map), attention_map.excluded_mass, attention_map.bias_share)
         if array is not None
     ]
     return sum(len(array.to_bytes()) for array in arrays)
@@ -124,7 +124,7 @@ def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Flo
                 (attention_map.excluded_mass is not None) + (attention_map.bias_share is not None)
                 for attention_map in result.maps
             )
-            matrices = sum(len(values_of(attention_map).to_base64()) for attention_map in result.maps)
+            matrices = sum(len(map_values(attention_map).to_base64()) for attention_map in result.maps)
             assert task.response_bytes() - overhead == matrices + lists * rows * JSON_VALUE_BYTES["float32"]
         count += 1
     print(f"{count} of {len(cases)} cases have dense arrays in binary or base64")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.manifest import KINDS, Kind
-from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, decoded, dense, values_of
+from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, decoded, dense, map_values
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "scores"])
@@ -25,7 +25,7 @@ def test_sparse_rows_keep_the_largest_values_and_dropped_mass(
     for full_map, sparse_map in zip(full.maps, result.maps, strict=True):
         assert sparse_map.sparse is not None
         assert sparse_map.matrix is None
-        matrix, kept = decoded(values_of(full_map)), sparse_map.sparse
+        matrix, kept = decoded(map_values(full_map)), sparse_map.sparse
         scattered = dense(kept, result.columns)
         present = scattered != 0
         np.testing.assert_array_equal(scattered[present], matrix[present])
@@ -55,7 +55,7 @@ def test_sparse_indices_refer_to_units(factory: AttendFactory) -> None:
     assert sparse is not None
     assert set(sparse.indices) <= set(result.columns)
     full = factory.run(factory.case(CHEQUE, "The teller smiled.", **fields))
-    expected = [result.columns[column] for column in decoded(values_of(full.maps[0])).argmax(axis=1)]
+    expected = [result.columns[column] for column in decoded(map_values(full.maps[0])).argmax(axis=1)]
     assert [sparse.indices[start] for start in sparse.indptr[:-1]] == expected
     assert {result.units[index].segment for index in sparse.indices} == {1}
 

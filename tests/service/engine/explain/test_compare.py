@@ -27,9 +27,9 @@ from tests.service.engine.explain.compare_cases import (
     RIVER,
     TWICE,
     WIDTH,
+    make_tasks,
     plain_cosine,
-    tasks_of,
-    tokens_of,
+    tokenize,
 )
 
 Floats = NDArray[Any]
@@ -63,7 +63,7 @@ def test_static_similarity_of_equal_ids_is_exactly_1(
 ) -> None:
     """One of the words has several tokens, and one is capitalized."""
     words = ["bank", "Bank", "banks", "embankment", "embankment", "unfathomable"]
-    ids = [tokens_of(tokenizer, word).input_ids[1:-1] for word in words]
+    ids = [tokenize(tokenizer, word).input_ids[1:-1] for word in words]
     assert max(map(len, ids)) > 2
     similarity = static_similarity(ids, model.static).values
     assert similarity.dtype == np.float32
@@ -83,7 +83,7 @@ def test_static_similarity_of_equal_ids_is_1_for_zero_embeddings() -> None:
 
 def test_occurrence_vector_is_the_mean_of_its_tokens_per_layer(tokenizer: Tokenizer) -> None:
     occurrences = [Occurrence(CHEQUE, word_index=1), Occurrence(CHEQUE, span=(12, 24)), Occurrence(CHEQUE, span=(4, 5))]
-    (task,) = tasks_of(tokenizer, occurrences)
+    (task,) = make_tasks(tokenizer, occurrences)
     hidden = random_hidden(task.tokens)
     result = task(hidden)
     for vector, rows in zip(result.vectors, ([2, 3], [5, 6, 7], [2]), strict=True):
@@ -97,7 +97,7 @@ def test_similarities_match_their_definition_with_and_without_centering(
 ) -> None:
     """Centering subtracts the mean over all tokens of the distinct texts."""
     occurrences = [Occurrence(SHORT, word_index=1), Occurrence(CHEQUE, word_index=6), Occurrence(SHORT, word_index=0)]
-    tasks = tasks_of(tokenizer, occurrences)
+    tasks = make_tasks(tokenizer, occurrences)
     states = [random_hidden(task.tokens) + 2 for task in tasks]
     results = [task(hidden) for task, hidden in zip(tasks, states, strict=True)]
     layers = [2, 0]
@@ -130,7 +130,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
     ]
 
     def run(occurrences: list[Occurrence]) -> tuple[list[tuple[str, int, int]], Floats, Floats]:
-        tasks = tasks_of(tokenizer, occurrences)
+        tasks = make_tasks(tokenizer, occurrences)
         vectors = [task(random_hidden(task.tokens)) for task in tasks]
         results, static, similarities = compare(tasks, vectors, [LAYERS], model.static)
         places = [(result.text, result.start, result.end) for result in results]
@@ -156,7 +156,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
 def test_occurrence_covers_all_overlapping_tokens(
     tokenizer: Tokenizer, occurrence: Occurrence, expected: OccurrenceTokens
 ) -> None:
-    assert find_occurrence(occurrence, tokens_of(tokenizer, CHEQUE), "occurrences[0]") == expected
+    assert find_occurrence(occurrence, tokenize(tokenizer, CHEQUE), "occurrences[0]") == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_occurrence_without_tokens_is_rejected(
     tokenizer: Tokenizer, occurrence: Occurrence, reason: str, message: str
 ) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        find_occurrence(occurrence, tokens_of(tokenizer, occurrence.text), "occurrences[3]")
+        find_occurrence(occurrence, tokenize(tokenizer, occurrence.text), "occurrences[3]")
     assert raised.value.reason == reason
     assert raised.value.message.startswith(message)
 
@@ -194,7 +194,7 @@ def test_occurrence_without_tokens_is_rejected(
 )  # fmt: skip
 def test_contributors_are_all_other_words_by_rollout_share(tokenizer: Tokenizer, occurrence: Occurrence) -> None:
     """Shares come from the projection rollout without special tokens and the occurrence itself, and sum to 1."""
-    (task,) = tasks_of(tokenizer, [occurrence], top_contributors=100)
+    (task,) = make_tasks(tokenizer, [occurrence], top_contributors=100)
     hidden = random_hidden(task.tokens)
     (contributors,) = task(hidden).contributors
     (own,) = task.occurrences.values()
@@ -220,12 +220,12 @@ def test_contributors_are_all_other_words_by_rollout_share(tokenizer: Tokenizer,
 
 def test_top_contributors_limits_the_list_but_not_the_shares(tokenizer: Tokenizer) -> None:
     (task,), (limited,) = (
-        tasks_of(tokenizer, [Occurrence(CHEQUE, word_index=6)], top_contributors=count) for count in (100, 3)
+        make_tasks(tokenizer, [Occurrence(CHEQUE, word_index=6)], top_contributors=count) for count in (100, 3)
     )
     hidden = random_hidden(task.tokens)
     assert limited(hidden).contributors[0] == task(hidden).contributors[0][:3]
 
 
 def test_single_word_has_no_contributors(tokenizer: Tokenizer) -> None:
-    (task,) = tasks_of(tokenizer, [Occurrence("bank", word_index=0)], top_contributors=5)
+    (task,) = make_tasks(tokenizer, [Occurrence("bank", word_index=0)], top_contributors=5)
     assert task(random_hidden(task.tokens)).contributors == [[]]

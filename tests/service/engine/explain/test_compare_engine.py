@@ -21,9 +21,9 @@ from tests.service.engine.explain.compare_cases import (
     CHEQUE,
     RIVER,
     TWICE,
+    make_tasks,
     plain_cosine,
-    tasks_of,
-    tokens_of,
+    tokenize,
 )
 
 ACCENTS = "Das \u201eÜber-Ich\u201c grüßt \x07 漢字 \U0001f600."
@@ -90,7 +90,7 @@ async def test_span_over_the_entire_text_is_the_mean_without_special_tokens(
     np.testing.assert_allclose(
         mean_ranges(tokens, np.array([[0, 11]])), pool_batch(tokens, [0], [11], "mean", [0]), atol=1e-6
     )
-    assert len(tokens_of(tokenizer, CHEQUE)) == 11
+    assert len(tokenize(tokenizer, CHEQUE)) == 11
 
 
 async def test_token_is_most_similar_to_itself(engine: Engine) -> None:
@@ -120,7 +120,7 @@ async def test_response_is_at_most_as_large_as_the_estimate(
     request = CompareRequest(
         tuple(occurrences), layers=None if layers == "all" else tuple(layers), top_contributors=top_contributors
     )
-    tasks, count = tasks_of(tokenizer, occurrences), 7 if layers == "all" else 1
+    tasks, count = make_tasks(tokenizer, occurrences), 7 if layers == "all" else 1
     assert len(response.content) <= comparison_bytes(tasks, count, request)
     message = compare_response(await harness.engine.compare(request))
     assert message.ByteSize() <= comparison_bytes(tasks, count, replace(request, wire="binary"))

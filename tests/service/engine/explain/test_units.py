@@ -11,7 +11,7 @@ from service.engine.explain.units import find_units, word_units
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, Segments, SpecialTokens
 from service.errors import InvalidArgument
-from tests.service.engine.explain.unit_cases import CHEQUE, SPECIALS, TEXTS, random_probs, units_of
+from tests.service.engine.explain.unit_cases import CHEQUE, SPECIALS, TEXTS, make_units, random_probs
 
 
 @given(TEXTS, st.none() | TEXTS, st.sampled_from(["token", "word"]), st.sampled_from(SPECIALS))
@@ -19,7 +19,7 @@ def test_token_belongs_to_one_unit(
     tokenizer: Tokenizer, text: str, pair: str | None, unit: str, special: SpecialTokens
 ) -> None:
     """A special token has its own unit, or none if it is dropped. Units are in text order."""
-    case = units_of(tokenizer, text, pair, unit=unit, special_tokens=special)
+    case = make_units(tokenizer, text, pair, unit=unit, special_tokens=special)
     units_per_token = case.units.membership.sum(axis=0)
     expected = [0 if flag and special != "keep" else 1 for flag in case.tokens.special_tokens_mask]
     assert units_per_token.tolist() == expected
@@ -40,8 +40,8 @@ def test_segment_filter_selects_rows_and_columns(
 ) -> None:
     """The other segment's mass is excluded. A special token belongs to the segment before it."""
     texts = (CHEQUE, "Who embanked it?")
-    case = units_of(tokenizer, *texts, unit=unit, special_tokens=special, segments=segments)
-    unfiltered = units_of(tokenizer, *texts, unit=unit, special_tokens=special)
+    case = make_units(tokenizer, *texts, unit=unit, special_tokens=special, segments=segments)
+    unfiltered = make_units(tokenizer, *texts, unit=unit, special_tokens=special)
     units = case.units
     assert case.texts == unfiltered.texts
     assert {units.units[row].segment for row in units.rows} == {"ab".index(letter) for letter in rows}
@@ -62,7 +62,7 @@ def test_segment_filter_selects_rows_and_columns(
 def test_spans_are_units_in_the_requested_order(tokenizer: Tokenizer) -> None:
     """The mass of tokens outside the spans is excluded, including special tokens."""
     spans = ((25, 29), (3, 9), (12, 17), (9, 11))
-    case = units_of(tokenizer, CHEQUE, spans=spans, unit="span")
+    case = make_units(tokenizer, CHEQUE, spans=spans, unit="span")
     assert case.texts == ["bank", "cashed", "check", " a"]
     assert [(unit.start, unit.end, unit.special) for unit in case.units.units] == [
         (start, end, False) for start, end in spans
@@ -81,8 +81,8 @@ def test_spans_are_units_in_the_requested_order(tokenizer: Tokenizer) -> None:
 @given(st.permutations([(0, 2), (3, 9), (12, 17), (18, 24), (25, 30)]), st.integers(1, 5))
 def test_values_do_not_depend_on_the_order_of_spans(tokenizer: Tokenizer, spans: list[Offsets], count: int) -> None:
     selected = tuple(spans[:count])
-    permuted = units_of(tokenizer, CHEQUE, spans=selected, unit="span")
-    ordered = units_of(tokenizer, CHEQUE, spans=tuple(sorted(selected)), unit="span")
+    permuted = make_units(tokenizer, CHEQUE, spans=selected, unit="span")
+    ordered = make_units(tokenizer, CHEQUE, spans=tuple(sorted(selected)), unit="span")
     probs = random_probs(11)
     order = np.argsort([start for start, _ in selected])
     np.testing.assert_allclose(
@@ -113,37 +113,37 @@ def test_overlapping_and_empty_spans_are_rejected(
 ) -> None:
     """A token split evenly between two spans belongs to the one that comes first in the text."""
     with pytest.raises(InvalidArgument) as raised:
-        units_of(tokenizer, CHEQUE, spans=spans, unit="span")
+        make_units(tokenizer, CHEQUE, spans=spans, unit="span")
     assert raised.value.reason == reason
     assert raised.value.message.startswith(message)
 
 
 def test_token_belongs_to_the_span_with_the_largest_overlap(tokenizer: Tokenizer) -> None:
-    assert np.argwhere(units_of(tokenizer, CHEQUE, spans=((26, 28),), unit="span").units.membership).tolist() == [
+    assert np.argwhere(make_units(tokenizer, CHEQUE, spans=((26, 28),), unit="span").units.membership).tolist() == [
         [0, 8]
     ]
-    case = units_of(tokenizer, CHEQUE, spans=((21, 26), (26, 30)), unit="span")  # "the b" and "ank."
+    case = make_units(tokenizer, CHEQUE, spans=((21, 26), (26, 30)), unit="span")  # "the b" and "ank."
     assert [np.flatnonzero(row).tolist() for row in case.units.membership] == [[7], [8, 9]]
 
 
 def test_span_is_rejected_when_truncation_removes_all_its_tokens(tokenizer: Tokenizer) -> None:
     """The five remaining tokens are [CLS] he cash ##ed [SEP]."""
     with pytest.raises(InvalidArgument) as raised:
-        units_of(tokenizer, CHEQUE, spans=((0, 2), (25, 29)), limit=5, unit="span")
+        make_units(tokenizer, CHEQUE, spans=((0, 2), (25, 29)), limit=5, unit="span")
     assert raised.value.reason == "SPAN_TRUNCATED"
     assert raised.value.message == "inputs[0].spans[1]: removed by truncation. Shorten the text or remove the span."
-    partial = units_of(tokenizer, CHEQUE, spans=((3, 29),), limit=5, unit="span")
+    partial = make_units(tokenizer, CHEQUE, spans=((3, 29),), limit=5, unit="span")
     assert np.flatnonzero(partial.units.membership[0]).tolist() == [2, 3]
 
 
 def test_word_without_tokens_is_not_a_unit(tokenizer: Tokenizer) -> None:
     """Truncation can remove the tokens, and the tokenizer drops control characters."""
-    assert units_of(tokenizer, CHEQUE, limit=4, unit="word").texts == ["[CLS]", "He", "cashed", "[SEP]"]
-    assert units_of(tokenizer, "bank \x01 grows", unit="word", special_tokens="drop").texts == ["bank", "grows"]
+    assert make_units(tokenizer, CHEQUE, limit=4, unit="word").texts == ["[CLS]", "He", "cashed", "[SEP]"]
+    assert make_units(tokenizer, "bank \x01 grows", unit="word", special_tokens="drop").texts == ["bank", "grows"]
 
 
 def test_units_of_token_ids_are_vocabulary_entries(tokenizer: Tokenizer) -> None:
-    source = TokenizerInput(token_ids=tuple(units_of(tokenizer, "bank cashed").tokens.input_ids[1:-1]))
+    source = TokenizerInput(token_ids=tuple(make_units(tokenizer, "bank cashed").tokens.input_ids[1:-1]))
     (tokens,) = tokenizer.encode([source])
     request = AttendRequest((Input(source),), special_tokens="drop")
     units = find_units(request.inputs[0], tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
@@ -156,7 +156,7 @@ def test_units_of_token_ids_are_vocabulary_entries(tokenizer: Tokenizer) -> None
 
 @given(TEXTS)
 def test_word_units_match_the_word_units_of_maps(tokenizer: Tokenizer, text: str) -> None:
-    case = units_of(tokenizer, text, unit="word")
+    case = make_units(tokenizer, text, unit="word")
     words = word_units(case.tokens, tokenizer.token_texts(case.tokens))
     assert words.units == case.units.units
     np.testing.assert_array_equal(words.membership, case.units.membership)
@@ -165,7 +165,7 @@ def test_word_units_match_the_word_units_of_maps(tokenizer: Tokenizer, text: str
 
 def test_word_index_counts_words_without_tokens(tokenizer: Tokenizer) -> None:
     text = "a \u200b b"
-    case = units_of(tokenizer, text, None, unit="word", special_tokens="keep")
+    case = make_units(tokenizer, text, None, unit="word", special_tokens="keep")
     assert [(unit.text, unit.word_index) for unit in case.units.units] == [
         ("[CLS]", None), ("a", 0), ("b", 2), ("[SEP]", None)
     ]  # fmt: skip
@@ -173,7 +173,7 @@ def test_word_index_counts_words_without_tokens(tokenizer: Tokenizer) -> None:
 
 @given(TEXTS, st.none() | TEXTS)
 def test_word_index_refers_to_the_words_of_the_input(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
-    case = units_of(tokenizer, text, pair, unit="word", special_tokens="drop")
+    case = make_units(tokenizer, text, pair, unit="word", special_tokens="drop")
     words = words_of(case.tokens)
     for unit in case.units.units:
         assert unit.word_index is not None

@@ -31,7 +31,7 @@ class TokensAndUnits:
         return [unit.text for unit in self.units.units]
 
 
-def units_of(
+def make_units(
     tokenizer: Tokenizer,
     text: str,
     pair: str | None = None,

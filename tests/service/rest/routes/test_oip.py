@@ -119,7 +119,7 @@ async def test_attention_maps_are_padded_with_zeros(
     "options",
     [{"normalize": False}, {"dimensions": 64}, {"truncation": "left"}, {"truncation": "right"}, {"pooling": "cls"}],
 )
-async def test_parameters_are_those_of_the_native_api(harness: ServiceHarness, options: dict[str, Any]) -> None:
+async def test_parameters_match_the_native_api(harness: ServiceHarness, options: dict[str, Any]) -> None:
     texts = [LONG] if "truncation" in options else [GOLDEN]
     (result,) = await native(harness, texts, **options)
     outputs = await infer(harness, text(*texts), parameters=options)
@@ -236,7 +236,7 @@ async def test_deadlines(harness: ServiceHarness) -> None:
     backlog.add(480, count=-600)
 
 
-async def test_internal_errors_tell_nothing(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_errors_reveal_nothing(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(request: object) -> None:
         raise Internal from RuntimeError("secret")
 

@@ -24,7 +24,7 @@ async def test_metadata_and_configuration(harness: ServiceHarness) -> None:
     assert [tensor["dims"] for tensor in config["output"]] == [tensor["shape"] for tensor in metadata["outputs"]]
 
 
-async def test_statistics_are_those_of_the_metrics(harness: ServiceHarness) -> None:
+async def test_statistics_match_the_metrics(harness: ServiceHarness) -> None:
     async def stats() -> dict[str, Any]:
         (model_stats,) = (await harness.client.get("/v2/models/stats")).json()["model_stats"]
         assert (await harness.client.get(f"/v2/models/{MODEL}/stats")).json()["model_stats"] == [model_stats]

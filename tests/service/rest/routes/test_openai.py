@@ -29,7 +29,7 @@ def golden(rest: httpx.Client) -> list[float]:
     return embedding
 
 
-def test_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
+def test_embedding_matches_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
     """By default, the client requests base64 and decodes it."""
     response = client.embeddings.create(model=MODEL, input=GOLDEN)
     np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
@@ -37,7 +37,7 @@ def test_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: 
     assert (response.object, response.data[0].object, response.data[0].index) == ("list", "embedding", 0)
 
 
-def test_float_embedding_equals_that_of_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
+def test_float_embedding_matches_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
     response = client.embeddings.create(model=MODEL, input=[GOLDEN], encoding_format="float")
     np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
 

@@ -54,7 +54,7 @@ async def test_truncation_is_the_remedy_for_too_many_characters(harness: Service
         ("/decode", {"ids": []}, "ids: empty."),
     ],
 )
-async def test_empty_list_has_an_error_of_its_own(harness: ServiceHarness, path: str, body: Any, message: str) -> None:
+async def test_empty_list_has_its_own_error(harness: ServiceHarness, path: str, body: Any, message: str) -> None:
     response = await harness.post(path, body)
     assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
     assert response.json()["error"].startswith(message)
