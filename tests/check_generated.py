@@ -21,7 +21,7 @@ ONNX_PROTO = "onnx_weights.proto"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
 PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb": ("client", (PROTO,))}
-"""Packages with stubs: the folder they are in and the protos behind them."""
+"""For each package with stubs, its folder and the protos they are generated from."""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"

@@ -29,7 +29,6 @@ class AsyncHttpTransport:
         self._client = httpx.AsyncClient(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        """See `AsyncTransport`."""
         request = http_request(self._client, operation, body, timeout_s)
         try:
             response = await self._client.send(request)
@@ -40,7 +39,6 @@ class AsyncHttpTransport:
         return http_response(operation, response)
 
     async def close(self) -> None:
-        """See `AsyncTransport`."""
         await self._client.aclose()
 
 
@@ -53,7 +51,6 @@ class AsyncGrpcTransport:
         self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        """See `AsyncTransport`."""
         message = grpc_requests.to_message(operation, body)
         call = getattr(self._stub, grpc_codec.METHODS[operation])(message, timeout=timeout_s, metadata=self._metadata)
         try:
@@ -63,7 +60,6 @@ class AsyncGrpcTransport:
         return grpc_codec.decode(operation, messages)
 
     async def close(self) -> None:
-        """See `AsyncTransport`."""
         await self._channel.close()
 
 

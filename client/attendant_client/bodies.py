@@ -1,4 +1,4 @@
-"""REST request bodies, and splitting them by the server's limits."""
+"""Building REST request bodies, and splitting them to fit the server's limits."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class Part(NamedTuple):
 FILL = 0.9
 """Fraction of a byte limit to fill, because sizes are estimates."""
 INPUT_BYTES = 64
-"""Estimated size of an input apart from its strings."""
+"""Estimated size of an input, not counting its strings."""
 
 
 def make_body(inputs: Inputs, **options: Any) -> Body:
@@ -130,7 +130,7 @@ def _size(item: str | Body) -> int:
 
 
 def _present(options: Body) -> Body:
-    lists = (range, tuple)  # json takes tuples, but not ranges
+    lists = (range, tuple)  # json accepts tuples but not ranges
     return {
         name: list(value) if isinstance(value, lists) else value for name, value in options.items() if value is not None
     }

@@ -23,11 +23,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # The default of 30 s is too slow for a rollout that replaces two servers in that time.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # The default of 120 s would ignore a restarted server that long.
+    # The default of 120 s would keep ignoring a restarted server.
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Detect a server that vanished without closing its connections, such as a lost node. The server allows one ping per
-    # 10 s. gRPC also pings to measure the bandwidth, sends no other ping while one of those is unanswered, and waits a
-    # minute for it by default.
+    # 10 s. By default, gRPC waits a minute for an answer to its own bandwidth pings, and sends no keepalive pings until
+    # then.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),

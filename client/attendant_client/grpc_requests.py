@@ -141,7 +141,7 @@ def _set_field(message: Any, name: str, value: Any, path: str, range_path: str |
     items, target = to_list(value, path), getattr(message, name)
     try:
         target.extend(items)
-    except (TypeError, ValueError):  # one at a time is slower, but names the item
+    except (TypeError, ValueError):  # slower, but names the item
         del target[:]
         for index, item in enumerate(items):
             item_path = f"{path}[{index}]"

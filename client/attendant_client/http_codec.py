@@ -43,7 +43,7 @@ PATHS = {
 }
 MODELS_PATH = "/v1/models"
 ARRAYS = ("encode", "attend")
-"""Operations that return arrays in base64."""
+"""Operations that return base64 arrays."""
 CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 

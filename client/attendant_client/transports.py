@@ -37,7 +37,6 @@ class HttpTransport:
         self._client = httpx.Client(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        """See `Transport`."""
         request = http_request(self._client, operation, body, timeout_s)
         try:
             response = self._client.send(request)
@@ -48,7 +47,6 @@ class HttpTransport:
         return http_response(operation, response)
 
     def close(self) -> None:
-        """See `Transport`."""
         self._client.close()
 
 
@@ -61,7 +59,6 @@ class GrpcTransport:
         self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        """See `Transport`."""
         message = grpc_requests.to_message(operation, body)
         method = getattr(self._stub, grpc_codec.METHODS[operation])
         try:
@@ -72,7 +69,6 @@ class GrpcTransport:
         return grpc_codec.decode(operation, messages)
 
     def close(self) -> None:
-        """See `Transport`."""
         self._channel.close()
 
 

@@ -23,15 +23,15 @@ class CommandError(Exception):
         self.status = status
 
     def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
-        """Pickle by constructor arguments, so that another process can raise the error."""
+        """Pickle the constructor arguments, so that the error can cross processes."""
         return type(self), (str(self), self.status)
 
 
 class Parser(console.Parser):
-    """A parser with options that select a model."""
+    """An argument parser with model selection options."""
 
     def add_source_options(self) -> None:
-        """Add the options that select a model, in this process or on a server."""
+        """Add options that select a model in this process or on a server."""
         add = self.add_argument
         add(
             "--model",

@@ -24,7 +24,7 @@ from service.config import load_settings
 
 COMMAND = "attendant ask"
 MAX_LINES = 100_000
-"""Maximum number of lines read from --among; they take about a minute on two cores."""
+"""Maximum number of lines read from --among. Embedding them takes about a minute on two cores."""
 BATCH_TEXTS = 64
 DESCRIPTION = """\
 Show how the model sees a text: its words and their tokens, its nearest neighbors among other texts by the cosine
@@ -83,7 +83,7 @@ async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[
 
 
 def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str]:
-    """Return the texts to compare with, labeled, and a note if lines were left unread."""
+    """Return labeled texts to compare with, and a note if some lines were not read."""
     texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
     if options.among is None:
         return texts, ""

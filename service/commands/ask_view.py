@@ -12,7 +12,7 @@ from rich.text import Text
 from service.commands.ask_sources import Analysis
 
 NAME_WIDTH = 16
-"""Width of word labels beside the map in characters; longer words are cut."""
+"""Width of the word labels next to the map, in characters. Longer words are cut off."""
 CELL_WIDTH = 4
 PADDING = 2
 """Spaces between the columns of the neighbor table."""

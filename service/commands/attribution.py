@@ -1,4 +1,4 @@
-"""Rankings of a text's words by their effect on one word or on a similarity, and precision@1 of the rankings."""
+"""Ranks a text's words by their effect on one word or on a similarity, and computes precision@1."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Precisions:
     omitted: dict[str, str] = field(default_factory=dict)
 
     def add(self, method: str, text: "LocatedText", scores: Values) -> None:
-        """Record the ranking of a text's words by `scores`, (W,)."""
+        """Record how `scores`, (W,), rank a text's words."""
         others = np.arange(len(scores)) != text.target
         precision = top_precision(scores[others], text.deciding[others])
         self.by_method.setdefault(method, []).append(precision)
@@ -55,7 +55,7 @@ class Precisions:
 
 @dataclass(frozen=True)
 class LocatedText:
-    """A text's W words that have tokens; `target` is the target's position, and `deciding` a mask, (W,)."""
+    """A text and its W words that have tokens. `target` is an index, and `deciding` is a mask, (W,)."""
 
     line: AttributionLine
     token_ids: tuple[int, ...]
@@ -147,7 +147,7 @@ class Attributor:
         ]
 
     async def _occlude(self, text: LocatedText) -> Values:
-        """Return how far the target's vector moves, as cosine distance, without each other word, (W,)."""
+        """Return how far the target's vector moves (cosine distance) when each other word is left out, (W,)."""
         distances = np.zeros(len(text.deciding))
         for words in _batches([word for word in range(len(distances)) if word != text.target]):
             variants = [text.without(word) for word in words]
@@ -210,7 +210,7 @@ def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:
-    """Find the words of a line. Raises `TextError` if one of them has no tokens."""
+    """Find the words for a line of the file. Raises `TextError` if one of them has no tokens."""
     assert result.tokens is not None
     assert result.words is not None
     tokens = [token for token in result.tokens if not token.special]
@@ -239,7 +239,7 @@ def _word_problem(word: int, words: int, result: EncodeResult) -> str:
 
 
 def _mean(result: EncodeResult, chosen: Flags) -> Floats:
-    """Return the mean of the chosen token vectors; `chosen` does not count special tokens."""
+    """Return the mean of the chosen token vectors. `chosen` indexes tokens without special tokens."""
     assert result.token_vectors is not None
     assert result.tokens is not None
     vectors: Floats = result.token_vectors.values[_content(result.tokens)][chosen].mean(axis=0)
@@ -259,7 +259,7 @@ def _magnitudes(text: LocatedText, row: Values) -> Values:
 
 
 def _unit_scores(text: LocatedText, units: Sequence[Unit], effects: Floats) -> Values:
-    """Return the words' effects, rounded, (W,); 0 for words truncated because of the prompt."""
+    """Return the words' effects, rounded, (W,), with 0 for words that the prompt left no room for."""
     by_start = {unit.start: effect for unit, effect in zip(units, effects.tolist(), strict=True)}
     return np.round([by_start.get(start, 0.0) for start in text.starts], DECIMALS)
 

@@ -27,8 +27,8 @@ EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
 At lower load it is 0.38 ms, and 2.86 ms for a request with 32 texts.
 """
 SHAPES = (2, 4, 8, 16)
-"""Candidates for the number of cores per replica. A single core has not been measured with the load generator
-elsewhere.
+"""Numbers of cores per replica to choose from. A single core has not been measured with the load generator on other
+cores.
 """
 ROW_TOKENS = 128
 """Texts share rows of this length, and attention is computed over whole rows."""
@@ -37,7 +37,7 @@ REST_MIB = 419
 LOAD_MIB = 353
 """Memory growth under load, up to the high-water mark of 772 MiB in `make soak`, an hour of mixed requests."""
 WEIGHT_COPIES = 3
-"""Growth of resident memory per growth of the weights: 2.9 for an idle server with a BERT-base-sized model."""
+"""MiB of resident memory per MiB of weights: 2.9 for an idle server with a BERT-base-sized model."""
 MANIFEST_LIMIT_MIB = 2048
 """Container memory limit in deploy/overlays/cpu."""
 
@@ -79,7 +79,7 @@ class ModelShape:
 
 
 DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 256, Fraction(90_261_504, 2**20))
-"""The model that was measured, with 22.7 million parameters."""
+"""The measured model, with 22.7 million parameters."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Capacity:
 
     @property
     def total_replicas(self) -> int:
-        """Replicas including spare ones."""
+        """Replicas, including spare ones."""
         return self.replicas + self.spare_replicas
 
     @property
@@ -163,7 +163,7 @@ class Capacity:
 
 
 def cheapest(load: Load, tokens_per_second: Fraction, spare_replicas: int) -> Capacity:
-    """Return the CPU capacity with the fewest cores, and among equal ones the fewest replicas.
+    """Return the CPU configuration with the fewest cores or, if tied, the fewest replicas.
 
     Small replicas waste less on the last and the spare replica, and have more event loops per core.
     """
@@ -174,6 +174,6 @@ def cheapest(load: Load, tokens_per_second: Fraction, spare_replicas: int) -> Ca
 def memory_mib(model: ModelShape) -> Fraction:
     """Return a replica's resident memory under load, in MiB.
 
-    This is the measured high-water mark plus the difference in weight size, times `WEIGHT_COPIES`.
+    This is the measured high-water mark plus `WEIGHT_COPIES` times the difference in weight size.
     """
     return REST_MIB + LOAD_MIB + WEIGHT_COPIES * (model.weights_mib - DEFAULT_MODEL.weights_mib)

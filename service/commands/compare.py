@@ -120,7 +120,7 @@ def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | N
 
 
 def _gates(options: argparse.Namespace, comparison: Comparison) -> list[Gate]:
-    """Return the requested thresholds with the measured values."""
+    """Return the thresholds that were set, with the measured values."""
     gates = []
     if options.min_cosine is not None:
         assert comparison.cosines is not None

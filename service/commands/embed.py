@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _is_file_command(arguments: Sequence[str]) -> bool:
-    """Return whether there is an output file, an option instead of the first text, or a request for help."""
+    """Return whether the arguments have an output file, start with an option, or ask for help."""
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and not first.startswith("- ")
     return is_option or any(
@@ -79,7 +79,7 @@ def _is_file_command(arguments: Sequence[str]) -> bool:
 
 
 def _check_texts(arguments: Sequence[str]) -> None:
-    """Exit with status 2 if the texts look like a file or options, i.e. -o was forgotten."""
+    """Exit with status 2 if the texts look like a file or options, because -o was probably forgotten."""
     option = next((item for item in arguments if item.startswith("--")), None)
     if option is None and not _is_path(arguments[0]):
         return

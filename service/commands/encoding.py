@@ -35,7 +35,7 @@ class TextFile:
     lines: tuple[NumberedLine, ...]
     lines_read: int
     is_complete: bool
-    """Whether the limit left no line unread."""
+    """True if the whole file was read."""
 
     @classmethod
     def read(cls, path: Path, limit: int) -> "TextFile":

@@ -32,7 +32,7 @@ from service.commands.neighbors import Vectors
 from service.config import Settings
 
 UNLIMITED = 2**40
-"""Limit for response bytes and request tokens. Offline, batches are never sent and no other request is waiting."""
+"""No limit on response bytes and request tokens: vectors are never sent, and no other request is waiting."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
     Raises `ArtifactError`, `ConfigError` or `TextError`.
     """
     limits = {"max_response_bytes": UNLIMITED, "max_queue_tokens": UNLIMITED} | {
-        # A pair has two texts, and both count.
+        # Each pair has two texts.
         name: max(getattr(settings, name), 2 * BATCH_SIZE)
         for name in ("max_inputs", "max_spans_per_request")
     }

@@ -1,4 +1,4 @@
-"""An evaluation as JSON and as a table, with or without a baseline."""
+"""Formats an evaluation as JSON and as a table, with or without a baseline."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from service.engine.engine import Engine
 
 BATCH_SIZE = 32
-"""Lines per request. A batch is admitted whatever its size, because the queue is empty: there is only one request at a
-time.
-"""
+"""Lines per request. Since there is only one request at a time, the queue is empty and admits a batch of any size."""
 TIMEOUT_MS = 3_600_000
-"""Request timeout. Nobody is waiting, and a large model on one core needs minutes per batch."""
+"""Request timeout. A large model on one core needs minutes per batch, and nobody is waiting."""
 
 NumberedLine = tuple[int, str]
 LabeledText = tuple[str, str]

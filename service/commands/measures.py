@@ -93,7 +93,7 @@ def pearson(left: Values, right: Values) -> float | None:
 def auc(codes: Indices, same: Flags) -> float | None:
     """Return the fraction of positive-negative pairs in the right order; ties count half.
 
-    `codes` are integers >= 0. The result is None unless there are both positives and negatives.
+    `codes` are integers >= 0. The result is None without positives or without negatives.
     """
     positives = int(same.sum())
     negatives = len(same) - positives
@@ -143,9 +143,9 @@ def cross_validate(similarities: Values, same: Flags) -> tuple[Flags, tuple[floa
 def rank_measures(
     vectors: Vectors, relevant: Sequence[Indices], k: int, block_bytes: int = BLOCK_BYTES
 ) -> NDArray[np.float64]:
-    """Return recall@k, nDCG@10 and reciprocal rank of each query, (Q, 3); `relevant` has its relevant text indices.
+    """Return recall@k, nDCG@10 and reciprocal rank of each query, (Q, 3); `relevant` lists relevant text indices.
 
-    Costs Q * N * D multiplications and sorting Q * N values. Memory is a few blocks of `block_bytes`.
+    This takes Q * N * D multiplications, sorts Q * N values, and needs memory for a few blocks of `block_bytes`.
     """
     step = max(1, block_bytes // (4 * len(vectors.texts)))
     discounts = np.append(0, np.cumsum(1 / np.log2(np.arange(2, NDCG_DEPTH + 2))))

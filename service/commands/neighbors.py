@@ -18,7 +18,7 @@ Indices = NDArray[np.int64]
 
 DECIMALS = 6
 BLOCK_BYTES = 32 * 2**20
-"""Size of a similarity block. A search holds about three of them."""
+"""Size of a block of similarities. A search holds about three of them."""
 PAIR_BLOCK = 4096
 MAX_PAIRS = 50_000
 SEED = 20_261
@@ -60,7 +60,7 @@ def normalize(vectors: Floats, similarity: Similarity) -> Floats:
 def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> Indices:
     """Return the indices of each query's `k` most similar texts, (Q, k), best first.
 
-    Costs Q * N * D multiplications. Memory is a few blocks of `block_bytes` rather than Q * N similarities.
+    This takes Q * N * D multiplications, and memory for a few blocks of `block_bytes` rather than Q * N similarities.
     """
     step = max(1, block_bytes // (4 * len(vectors.texts)))
     count = len(vectors.asked)
@@ -76,7 +76,7 @@ def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> I
 
 
 def overlaps(old: Indices, new: Indices) -> NDArray[np.float64]:
-    """Return the share of neighbors in common per query, (Q,), in 0..1."""
+    """Return the share of common neighbors per query, (Q,), in 0..1."""
     k = old.shape[1]
     return np.array(
         [len(np.intersect1d(*pair, assume_unique=True)) / k for pair in zip(old, new, strict=True)], np.float64

@@ -46,8 +46,9 @@ CONNECT_TIMEOUT_S = 10.0
 class Workers:
     """Number of workers, and threads per worker.
 
-    `reserved_cpus` is the part of a node that Ray reserves per worker. All workers fit on the smallest node, because
-    Ray sends a lost block to the same worker again, which must be able to restart on a remaining node.
+    `reserved_cpus` is the share of a node's CPUs that Ray reserves per worker. Ray always sends a lost block back to
+    the same worker, which may have to restart on any of the remaining nodes. All workers must therefore fit on the
+    smallest node.
     """
 
     count: int
@@ -56,7 +57,7 @@ class Workers:
 
 
 class RayRowEncoder:
-    """Embeds rows with Ray: one task reads them on this process's node, and actors with an engine each encode them."""
+    """Embeds rows with Ray. One task on this process's node reads them, and actors with an engine each encode them."""
 
     def __init__(self, info: SourceInfo, dimensions: int, workers: Workers, arguments: tuple[Any, ...]) -> None:
         self._info, self._dimensions = info, dimensions
@@ -155,7 +156,7 @@ async def open_ray_encoder(
 
 
 def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers:
-    """Return workers that fit, as large as possible without `threads`, as many as possible without `count`.
+    """Return workers that fit. They are as large as possible without `threads`, and as many without `count`.
 
     Args:
         cpus: CPUs of each node.
@@ -181,7 +182,7 @@ def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers
             f"--ray-workers: too many ({used}, limit {limit}). Reduce it, set ATTENDANT_THREADS, or add nodes.",
             EX_CONFIG,
         )
-    # Ray's CPU resolution is one ten-thousandth.
+    # Ray rounds CPUs to ten-thousandths.
     return Workers(count, threads, min(threads, max(1, int(min(cpus) / count * 10_000)) / 10_000))
 
 
@@ -210,7 +211,7 @@ def _connect() -> None:
         raise CommandError(f"--ray: cannot connect ({problem}). Check RAY_ADDRESS.", EX_UNAVAILABLE) from None
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
-    # Ray would join blocks up to this size. One of its rows is a whole block of file rows.
+    # Ray would merge blocks up to this size. One of its rows is a whole block of file rows.
     context.target_max_block_size = 1
     context.raise_original_map_exception = True
     # The command shows its own progress instead of Ray's.

@@ -26,9 +26,9 @@ from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, 
 from service.config import ConfigError, Settings
 
 OpenSource = Callable[[Settings, VectorOptions], AbstractAsyncContextManager[VectorSource]]
-"""Loads the model in the settings."""
+"""Loads the model that the settings describe."""
 ERRORS = (CommandError, ConfigError, ArtifactError)
-"""Errors to report as the command's error."""
+"""Errors that the command reports and exits with."""
 
 ROW_FIELDS = [
     pa.field("number", pa.int64()),
@@ -80,7 +80,7 @@ def result_rows(table: pa.Table) -> EncodedRows:
 
 
 def describe_source(open_source: OpenSource, settings: Settings, options: VectorOptions) -> tuple[SourceInfo, int]:
-    """Load the model; return it and its embedding size. Raises one of `ERRORS`."""
+    """Load the model and return it with its embedding size. Raises one of `ERRORS`."""
 
     async def describe() -> tuple[SourceInfo, int]:
         async with open_source(settings, options) as source:

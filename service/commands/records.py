@@ -22,7 +22,7 @@ class LabeledFile:
     path: Path
     lines_read: int
     is_complete: bool
-    """Whether the limit left no line unread."""
+    """True if the whole file was read."""
 
 
 class Record:

@@ -21,7 +21,7 @@ from service.commands.neighbors import (
 from service.engine.schema.encode import ModelInfo
 
 LISTED = 10
-"""Number of lines to list, those with the largest changes."""
+"""How many of the most changed lines to list."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class LocalRowEncoder:
         pending: deque[asyncio.Task[EncodedRows]] = deque()
         try:
             async for batch in _read_batches(job, rows, skip):
-                # Rows in flight have been read but are not done. The estimated total need not be that precise.
+                # Includes rows in flight, which are not done yet. The estimated total need not be more precise.
                 pending.append(asyncio.create_task(self._encode(batch, rows.fraction())))
                 if len(pending) == IN_FLIGHT:
                     yield await pending.popleft()

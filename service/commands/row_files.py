@@ -32,7 +32,7 @@ OTHER_FILES = {
     b"\x1f\x8b": "compressed. Decompress it: gzip -d.",
     b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
 }
-"""Magic numbers of files that are not UTF-8 text, and the error for each."""
+"""Magic numbers of files that are not text, with an error for each."""
 INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
 
 Id = int | str
@@ -278,7 +278,7 @@ def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether a text has no surrogates, which stand for invalid UTF-8."""
+    """Return whether a text has no surrogates, which stand for bytes that are not UTF-8."""
     if text.isascii():
         return True
     try:

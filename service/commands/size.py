@@ -34,7 +34,7 @@ example: attendant size --texts-per-second 100000 --mean-tokens 16
 
 
 MEASURED_CORES = 2
-"""Cores of the replica that --tokens-per-second was measured on, unless set."""
+"""Cores of the replica that --tokens-per-second was measured on, by default."""
 
 
 def run(arguments: Sequence[str]) -> int:

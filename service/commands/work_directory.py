@@ -44,8 +44,8 @@ class _State:
 class WorkDirectory:
     """The directory OUT.partial.
 
-    Files are append-only. Once their data is on disk, a new state file with their sizes replaces the old one. If the
-    process is killed at any point, the next run drops the bytes beyond these sizes and reads the rows after them again.
+    Files are append-only, and a state file records their sizes. It is replaced once the data is on disk. If the process
+    is killed, the next run truncates the files to these sizes and continues with the following row.
     """
 
     def __init__(self, target: Path, state: _State) -> None:
@@ -106,7 +106,7 @@ class WorkDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are on disk and at most the renames are missing."""
+        """True if all rows are on disk and only renames can be missing."""
         return self._state.output is not None
 
     def append(self, data: bytes, rejected: bytes, counts: Counts) -> None:

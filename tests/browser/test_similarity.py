@@ -64,7 +64,7 @@ def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDr
 
 
 def test_words_are_tinted_in_place(tab: PageDriver) -> None:
-    """Either by the sum of their contributions, or by the effect of leaving them out."""
+    """The tint shows either the sum of a word's contributions or the effect of leaving it out."""
     for tint in ("effect", "sum"):
         check_tint(tab, tint)
 

@@ -266,7 +266,7 @@ CLUSTER = (
         one_namespace("ticket", pod="attendant-0"),
         10,
         {RESTARTS: "0x5 1x60", KILLED: "_x5 1x60"},
-        # The kill was long ago.
+        # Killed long ago.
         {RESTARTS: "1x60", KILLED: "1x60"},
     ),
     Case(

@@ -133,7 +133,7 @@ class Pod:
             self.process.wait()
 
     def _find_server(self) -> int:
-        """Return the child of unshare, which waits for it and returns its status."""
+        """Return the server, a child of the unshare process. unshare waits for it and returns its status."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         deadline = time.monotonic() + START_TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < deadline:

@@ -113,7 +113,7 @@ def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
 
 
 def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path) -> None:
-    """The first entry is the embedding output, the last one equals the fast graph's output."""
+    """The list starts with the embedding output and ends with the fast graph's output."""
     fast, explain = (
         onnxruntime.InferenceSession(exported / name, providers=["CPUExecutionProvider"])
         for name in ("fast.onnx", "explain.onnx")

@@ -138,7 +138,7 @@ def test_pack_sequences_concatenates_inputs_and_numbers_sequences() -> None:
 
 
 def test_parity_works_for_max_input_tokens_5(encoder: Encoder, graph: Path) -> None:
-    """That means batches of lengths 1 and 2, plus the maximum."""
+    """This leaves batches of lengths 1, 2 and the maximum."""
     assert measure_parity(encoder, graph, 5).batches == 3
 
 

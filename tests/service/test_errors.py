@@ -158,6 +158,6 @@ async def test_too_large_error_forbids_retries() -> None:
 
 
 def test_internal_error_has_no_details() -> None:
-    """It accepts no argument that could contain a library's message."""
+    """No argument can pass on a library's message, which might contain input text."""
     assert "log" in Internal().message
     assert list(inspect.signature(NonFiniteOutput).parameters) == []

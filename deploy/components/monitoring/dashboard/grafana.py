@@ -70,7 +70,7 @@ def render(title: str, uid: str, description: str, rows: Iterable[Row]) -> str:
 
 
 def _lay_out(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
-    """Stack the rows, and number rows and panels."""
+    """Stack the rows and number all rows and panels."""
     identifier = y = 0
     for row in rows:
         identifier += 1
