@@ -178,7 +178,7 @@ def send(workload: Workload, system: System, bodies: str, seconds: float) -> Ans
 
 
 def median(workload: str, system: str, figures: Sequence[Figure]) -> Figure | None:
-    """Return the figure with the median share of the limit."""
+    """Return the figure whose share of the limit is the median."""
     chosen = [figure for figure in figures if (figure.workload, figure.system) == (workload, system)]
     chosen.sort(key=lambda figure: figure.share)
     return chosen[len(chosen) // 2] if chosen else None

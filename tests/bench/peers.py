@@ -146,7 +146,9 @@ PEERS = (
 def serving_peers(
     texts: Sequence[str], reference: NDArray[np.float64], progress: Progress
 ) -> Iterator[tuple[list[System], dict[str, str]]]:
-    """Start the peers. Yield the ones whose vectors match `reference`, (N, D), and why others are skipped."""
+    """Start the peers. Yield the ones whose vectors match `reference`, (N, D), and the reasons why others were
+    skipped.
+    """
     systems: list[System] = []
     reasons: dict[str, str] = {}
     with ExitStack() as stack:

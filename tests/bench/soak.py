@@ -30,7 +30,7 @@ CONNECTIONS = 16
 
 @dataclass(frozen=True)
 class Soak:
-    """Sample times in seconds with resident memory in MiB, peak memory, and responses."""
+    """Memory samples (time in seconds, resident MiB), the peak memory, and the responses."""
 
     seconds: list[float]
     mib: list[float]

@@ -66,7 +66,7 @@ async def test_requests_are_sent_on_time_when_responses_are_missing_or_rejection
 
 
 async def test_connection_is_not_reused_when_the_response_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request sent on it would count as a server failure."""
+    """Reusing the connection would count as a server failure."""
     monkeypatch.setattr(open_loop, "RESPONSE_WAIT_S", 0.2)
     received: list[bytes] = []
     opened: set[FixedResponseServer] = set()

@@ -34,7 +34,7 @@ def reject_scores(route: Route) -> None:
 
 @pytest.fixture
 def fresh(window: PageDriver) -> PageDriver:
-    """A window shared by this file, before the page opens."""
+    """A shared window that has not opened the page yet."""
     return window.reset()
 
 

@@ -29,7 +29,7 @@ RIVER = "They sat on the bank of the river."
 
 
 def test_clients_return_the_same_values(service: ServiceThread) -> None:
-    """Covers every operation, compared across the four clients."""
+    """Compares every operation across the four clients."""
     results: list[tuple[Any, ...]] = []
     for kind, protocol in KINDS.values():
         with kind(url_of(service, protocol)) as client:

@@ -27,7 +27,7 @@ def rest(service: ServiceThread) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def check_arrays(rest: httpx.Client) -> CheckArrays:
-    """Compare lists of vectors. Batch composition changes the last bits of the precision."""
+    """Compare lists of vectors. The last bits of an embedding depend on its batch."""
     tolerance = 1e-5 if rest.get("/v1/model").json()["precision"] == "float32" else 5e-4
 
     def check(actual: Any, expected: Any) -> None:

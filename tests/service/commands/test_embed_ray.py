@@ -1,4 +1,4 @@
-"""`attendant embed --ray` writes the same output as without, even if the local cluster loses a node."""
+"""`attendant embed --ray` writes the same output as the plain command, even if the local cluster loses a node."""
 
 import json
 import os

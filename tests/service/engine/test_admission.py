@@ -66,7 +66,6 @@ def test_large_request_never_locks_out_small_ones(large: int, small: int) -> Non
 
 @given(st.lists(st.integers(481, 10**6), min_size=1, max_size=20), st.integers(1, 480))
 def test_large_requests_leave_room_for_small_ones(sizes: list[int], small: int) -> None:
-    """Whatever large requests are admitted, and in whatever order."""
     limits = admission(rate=1e9, max_tokens=262_144, quantum=480)
     admitted = 0
     for size in sizes:
@@ -131,7 +130,7 @@ def test_one_pause_of_the_process_changes_the_rate_little(monkeypatch: pytest.Mo
 
 
 def test_rate_follows_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Must happen within ten seconds, although each batch counts as at most four times slower than the estimate."""
+    """The estimate must adapt within ten seconds, although each batch counts as at most four times slower than it."""
     clock, rate = Clock(monkeypatch), ServiceRate(5000)
     rate.observe(500, saturated=True)
     for _ in range(10):

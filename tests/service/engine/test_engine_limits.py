@@ -218,7 +218,7 @@ async def test_stalled_batch_makes_the_process_unhealthy(model: LoadedModel, mon
 async def test_long_prompt_for_many_inputs_does_not_lock_out_other_requests(
     harness: ServiceHarness, prompt: str
 ) -> None:
-    """18 KB of JSON, because a prompt used to count once per input."""
+    """The request is only 18 KB of JSON, but a prompt used to count once per input."""
     attack = asyncio.ensure_future(encode(harness.engine, *["a"] * 256, prompt=prompt))
     await asyncio.sleep(0)
     others = await gather(*(encode(harness.engine, GOLDEN) for _ in range(55)))

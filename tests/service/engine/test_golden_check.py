@@ -38,7 +38,7 @@ def change_golden(root: Path, **fields: Any) -> None:
 
 
 def turn_golden(root: Path, dimensions: int) -> None:
-    """Replace the golden vectors with ones that no precision computes."""
+    """Replace the golden vectors with vectors that match no precision."""
     count = len(json.loads((root / GOLDEN).read_text())["texts"])
     vectors = np.random.default_rng(0).standard_normal((count, dimensions)).astype("<f4")
     change_golden(root, vectors=base64.b64encode(vectors.tobytes()).decode())

@@ -27,7 +27,7 @@ async def test_one_bad_task_of_32_fails_alone(start_lane: StartLane, bad: int, e
     results = await asyncio.gather(*(send(lane, [value]) for value in values), return_exceptions=True)
     assert isinstance(results.pop(19), error)
     assert results == [[item * 10] for item in values if item != bad]
-    assert len(backend.batches) <= 11  # the batch, and five times two halves of it
+    assert len(backend.batches) <= 11  # the whole batch, then two halves in each of five bisections
     assert backend.reopened == 0
 
 

@@ -98,7 +98,7 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
 
 
 async def test_load_shedder_counts_requests_whose_task_has_not_started(model: LoadedModel) -> None:
-    """It counts the requests of one event loop iteration itself. After that, the engine counts them."""
+    """Within one event loop iteration, the load shedder counts requests itself. After that, the engine counts them."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         body = b'{"inputs": "%s"}' % (b"bank " * 5)

@@ -62,7 +62,7 @@ def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: st
 
 
 def test_word_of_one_token_has_the_values_of_the_token(tokenizer: Tokenizer) -> None:
-    """Exactly equal if all words have one token, and equal up to rounding next to a longer word."""
+    """The values are identical if all words have one token. Next to a longer word, they may differ by rounding."""
     words, tokens = (make_units(tokenizer, ONE_TOKEN_WORDS, unit=unit) for unit in ("word", "token"))
     probs = random_probs(len(words.tokens))
     np.testing.assert_array_equal(words.units.aggregate(probs, "keep").values, probs)

@@ -74,7 +74,7 @@ def test_sparse_indices_refer_to_units(factory: AttendFactory) -> None:
 def test_sparse_rows_keep_as_few_values_as_possible(
     factory: AttendFactory, rows: list[list[float]], top_p: float | None, top_k: int | None
 ) -> None:
-    """Rows with ties, with zeros, and with only zeros."""
+    """The rows contain ties, some zeros, or only zeros."""
     if top_p is None and top_k is None:
         top_p = 1.0
     values = np.array(rows, np.float32)

@@ -44,7 +44,7 @@ def test_contributions_and_rest_sum_to_the_product_of_the_sums(query_units: int,
     ],
 )
 def test_each_product_counts_once(row: int, column: int, name: str) -> None:
-    """Two query units and three document units, then special tokens, prompt and bias."""
+    """The terms are two query units and three document units, followed by special tokens, prompt and bias."""
     query, document = np.zeros((5, SIZE), np.float32), np.zeros((6, SIZE), np.float32)
     query[row, 0] = document[column, 0] = 1
     rest = Contributions.of(query, document).rest

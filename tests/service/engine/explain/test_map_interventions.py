@@ -110,7 +110,7 @@ def test_norms_rank_tokens_by_their_effect_and_probs_do_not() -> None:
 
 
 def test_norms_ignore_an_attention_sink_with_a_zero_value() -> None:
-    """One hand-made head, in which the sink has score 4 and a zero value, and the relevant key has score 2 and a
+    """In a hand-made head, the sink has score 4 and a zero value, while the relevant key has score 2 and a nonzero
     value.
     """
     sink, relevant = 0, 3

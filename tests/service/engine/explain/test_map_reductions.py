@@ -120,7 +120,7 @@ def test_head_reduce_is_the_mean_or_maximum_of_the_requested_heads(
 
 
 def test_norm_of_one_head_equals_the_sum_over_that_head(encoder: Encoder, hidden: Floats) -> None:
-    """The two cases use different code."""
+    """They are computed by different code."""
     reduces: tuple[HeadReduce, HeadReduce] = ("none", "sum")
     single, summed = (
         next(token_maps(hidden, block_weights(encoder), make_spec("norm", (2,), (1,), reduce))).values

@@ -188,7 +188,7 @@ async def test_prompts(prompted: ServiceHarness) -> None:
 
 
 async def test_padded_size_is_limited_before_inference(model: LoadedModel) -> None:
-    """Each of 16 inputs takes as much space as the longest."""
+    """Each of the 16 inputs is padded to the length of the longest."""
     texts = [*["a"] * 15, "word " * 100]
     limit = 2**20
     async with open_harness(model, max_response_bytes=limit) as harness:
@@ -265,7 +265,7 @@ def test_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> None
 
 
 def metric(server: RunningServer, name: str) -> float:
-    """Return a metric with these labels, or 0 if it does not exist."""
+    """Return the value of a metric with these labels, or 0 if it does not exist."""
     lines = httpx.get(f"{server.admin}/metrics").text.splitlines()
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(f"{name} "))
 

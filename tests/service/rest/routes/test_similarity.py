@@ -111,7 +111,7 @@ async def test_largest_number_of_pairs_is_explained(harness: ServiceHarness) -> 
 
 
 async def test_effect_of_the_only_word_leaves_the_special_tokens(harness: ServiceHarness) -> None:
-    """With leave_one_out, the mean of the [CLS] and [SEP] vectors is left."""
+    """With leave_one_out, what remains is the mean of the [CLS] and [SEP] vectors."""
     body = {"inputs": ["bank", "money"], "outputs": ["tokens", "pooled"]}
     bank, money = (await harness.post("/v1/encode", body)).json()["results"]
     rest = np.mean([bank["token_vectors"][0], bank["token_vectors"][2]], axis=0)
@@ -125,7 +125,7 @@ async def test_effect_of_the_only_word_leaves_the_special_tokens(harness: Servic
 
 
 async def test_scores_and_explanations_run_on_the_fast_lane(harness: ServiceHarness) -> None:
-    """One sequence per text, plus one per unit with occlusion."""
+    """Expects one sequence per text, plus one per unit with occlusion."""
     words = len(QUERY.split())
     for fields, sequences in (
         ({}, 3),
