@@ -19,14 +19,14 @@ DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
 
 DESCRIPTION = """\
-Compare the embeddings of two artifacts, or of one artifact in two precisions, on your texts: the cosine of the old and
-the new vector of each text, and the changes of nearest neighbors by the similarity that each model was trained for.
-Cosines of two different models say nothing, because their vector spaces differ; compare their neighbors."""
+Compare the embeddings of two artifacts, or of one artifact in two precisions, on your texts. This reports the cosine
+between each text's old and new vectors, and how its nearest neighbors change under the similarity that each model was
+trained for. Cosines between different models mean nothing, because their vector spaces differ; look at neighbors."""
 EPILOG = f"""\
-Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. Duplicates count once.
+Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set, so shuffle sorted files. Duplicates count once.
 The models are loaded one after the other. N vectors of D dimensions take 16 * N * D bytes, and without --queries the
 search takes 2 * N^2 * D multiplications. On two cores with 384 dimensions, 10,000 lines take less than a minute, and
-{MAX_LIMIT:,}, the largest limit, about 20 minutes and 1.1 GB. A million would take a day, so they are not read.
+{MAX_LIMIT:,}, the largest limit, about 20 minutes and 1.1 GB. A million lines would take a day.
 
 example: attendant compare models/old models/new --texts texts.txt --queries queries.txt --min-overlap 0.9
 example: attendant compare models/m models/m --old-precision float32 --new-precision bfloat16 --texts texts.txt \\
@@ -83,7 +83,11 @@ def _parser() -> Parser:
     for side in ("old", "new"):
         description = f"precision of {side.upper()} (default: ATTENDANT_PRECISION)"
         add(f"--{side}-precision", choices=PRECISIONS, help=description)
-    add("--show-texts", action="store_true", help="print the texts with the largest changes, not only line numbers")
+    add(
+        "--show-texts",
+        action="store_true",
+        help="print the texts with the largest changes, not just their line numbers",
+    )
     add("--json", action="store_true", help="print JSON")
     return parser
 

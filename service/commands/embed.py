@@ -41,9 +41,9 @@ from service.errors import ServiceError
 
 COMMAND = "attendant embed"
 DESCRIPTION = """\
-Write the embeddings of the rows of a file: a text per line (.txt), JSON lines (.jsonl), CSV with a header (.csv) or
-Parquet (.parquet) in; Parquet, NumPy (.npy) or JSON lines out. Without -o, print the embedding of each TEXT, or of each
-line of standard input, as one line of JSON."""
+Write an embedding for each row of a file. Input is one text per line (.txt), JSON lines (.jsonl), CSV with a header
+(.csv) or Parquet (.parquet); output is Parquet, NumPy (.npy) or JSON lines. Without -o, print the embedding of each
+TEXT, or of each line of standard input, as one line of JSON."""
 EPILOG = """\
 OUT has one embedding per row in input order, with row numbers from 1 (in CSV, not counting the header). Rows without a
 usable text are rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their

@@ -29,28 +29,28 @@ DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
 
 DESCRIPTION = """\
-Measure an artifact on your labeled texts: correlation with scores of pairs of texts (STS), retrieval of documents, word
-senses in context, and attention to the words that decide a sense. Files have one JSON object per line; further fields
-are ignored."""
+Evaluate an artifact on your labeled texts: correlation with similarity scores (STS), document retrieval, word senses
+in context, and attention to the words that decide a sense. Files have one JSON object per line. Unknown fields are
+ignored."""
 EPILOG = f"""\
 lines of --sts:              {{"text1": "...", "text2": "...", "score": 4.5}}
 lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {{"document": "..."}}
 lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
 lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index": [1, 2], "reference": "..."}}
 
-Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set; so shuffle a sorted file. A retrieval of Q
-queries in N distinct documents, {MAX_DOCUMENTS:,} at most, takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
-multiplications and a sort of Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
-the search takes about 7 minutes and the intervals of --sts a minute, besides the encoding of the texts.
---attribution reads each text 8 times for its maps, once per word without it, and once more per word of a text and its
-reference: about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit; so set --limit.
+Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set, so shuffle sorted files. Retrieving Q queries
+from N distinct documents (at most {MAX_DOCUMENTS:,}) takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
+multiplications, and sorting Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit, the search takes
+about 7 minutes and the intervals of --sts a minute, not counting the time to encode the texts. --attribution encodes
+each text 8 times for its maps, once per left-out word, and once more per word of a text and its reference. This takes
+about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit, so set --limit.
 
-With --baseline, a second artifact is measured after the first on the same files, in the same precision. Differences are
-DIR minus baseline; their intervals are paired: each resample has the same lines or queries for both.
+--baseline measures a second artifact after the first, on the same files and in the same precision. Differences are DIR
+minus baseline. Their intervals are paired: each resample has the same lines or queries for both.
 
-With --save, measures replace equal ones (task, file name, measure) in manifest.json. Set ATTENDANT_MODEL_DIGEST
-to the new digest if it is pinned. A crash leaves the old or the new manifest; both are valid. A server that runs keeps
-the manifest that it has read.
+--save writes the measures to manifest.json, replacing those with the same task, file name and measure. If you pin
+ATTENDANT_MODEL_DIGEST, set it to the new digest. After a crash, either the old or the new manifest is left, and both
+are valid. A running server keeps using the manifest it loaded.
 
 example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
 example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl

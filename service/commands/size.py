@@ -23,11 +23,11 @@ from service.commands.capacity import (
     memory_mib,
 )
 
-DESCRIPTION = "Calculate replicas, cores and memory for a load. Each step is printed, so that it can be checked."
+DESCRIPTION = "Calculate replicas, cores and memory for a load, showing every step."
 EPILOG = f"""\
 CPU figures were measured on one machine ({MEASURED_CPU}) with the default model.
-Other CPUs differ by a factor of two or more: run `make bench`, divide the tokens/s of W32 by the number of cores, and
-pass --tokens-per-second-per-core. No GPU has been measured: run `make bench-gpu` and pass --tokens-per-second.
+Other CPUs differ by a factor of two or more: run `make bench`, divide W32's tokens/s by the number of cores, and pass
+the result to --tokens-per-second-per-core. No GPU has been measured: run `make bench-gpu` and pass --tokens-per-second.
 
 example: attendant size --texts-per-second 100000 --mean-tokens 16
 """
@@ -74,7 +74,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--texts-per-second", type=number("1e-3", "1e12"), required=True, metavar="N", help="texts per second at peak")
     add("--mean-tokens", type=number("1", "1e6"), required=True, metavar="M",
-        help="mean tokens per text, special tokens included; /v1/tokenize counts them")  # fmt: skip
+        help="mean tokens per text including special tokens, as counted by /v1/tokenize")  # fmt: skip
     add("--inputs-per-request", type=integer(1, 2048), default=1, metavar="I", help="texts per request (default: 1)")
     add("--precision", choices=tuple(TOKENS_PER_SECOND_PER_CORE), default="bfloat16",
         help="precision on a CPU (default: bfloat16, which needs AVX512-BF16 or AMX)")  # fmt: skip
