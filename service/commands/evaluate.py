@@ -40,10 +40,11 @@ lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index":
 
 Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set, so shuffle sorted files. Retrieving Q queries
 from N distinct documents (at most {MAX_DOCUMENTS:,}) takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
-multiplications, and sorting Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit, the search takes
-about 7 minutes and the intervals of --sts a minute, not counting the time to encode the texts. --attribution encodes
-each text 8 times for its maps, once per left-out word, and once more per word of a text and its reference. This takes
-about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit, so set --limit.
+multiplications, and sorting Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
+the search takes about 7 minutes and the intervals of --sts a minute, not counting the time to encode the texts.
+--attribution encodes each text 8 times for its maps, once per left-out word, and once more per word of a text and its
+reference. This takes about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit, so set
+--limit.
 
 --baseline measures a second artifact after the first, on the same files and in the same precision. Differences are DIR
 minus baseline. Their intervals are paired: each resample has the same lines or queries for both.
