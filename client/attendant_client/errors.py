@@ -1,4 +1,4 @@
-"""Errors of the server and of the connection to it."""
+"""Errors returned by the server, or raised because it could not be reached."""
 
 import re
 from typing import Any
@@ -52,7 +52,7 @@ class AttendantError(Exception):
         return self.reason in RETRYABLE
 
     def count_from(self, first: int) -> None:
-        """Add `first`, the index of the first input of a part, to the index of the input at fault."""
+        """Make the error refer to the whole request: `first` is the index of the part's first input."""
         old = self.field or ""
         new = re.sub(r"^inputs\[(\d+)\]", lambda match: f"inputs[{int(match[1]) + first}]", old)
         if new != old:
@@ -71,7 +71,7 @@ def invalid(  # noqa: PLR0913  # the parts of an error
     minimum: int | None = None,
     maximum: int | None = None,
 ) -> AttendantError:
-    """Return the error of a value that the client rejects, with the server's reason and message format."""
+    """Return the error for a value that the client rejects, with the server's reason and message format."""
     quoted = isinstance(actual, str) and reason != "WRONG_TYPE"
     detail = "" if actual is None else f' ("{actual}")' if quoted else f" ({actual})"
     message = f"{field}: {problem}{detail}. {remedy}"

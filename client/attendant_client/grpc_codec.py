@@ -99,7 +99,7 @@ def status_error(status: Status) -> AttendantError:
 
 
 def _number(value: str | None) -> Any:
-    """Return a detail of an error, which is a number if it reads as one."""
+    """Return an error detail, converted to a number if possible."""
     for kind in (int, float):
         try:
             return value if value is None else kind(value)

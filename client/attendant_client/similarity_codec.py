@@ -58,7 +58,7 @@ def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityRespon
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """Return an enum value as the REST API spells it: "float32" for PRECISION_FLOAT32."""
+    """Return an enum value in REST spelling: "float32" for PRECISION_FLOAT32."""
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
     name: str = enum.Name(number)
     return name.removeprefix(prefix).lower()

@@ -64,7 +64,7 @@ class Firefox:
     def __init__(self, profile: Path) -> None:
         command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
         environment = os.environ | {"HOME": str(profile)}
-        # A file: Firefox blocks when nobody reads a full pipe.
+        # Use a file, because Firefox would block on a full pipe.
         log = profile / "stderr.log"
         with log.open("w") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)

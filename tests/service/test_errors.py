@@ -32,7 +32,7 @@ def subclasses(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
         yield from subclasses(child)
 
 
-# InvalidArgument has no reason of its own: who raises it names one.
+# InvalidArgument has no reason of its own; every raise names one.
 KINDS = sorted(set(subclasses(ServiceError)) - {InvalidArgument}, key=lambda kind: kind.__name__)
 
 

@@ -164,7 +164,9 @@ def test_api_key_and_timeout_header_are_described(document: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_errors_have_examples_and_headers(document: dict[str, Any], name: str) -> None:
-    """Each operation has a summary, and each error an example that matches its schema; FastAPI's own 422 is absent."""
+    """Each operation has a summary, and each error an example that matches its schema. FastAPI's own 422 must be
+    absent.
+    """
     path, method = OPERATIONS[name]
     operation = document["paths"][path][method]
     assert operation["summary"]

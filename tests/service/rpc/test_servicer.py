@@ -103,7 +103,7 @@ OPENAI_FIELDS = {"id", "object", "created", "owned_by"}
 
 
 def rest_value(enum: Any, value: Any) -> Any:
-    """Return an enum value, or a list of them, as REST spells it."""
+    """Return an enum value, or a list of them, in REST spelling."""
     if not isinstance(value, int):
         return [rest_value(enum, item) for item in value]
     prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
