@@ -12,7 +12,7 @@ Array = NDArray[Any]
 SIDES = ("queries", "documents")
 
 
-def array_of(value: Any, dtype: str = "float32") -> Array:
+def to_array(value: Any, dtype: str = "float32") -> Array:
     """Decode an array in a JSON response: nested lists, or base64 with its shape and dtype."""
     if isinstance(value, dict):
         data = np.frombuffer(base64.b64decode(value["data"]), dtype=DTYPES[value["dtype"]])
@@ -20,7 +20,7 @@ def array_of(value: Any, dtype: str = "float32") -> Array:
     return np.asarray(value, dtype=DTYPES[dtype])
 
 
-def array_of_tensor(tensor: Any) -> Array:
+def tensor_to_array(tensor: Any) -> Array:
     return np.frombuffer(tensor.data, dtype=DTYPES[NUMBERS[tensor.dtype]]).reshape(tuple(tensor.shape))
 
 
@@ -108,11 +108,11 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
         for output in outputs:
             name = "pooled" if output == "pooled" else f"{output.removesuffix('s')}_vectors"
             name = "static_vectors" if output == "static" else name
-            values = array_of(result[name], dtype)
+            values = to_array(result[name], dtype)
             assert values.shape == expected[output], (output, values.shape, expected[output])
             assert_finite(values)
         if "pooled" in outputs and dtype == "float32" and not stacked and request.get("normalize", True) is True:
-            assert abs(np.linalg.norm(array_of(result["pooled"])) - 1) < 1e-3
+            assert abs(np.linalg.norm(to_array(result["pooled"])) - 1) < 1e-3
 
 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
@@ -148,11 +148,11 @@ def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: 
         if "top_k" in request:
             assert all(len(indices) <= request["top_k"] for indices in sparse["indices"])
         if isinstance(sparse["values"], dict):
-            values = array_of(sparse["values"])
+            values = to_array(sparse["values"])
             assert len(values) == sum(map(len, sparse["indices"]))
             assert_finite(values)
         return
-    matrix = array_of(attention_map["matrix"], dtype)
+    matrix = to_array(attention_map["matrix"], dtype)
     if not rows:
         matrix = matrix.reshape(0, columns)  # an empty list does not determine the number of columns
     assert matrix.shape == (rows, columns)
@@ -193,7 +193,7 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
     assert [similarity["layer"] for similarity in response["layers"]] == expected
     matrices = [similarity[name] for similarity in response["layers"] for name in ("cosine", "centered")]
     for matrix in (response["static"], *matrices):
-        cosines = array_of(matrix)
+        cosines = to_array(matrix)
         assert cosines.shape == (count, count)
         assert_finite(cosines)
         assert np.abs(np.diag(cosines) - 1).max() < 1e-6
@@ -203,7 +203,7 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
 def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
     """Check a /v1/similarity response against its request."""
     texts = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in SIDES}
-    scores, zipped = array_of(response["scores"]), request.get("pairs") == "zip"
+    scores, zipped = to_array(response["scores"]), request.get("pairs") == "zip"
     counts = tuple(map(len, texts.values()))
     assert scores.shape == (counts[:1] if zipped else counts)
     assert_finite(scores)
@@ -237,20 +237,20 @@ def _check_pair(pair: Any, request: Any, response: Any, score: float) -> None:
     assert abs(pair["score"] - score) <= 1e-5 * max(1, abs(score))
     contributions, rest = pair["contributions"], sum(pair["rest"].values())
     if "top_k" in request:
-        values = array_of(contributions["values"])
+        values = to_array(contributions["values"])
         assert len(values) == min(request["top_k"], shape[0] * shape[1])
         places = set(zip(contributions["query_units"], contributions["document_units"], strict=True))
         assert len(places) == len(values)
         assert all(row < shape[0] and column < shape[1] for row, column in places)
         assert (np.diff(np.abs(values)) <= 0).all()
     else:
-        values = array_of(contributions).reshape(shape)
+        values = to_array(contributions).reshape(shape)
     assert_finite(values)
     assert abs(values.sum(dtype=np.float64) + rest - score) <= 1e-5 * max(1, abs(score))
     for name, count in zip(("query_effects", "document_effects"), shape, strict=True):
         if request.get("effect", "none") == "none":
             assert pair[name] is None
         else:
-            effects = array_of(pair[name])
+            effects = to_array(pair[name])
             assert effects.shape == (count,)
             assert_finite(effects)

@@ -56,7 +56,7 @@ class AsyncGrpcTransport:
         try:
             messages = [item async for item in call] if operation == "attend" else [await call]
         except grpc.RpcError as error:
-            raise grpc_codec.error_of(error) from None
+            raise grpc_codec.to_error(error) from None
         return grpc_codec.decode(operation, messages)
 
     async def close(self) -> None:

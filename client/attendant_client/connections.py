@@ -17,7 +17,7 @@ SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant
 """Balance calls over all healthy addresses of the host name.
 
 gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here, because its
-attempts would multiply with those of `RetryPolicy`.
+attempts would multiply with the client's own retries (`RetryPolicy`).
 """
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

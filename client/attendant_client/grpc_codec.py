@@ -12,7 +12,7 @@ from google.rpc.status_pb2 import Status
 
 from attendant_client import similarity_codec
 from attendant_client.errors import AttendantError
-from attendant_client.http_codec import array_of
+from attendant_client.http_codec import to_array
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.similarity_codec import enum_name
@@ -63,7 +63,7 @@ def decode(operation: str, messages: Sequence[Any]) -> Any:
     return DECODERS[operation](messages)
 
 
-def error_of(error: grpc.RpcError) -> AttendantError:
+def to_error(error: grpc.RpcError) -> AttendantError:
     code = error.code().name
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
@@ -110,7 +110,7 @@ def _number(value: str | None) -> Any:
 
 def _tensor(tensor: pb.Tensor) -> Array:
     dtype = pb.Dtype.Name(tensor.dtype).removeprefix("DTYPE_").lower()
-    return array_of(tensor.data, dtype, list(tensor.shape))
+    return to_array(tensor.data, dtype, list(tensor.shape))
 
 
 def _optional(message: Any, name: str) -> Array | None:

@@ -47,7 +47,7 @@ ARRAYS = ("encode", "attend")
 CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
-def array_of(data: bytes, dtype: str, shape: list[int]) -> Array:
+def to_array(data: bytes, dtype: str, shape: list[int]) -> Array:
     """Decode an array; sqrt_uint8 becomes float32, `(value / 255) ** 2`."""
     array: Array = np.frombuffer(data, DTYPES[dtype]).reshape(shape)
     if dtype == "sqrt_uint8":
@@ -61,7 +61,7 @@ def decode(operation: str, document: Json) -> Any:
     return DECODERS[operation](document)
 
 
-def error_of(status: int, document: Json, retry_after: str | None) -> AttendantError:
+def to_error(status: int, document: Json, retry_after: str | None) -> AttendantError:
     """Return the error for a response; `document` is None if the body is not the server's JSON."""
     error = document.get("error") if isinstance(document, dict) else None
     retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
@@ -79,7 +79,7 @@ def error_of(status: int, document: Json, retry_after: str | None) -> AttendantE
 
 
 def _tensor(value: Json) -> Array:
-    return array_of(base64.b64decode(value["data"]), value["dtype"], value["shape"])
+    return to_array(base64.b64decode(value["data"]), value["dtype"], value["shape"])
 
 
 def _optional(value: Json) -> Array | None:

@@ -65,7 +65,7 @@ class GrpcTransport:
             response = method(message, timeout=timeout_s, metadata=self._metadata)
             messages = list(response) if operation == "attend" else [response]
         except grpc.RpcError as error:
-            raise grpc_codec.error_of(error) from None
+            raise grpc_codec.to_error(error) from None
         return grpc_codec.decode(operation, messages)
 
     def close(self) -> None:
@@ -111,5 +111,5 @@ def http_response(operation: str, response: httpx.Response) -> Any:
     except ValueError:
         document = None
     if not response.is_success or document is None:
-        raise http_codec.error_of(response.status_code, document, response.headers.get("retry-after"))
+        raise http_codec.to_error(response.status_code, document, response.headers.get("retry-after"))
     return http_codec.decode(operation, document)

@@ -47,5 +47,5 @@ KINDS: dict[str, tuple[Any, Protocol]] = {
 }
 
 
-def url_of(service: ServiceThread, protocol: Protocol) -> str:
+def service_url(service: ServiceThread, protocol: Protocol) -> str:
     return service.rest if protocol == "http" else f"grpc://{service.grpc}"

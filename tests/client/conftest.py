@@ -8,7 +8,7 @@ import pytest
 from attendant_client import Client
 
 from service.engine.model_loader import LoadedModel
-from tests.client.clients import KINDS, NO_RETRIES, url_of
+from tests.client.clients import KINDS, NO_RETRIES, service_url
 from tests.serving import ServiceThread
 
 
@@ -33,5 +33,5 @@ def service(model: LoadedModel) -> Iterator[ServiceThread | RemoteService]:
 @pytest.fixture(params=KINDS)
 def client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[Client]:
     kind, protocol = KINDS[request.param]
-    with kind(url_of(service, protocol), retries=NO_RETRIES) as opened:
+    with kind(service_url(service, protocol), retries=NO_RETRIES) as opened:
         yield opened

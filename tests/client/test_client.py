@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.client.clients import KINDS, url_of
+from tests.client.clients import KINDS, service_url
 from tests.model_records import EVALUATIONS, TRAINING, add_records
 from tests.serving import ServiceThread
 
@@ -32,7 +32,7 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
     """Compares every operation across the four clients."""
     results: list[tuple[Any, ...]] = []
     for kind, protocol in KINDS.values():
-        with kind(url_of(service, protocol)) as client:
+        with kind(service_url(service, protocol)) as client:
             encoded = client.encode(
                 [Input(CASHED, spans=[(25, 29)]), Input(RIVER, spans=[(16, 20)])],
                 outputs=["pooled", "tokens", "words", "spans", "static"],
@@ -57,7 +57,7 @@ def test_model_info_has_records_of_training_and_evaluation(default_artifact: Pat
     with ServiceThread(LoadedModel.load(Settings(model_dir=root))) as service:
         infos = []
         for kind, protocol in KINDS.values():
-            with kind(url_of(service, protocol)) as client:
+            with kind(service_url(service, protocol)) as client:
                 infos.append(client.model())
         body = httpx.get(f"{service.rest}/v1/model").json()
         document = httpx.get(f"{service.rest}/openapi.json").json()
@@ -124,14 +124,14 @@ def test_large_requests_are_split_by_bytes(model: LoadedModel) -> None:
     limits = {"max_request_bytes": 40_000, "max_grpc_message_bytes": 40_000, "max_queue_tokens": 256}
     with ServiceThread(model, **limits) as service:
         for kind, protocol in KINDS.values():
-            with kind(url_of(service, protocol), timeout_s=300, retries=RetryPolicy(max_attempts=30)) as client:
+            with kind(service_url(service, protocol), timeout_s=300, retries=RetryPolicy(max_attempts=30)) as client:
                 assert len(client.encode(["word " * 1000] * 60, truncation="right").results) == 60
 
 
 def test_request_is_split_when_the_response_would_be_too_large(model: LoadedModel) -> None:
     with ServiceThread(model, max_response_bytes=20_000) as service:
         for kind, protocol in KINDS.values():
-            with kind(url_of(service, protocol)) as client:
+            with kind(service_url(service, protocol)) as client:
                 assert client.embed(["a"] * 30).shape == (30, 384)
 
 
@@ -198,7 +198,7 @@ def test_invalid_api_key_is_rejected_without_its_value(kind: Any, protocol: str,
 @pytest.mark.parametrize("name", KINDS)
 def test_api_key_may_have_any_visible_character(service: ServiceThread, name: str) -> None:
     kind, protocol = KINDS[name]
-    with kind(url_of(service, protocol), api_key="".join(map(chr, range(0x21, 0x7F)))) as client:
+    with kind(service_url(service, protocol), api_key="".join(map(chr, range(0x21, 0x7F)))) as client:
         assert client.model().name
 
 

@@ -10,7 +10,7 @@ from attendant_client import AsyncClient, AttendantError, Client, Input, Occurre
 from attendant_client.grpc_requests import OPTIONS, REQUESTS
 
 from service.rpc.servicer import SERVICE
-from tests.client.clients import KINDS, NO_RETRIES, url_of
+from tests.client.clients import KINDS, NO_RETRIES, service_url
 from tests.serving import ServiceThread
 
 Call = Callable[[Any], Any]
@@ -20,11 +20,11 @@ HUGE = 2**40
 @pytest.fixture(params=["grpc", "async grpc"])
 def grpc_client(service: ServiceThread, request: pytest.FixtureRequest) -> Iterator[Client]:
     kind, protocol = KINDS[request.param]
-    with kind(url_of(service, protocol), retries=NO_RETRIES) as opened:
+    with kind(service_url(service, protocol), retries=NO_RETRIES) as opened:
         yield opened
 
 
-def error_of(client: Client, call: Call) -> AttendantError:
+def catch_error(client: Client, call: Call) -> AttendantError:
     with pytest.raises(AttendantError) as raised:
         call(client)
     return raised.value
@@ -58,7 +58,7 @@ def similarity(queries: Any = "a", **options: Any) -> Call:
     ],
 )
 def test_contradictory_fields_are_an_error(client: Client, call: Call, message: str) -> None:
-    error = error_of(client, call)
+    error = catch_error(client, call)
     assert (error.code, error.field, error.message) == ("INVALID_ARGUMENT", message.partition(":")[0], message)
 
 
@@ -100,14 +100,14 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
     ],
 )
 def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
-    error = error_of(client, call)
+    error = catch_error(client, call)
     assert (error.code, error.field) == ("INVALID_ARGUMENT", field)
     assert error.message.startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("value", [HUGE, -HUGE])
 def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Client, value: int) -> None:
-    error = error_of(grpc_client, encode("a", dimensions=value))
+    error = catch_error(grpc_client, encode("a", dimensions=value))
     assert (error.actual, error.minimum, error.maximum) == (value, -(2**31), 2**31 - 1)
     assert error.message == f"dimensions: out of range ({value}). Use a 32-bit integer."
 
@@ -121,8 +121,8 @@ def test_text_with_a_surrogate_is_an_error_without_the_text(
     service: ServiceThread, kind: str, field: str, inputs: list[Any]
 ) -> None:
     client_type, protocol = KINDS[kind]
-    with client_type(url_of(service, protocol), retries=NO_RETRIES) as opened:
-        error = error_of(opened, encode(*inputs))
+    with client_type(service_url(service, protocol), retries=NO_RETRIES) as opened:
+        error = catch_error(opened, encode(*inputs))
     assert (error.field, error.message) == (field, f"{field}: not valid Unicode. Remove surrogates.")
 
 
@@ -142,8 +142,8 @@ def test_unknown_enum_value_is_an_error_with_the_values_of_the_rest_api(
     arguments = [["a"], ["b"]] if operation == "similarity" else [["a"]]
     errors = []
     for kind, protocol in KINDS.values():
-        with kind(url_of(service, protocol)) as client:
-            errors.append(error_of(client, lambda client: getattr(client, operation)(*arguments, **{name: value})))
+        with kind(service_url(service, protocol)) as client:
+            errors.append(catch_error(client, lambda client: getattr(client, operation)(*arguments, **{name: value})))
     assert len({(error.code, error.reason, error.field, error.message) for error in errors}) == 1
     assert "Use " in errors[0].message
 
@@ -165,7 +165,7 @@ def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
     ],
 )
 def test_message_of_the_server_has_enum_values_that_the_client_accepts(client: Client, call: Call, remedy: str) -> None:
-    assert error_of(client, call).message.endswith(f" {remedy}")
+    assert catch_error(client, call).message.endswith(f" {remedy}")
 
 
 def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from service.engine.model_loader import LoadedModel
-from tests.response_contract import array_of, assert_close
+from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
 
 CheckArrays = Callable[[Any, Any], None]
@@ -33,7 +33,7 @@ def check_arrays(rest: httpx.Client) -> CheckArrays:
     def check(actual: Any, expected: Any) -> None:
         assert len(actual) == len(expected)
         for left, right in zip(actual, expected, strict=True):
-            assert_close(array_of(left), array_of(right), tolerance)
+            assert_close(to_array(left), to_array(right), tolerance)
 
     return check
 

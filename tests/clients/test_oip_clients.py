@@ -13,7 +13,7 @@ import pytest
 from service.engine.model_loader import LoadedModel
 from tests.clients.environments import run_client
 from tests.clients.oip_programs import KSERVE, TRITON_GRPC, TRITON_HTTP
-from tests.response_contract import array_of, assert_close
+from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ class Server:
     def check(self, results: list[Any], expected: Any) -> None:
         assert results
         for result in results:
-            assert_close(array_of(result), array_of(expected), self.tolerance)
+            assert_close(to_array(result), to_array(expected), self.tolerance)
 
     def run(self, name: str, code: str, directory: Any) -> Any:
         """Run a client's snippet and compare its vectors, then run further code."""

@@ -102,15 +102,15 @@ def make_body(value, **options):
     options = {"dimensions": UNSET, "modality": UNSET} | options
     return OpenAIEmbeddingInputText(input_=value, model="all-MiniLM-L6-v2", **options)
 
-def vectors_of(result):
+def to_vectors(result):
     return [item.embedding for item in result.data]
 
 invalid = embeddings.sync_detailed(client=client, body=make_body(["a", ""]))
 send({
     "snippet": vectors,
-    "one": vectors_of(embeddings.sync(client=client, body=make_body(texts[0]))),
-    "async": vectors_of(asyncio.run(embeddings.asyncio(client=client, body=make_body(texts)))),
-    "dimensions": vectors_of(embeddings.sync(client=client, body=make_body(texts, dimensions=64))),
+    "one": to_vectors(embeddings.sync(client=client, body=make_body(texts[0]))),
+    "async": to_vectors(asyncio.run(embeddings.asyncio(client=client, body=make_body(texts)))),
+    "dimensions": to_vectors(embeddings.sync(client=client, body=make_body(texts, dimensions=64))),
     "usage": embeddings.sync(client=client, body=body).usage.to_dict(),
     "invalid": [invalid.status_code, json.loads(invalid.content)["error"]["param"]],
 })

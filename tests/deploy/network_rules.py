@@ -67,7 +67,7 @@ def ingresses_reach_services(manifests: Manifests) -> Iterator[str]:
                 if find_port(manifests, backend["name"], "name", port) is None:
                     yield f"{object_name(ingress)}: Service {backend['name']} has no port {port}"
                 if grpc != (port == "grpc"):
-                    yield f"{object_name(ingress)}: the protocol is not that of port {port}"
+                    yield f"{object_name(ingress)}: the protocol does not match port {port}"
 
 
 @rule

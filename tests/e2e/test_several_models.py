@@ -22,7 +22,7 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES, ROOT, server_environment, start_server, stop_server
 from tests.request_strategies import Body, ModelFacts, requests, to_message
-from tests.response_contract import array_of, array_of_tensor, assert_close
+from tests.response_contract import assert_close, tensor_to_array, to_array
 from tests.serving import ServiceThread
 
 NAMES = {"large": ["large", "text-embedding-3-small"], "org/tiny": ["org/tiny", "t"]}
@@ -122,8 +122,8 @@ def check_rpc(clients: Clients, operation: str, request: Body, expected: Any) ->
         response = header.header
     assert response.model == expected["model"]
     if operation == "encode" and "pooled" in expected["results"][0]:
-        left = array_of_tensor(response.results[0].pooled)
-        right = array_of(expected["results"][0]["pooled"], request.get("dtype", "float32"))
+        left = tensor_to_array(response.results[0].pooled)
+        right = to_array(expected["results"][0]["pooled"], request.get("dtype", "float32"))
         assert_close(left, right, 1e-5)
 
 

@@ -21,7 +21,7 @@ from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES
 from tests.oip_messages import Outputs, Tensor, grpc_outputs, grpc_request, rest_outputs, rest_request, text, token_ids
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
-from tests.response_contract import array_of, assert_close, assert_finite
+from tests.response_contract import assert_close, assert_finite, to_array
 from tests.serving import ServiceThread
 
 MODEL = "all-MiniLM-L6-v2"
@@ -228,9 +228,9 @@ def check_encoded(client: Client, outputs: Outputs, inputs: Any, fields: Body) -
     if not {"pooled", "tokens"} & set(outputs):
         return
     results = native_encode(client, inputs, names, fields).raise_for_status().json()["results"]
-    vectors = [array_of(result["token_vectors"]) for result in results]
+    vectors = [to_array(result["token_vectors"]) for result in results]
     if "pooled" in outputs:
-        expected = np.stack([array_of(result["pooled"]) for result in results])
+        expected = np.stack([to_array(result["pooled"]) for result in results])
         assert_close(outputs["pooled"], expected, client.tolerance)
     if "tokens" in outputs:
         assert outputs["tokens"].shape == (len(inputs), max(map(len, vectors)), 384)
@@ -253,7 +253,7 @@ def check_attention(client: Client, outputs: Outputs, inputs: Any, fields: Body)
     assert attention.shape == (len(inputs), count, len(results[0]["maps"]) // count, longest, longest)
     for blocks, size, result in zip(attention, sizes, results, strict=True):
         maps = blocks.reshape(-1, longest, longest)
-        expected = np.stack([array_of(item["matrix"]) for item in result["maps"]])
+        expected = np.stack([to_array(item["matrix"]) for item in result["maps"]])
         assert_close(np.ascontiguousarray(maps[:, :size, :size]), expected, client.tolerance)
         assert not maps[:, size:].any()
         assert not maps[:, :, size:].any()

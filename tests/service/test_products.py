@@ -20,8 +20,6 @@ from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
 from tests.request_strategies import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
-    array_of,
-    array_of_tensor,
     assert_close,
     check_attend,
     check_compare,
@@ -29,6 +27,8 @@ from tests.response_contract import (
     check_similarity,
     check_tokens,
     check_words,
+    tensor_to_array,
+    to_array,
 )
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
@@ -166,7 +166,7 @@ def check_alone(clients: Clients, request: Body, body: Any) -> None:
     dtype = request.get("dtype", "float32")
     for name in expected:
         if name == "pooled" or name.endswith("_vectors"):
-            assert_close(array_of(expected[name], dtype), array_of(result[name], dtype), tolerance(clients, dtype))
+            assert_close(to_array(expected[name], dtype), to_array(result[name], dtype), tolerance(clients, dtype))
         else:
             assert expected[name] == result[name]
 
@@ -189,7 +189,7 @@ def check_embeddings(clients: Clients, request: Body, body: Any) -> None:
         encoded = item["embedding"]
         if request.get("encoding_format") == "base64":
             encoded = {"data": encoded, "dtype": "float32", "shape": [len(result["pooled"])]}
-        assert_close(array_of(encoded), array_of(result["pooled"]), clients.tolerance)
+        assert_close(to_array(encoded), to_array(result["pooled"]), clients.tolerance)
 
 
 def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.Response) -> None:
@@ -216,7 +216,7 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
         compare_attend(clients, request, body, result)
     elif operation == "compare":
         for actual, expected in zip(result.layers, body["layers"], strict=True):
-            assert_close(array_of_tensor(actual.cosine), array_of(expected["cosine"]), 1e-5)
+            assert_close(tensor_to_array(actual.cosine), to_array(expected["cosine"]), 1e-5)
     elif operation == "similarity":
         compare_similarity(clients, body, result)
     else:
@@ -234,8 +234,8 @@ def compare_encode(clients: Clients, request: Body, body: Any, result: Any) -> N
         for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
             assert actual.HasField(name) == (name in expected)
             if name in expected:
-                rest = array_of(expected[name], dtype)
-                assert_close(array_of_tensor(getattr(actual, name)), rest, tolerance(clients, dtype))
+                rest = to_array(expected[name], dtype)
+                assert_close(tensor_to_array(getattr(actual, name)), rest, tolerance(clients, dtype))
 
 
 def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> None:
@@ -246,7 +246,7 @@ def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> N
     for actual, expected in zip(maps, expected_maps, strict=True):
         assert list(actual.empty_rows) == expected["empty_rows"]
         if actual.HasField("matrix"):
-            left, right = array_of_tensor(actual.matrix), array_of(expected["matrix"], dtype)
+            left, right = tensor_to_array(actual.matrix), to_array(expected["matrix"], dtype)
             np.testing.assert_allclose(
                 left.astype(float), right.astype(float).reshape(left.shape), atol=2e-2, rtol=2e-2
             )
@@ -255,7 +255,7 @@ def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> N
 
 
 def compare_similarity(clients: Clients, body: Any, result: Any) -> None:
-    assert_close(array_of_tensor(result.scores), array_of(body["scores"]), clients.tolerance)
+    assert_close(tensor_to_array(result.scores), to_array(body["scores"]), clients.tolerance)
     assert len(result.pairs) == len(body.get("pairs", ()))
     for actual, expected in zip(result.pairs, body.get("pairs", ()), strict=True):
         assert (actual.query, actual.document) == (expected["query"], expected["document"])
@@ -263,7 +263,7 @@ def compare_similarity(clients: Clients, body: Any, result: Any) -> None:
         if actual.HasField("top"):  # equal magnitudes may swap places between batches
             left, right = np.abs(actual.top.values), np.abs(values["values"])
         else:
-            left, right = array_of_tensor(actual.matrix), array_of(values).reshape(tuple(actual.matrix.shape))
+            left, right = tensor_to_array(actual.matrix), to_array(values).reshape(tuple(actual.matrix.shape))
         np.testing.assert_allclose(left, right, atol=5e-3 * max(1.0, abs(expected["score"])))
         for name in ("query_effects", "document_effects"):
             effects = expected[name] or []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from service.engine.model_loader import LoadedModel
 from tests.conftest import EXAMPLES
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
-from tests.response_contract import array_of, assert_close
+from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
 
 PROMPTS = {"query": "find: ", "document": "text: "}
@@ -175,7 +175,7 @@ def check_status(response: httpx.Response, native: httpx.Response, *, empty: boo
     return expected == 200
 
 
-def items_of(inputs: Any) -> list[Any]:
+def to_items(inputs: Any) -> list[Any]:
     return [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
 
 
@@ -194,7 +194,7 @@ def cut(client: Client, text: str, side: str) -> str:
 def native_inputs(client: Client, request: Body, prompt: str = "") -> list[Any]:
     """Return the native API's inputs: truncated, without special tokens, and with the prompt prepended to the texts."""
     converted: list[Any] = []
-    for item in items_of(request["inputs"]):
+    for item in to_items(request["inputs"]):
         if isinstance(item, str):
             converted.append(cut(client, prompt + item if item.strip() else item, native_truncation(request)))
         else:
@@ -204,7 +204,7 @@ def native_inputs(client: Client, request: Body, prompt: str = "") -> list[Any]:
 
 
 def check_vectors(client: Client, path: str, request: Body, response: httpx.Response) -> None:
-    items = items_of(request["inputs"])
+    items = to_items(request["inputs"])
     with_ids = any(not isinstance(item, str) for item in items)
     options: Body = {"truncation": native_truncation(request)}
     if path == "/embed_all":
@@ -226,7 +226,7 @@ def check_vectors(client: Client, path: str, request: Body, response: httpx.Resp
         results, vectors = native.json()["results"], response.json()
         assert len(vectors) == len(results)
         for vector, result in zip(vectors, results, strict=True):
-            assert_close(array_of(vector), array_of(result[name]), client.tolerance)
+            assert_close(to_array(vector), to_array(result[name]), client.tolerance)
         tokens = sum(result["token_count"] for result in results)
         assert response.headers["x-compute-tokens"] == str(tokens)
         assert response.headers["x-compute-characters"] == str(sum(map(len, items)))
@@ -255,7 +255,7 @@ def check_similarity(client: Client, request: Body, response: httpx.Response) ->
 
 
 def check_tokenize(client: Client, request: Body, response: httpx.Response) -> None:
-    texts, prompt = items_of(request["inputs"]), client.prompt(request)
+    texts, prompt = to_items(request["inputs"]), client.prompt(request)
     if prompt is None:
         assert response.status_code == 422
         return
@@ -274,7 +274,7 @@ def check_tokenize(client: Client, request: Body, response: httpx.Response) -> N
 
 
 def check_decode(client: Client, request: Body, response: httpx.Response) -> None:
-    sequences = items_of(request["ids"])
+    sequences = to_items(request["ids"])
     if not sequences:
         assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
     elif not all(sequences) or max(map(max, sequences)) >= client.vocab_size:

@@ -53,7 +53,7 @@ def rest_spelling(message: str) -> str:
     return re.sub(rf"\b({prefixes})_([A-Z0-9_]+)", lambda match: f'"{match[2].lower()}"', message)
 
 
-async def error_of(call: Awaitable[Any]) -> grpc.aio.AioRpcError:
+async def call_error(call: Awaitable[Any]) -> grpc.aio.AioRpcError:
     """Return the error of a call, which must fail."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call

@@ -38,11 +38,11 @@ def attend_request(body: dict[str, Any]) -> pb.AttendRequest:
     fields = {name: ENUMS[name] + value.upper() if name in ENUMS else value for name, value in body.items()}
     inputs = fields.pop("inputs")
     return pb.AttendRequest(
-        inputs=[message_of(item) for item in (inputs if isinstance(inputs, list) else [inputs])], **fields
+        inputs=[to_input(item) for item in (inputs if isinstance(inputs, list) else [inputs])], **fields
     )
 
 
-def message_of(item: Any) -> pb.Input:
+def to_input(item: Any) -> pb.Input:
     if isinstance(item, str):
         return pb.Input(text=item)
     spans = [pb.Span(start=start, end=end) for start, end in item.get("spans", [])]

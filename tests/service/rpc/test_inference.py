@@ -22,8 +22,8 @@ from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.server import RpcServer
 from tests.conftest import RunningServer
 from tests.oip_messages import Tensor, grpc_outputs, grpc_request, text, token_ids
-from tests.response_contract import array_of, assert_close
-from tests.service.rpc.conftest import error_of
+from tests.response_contract import assert_close, to_array
+from tests.service.rpc.conftest import call_error
 
 MODEL = "all-MiniLM-L6-v2"
 GOLDEN = "money bank grows"
@@ -49,9 +49,9 @@ async def test_outputs_have_the_form_of_the_inputs(
     assert (response.model_name, response.model_version, response.id) == (MODEL, "1", "7")
     outputs = grpc_outputs(response, raw=raw)
     assert tuple(outputs) == names
-    assert_close(outputs["pooled"], np.stack([array_of(result["pooled"]) for result in results]), TOLERANCE)
+    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in results]), TOLERANCE)
     for row, count, result in zip(outputs["tokens"], outputs["token_counts"], results, strict=True):
-        assert_close(row[:count], array_of(result["token_vectors"]), TOLERANCE)
+        assert_close(row[:count], to_array(result["token_vectors"]), TOLERANCE)
         assert not row[count:].any()
     trailing = dict(await call.trailing_metadata())
     assert trailing["x-attendant-model"].startswith(f"{MODEL}@sha256:")
@@ -66,7 +66,7 @@ async def test_token_ids_and_mask(
     results = await native(rest_client, [{"token_ids": IDS}, {"token_ids": IDS[:1]}])
     tensors = token_ids([[101, *IDS, 102], IDS[:1]], datatype)
     outputs = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, tensors, raw=raw)), raw=raw)
-    assert_close(outputs["pooled"], np.stack([array_of(result["pooled"]) for result in results]), TOLERANCE)
+    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in results]), TOLERANCE)
     mask = Tensor("attention_mask", "BOOL", tensors[1].shape, [bool(flag) for flag in tensors[1].items])
     again = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, [tensors[0], mask], raw=raw)), raw=raw)
     assert_close(again["pooled"], outputs["pooled"], TOLERANCE)
@@ -76,7 +76,7 @@ async def test_parameters(inference: GRPCInferenceServiceStub, rest_client: http
     (result,) = await native(rest_client, [GOLDEN], normalize=False, dimensions=8)
     options = {"normalize": False, "dimensions": 8, "priority": 0, "sequence_id": 0, "timeout": 0}
     outputs = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, [text(GOLDEN)], parameters=options)))
-    assert_close(outputs["pooled"][0], array_of(result["pooled"]), TOLERANCE)
+    assert_close(outputs["pooled"][0], to_array(result["pooled"]), TOLERANCE)
 
 
 async def test_attention(inference: GRPCInferenceServiceStub) -> None:
@@ -137,10 +137,10 @@ async def test_cancelled_stream_leaves_no_work(inference: GRPCInferenceServiceSt
 
 async def test_deadline(inference: GRPCInferenceServiceStub) -> None:
     request = grpc_request(MODEL, [text(*["word " * 250] * 256)])
-    error = await error_of(inference.ModelInfer(request, timeout=0.05))
+    error = await call_error(inference.ModelInfer(request, timeout=0.05))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     request = grpc_request(MODEL, [text("a")], parameters={"timeout": 1})
-    assert (await error_of(inference.ModelInfer(request))).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await call_error(inference.ModelInfer(request))).code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_reads_match_rest(inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient) -> None:
@@ -166,7 +166,7 @@ async def test_unknown_models_and_versions_are_not_found(inference: GRPCInferenc
         (inference.ModelConfig, pb.ModelConfigRequest), (inference.ModelStatistics, pb.ModelStatisticsRequest),
     ):  # fmt: skip
         for fields in ({"name": "x"}, {"name": MODEL, "version": "2"}):
-            assert (await error_of(call(request(**fields)))).code() is grpc.StatusCode.NOT_FOUND
+            assert (await call_error(call(request(**fields)))).code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_models_cannot_be_loaded(inference: GRPCInferenceServiceStub) -> None:
@@ -174,7 +174,7 @@ async def test_models_cannot_be_loaded(inference: GRPCInferenceServiceStub) -> N
         inference.RepositoryModelLoad(pb.RepositoryModelLoadRequest()),
         inference.RepositoryModelUnload(pb.RepositoryModelUnloadRequest()),
     ):
-        error = await error_of(call)
+        error = await call_error(call)
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         assert error.details() == "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."
 
@@ -203,7 +203,7 @@ async def test_readiness_follows_the_lifecycle_and_needs_no_key(model: LoadedMod
         assert await states() == (True, False, False, "UNAVAILABLE")
         lifecycle.become_ready(Models([engine]))
         assert await states() == (True, True, True, "OK")
-        assert (await error_of(stub.ModelReady(pb.ModelReadyRequest(name=MODEL)))).code().name == "UNAUTHENTICATED"
+        assert (await call_error(stub.ModelReady(pb.ModelReadyRequest(name=MODEL)))).code().name == "UNAUTHENTICATED"
         lifecycle.start_draining()
         assert await states() == (True, False, False, "OK")
         lifecycle.reject_new()

@@ -13,7 +13,7 @@ from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.inference import _varint
 from service.rpc.messages import INFER_LAYOUT, MAX_FIELDS, Rejected, tolerant
 from tests.oip_messages import Tensor, grpc_request, text, token_ids
-from tests.service.rpc.conftest import error_of
+from tests.service.rpc.conftest import call_error
 
 MODEL = "all-MiniLM-L6-v2"
 GOLDEN = "money bank grows"
@@ -146,7 +146,7 @@ CODES = {
 @pytest.mark.parametrize("name", INVALID)
 async def test_invalid_request(inference: GRPCInferenceServiceStub, name: str) -> None:
     request, message = INVALID[name]
-    error = await error_of(inference.ModelInfer(request))
+    error = await call_error(inference.ModelInfer(request))
     assert error.code().name == CODES.get(name, "INVALID_ARGUMENT")
     assert (error.details() or "").startswith(message)
     status = Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
@@ -165,14 +165,14 @@ async def test_output_and_input_parameters(inference: GRPCInferenceServiceStub) 
                        ("other", "INVALID_ARGUMENT")):  # fmt: skip
         changed_request = grpc_request(MODEL, [text(GOLDEN)], outputs=["pooled"])
         changed_request.outputs[0].parameters[name].int64_param = 1
-        error = await error_of(inference.ModelInfer(changed_request))
+        error = await call_error(inference.ModelInfer(changed_request))
         assert (error.code().name, (error.details() or "")[:10]) == (code, "outputs[0]")
 
 
 async def test_bytes_that_are_not_a_message_are_an_invalid_argument(channel: grpc.aio.Channel) -> None:
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", request_serializer=bytes)
     for data in (b"\xff\xff\xff", b"\x0a\x02\xff\xff", b"\x2a\x05ab"):
-        error = await error_of(call(data))
+        error = await call_error(call(data))
         assert (error.code().name, error.details()) == (
             "INVALID_ARGUMENT",
             "Message is not valid protobuf of this type. Check the client's proto file, and send strings in UTF-8.",

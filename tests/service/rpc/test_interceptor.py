@@ -52,7 +52,7 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def message_of(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.EncodeRequest:
+def to_message(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.EncodeRequest:
     items = []
     for item in inputs:
         item = {"text": item} if isinstance(item, str) else dict(item)  # noqa: PLW2901
@@ -70,7 +70,7 @@ async def test_encode_errors_are_the_same_in_rest_and_grpc(
     """Compares code, reason, message and details. Enum values are spelled as in each API."""
     body, fields = INVALID[name]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await stub.Encode(message_of(body["inputs"], fields))
+        await stub.Encode(to_message(body["inputs"], fields))
     error = (await rest_client.post("/v1/encode", json=body)).json()["error"]
     code, reason, message, info = parse_error(raised.value)
     assert (code, reason) == (error["code"], error["reason"])

@@ -25,12 +25,12 @@ TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202e
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
 
 
-def request_of(*texts: str, **fields: Any) -> pb.EncodeRequest:
+def make_request(*texts: str, **fields: Any) -> pb.EncodeRequest:
     return pb.EncodeRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
 
 
 def stream_request(text: str, request_id: str = "") -> pb.EncodeStreamRequest:
-    return pb.EncodeStreamRequest(id=request_id, request=request_of(text))
+    return pb.EncodeStreamRequest(id=request_id, request=make_request(text))
 
 
 def error_info(status: Status) -> ErrorInfo:
@@ -64,13 +64,13 @@ async def test_values_match_rest(stub: EncoderServiceStub, rest_client: httpx.As
 
 async def test_unset_field_is_the_default(stub: EncoderServiceStub) -> None:
     """Zero enum values and unset optional fields select the defaults."""
-    explicit = request_of(
+    explicit = make_request(
         "money", outputs=[pb.OUTPUT_POOLED], layers=[-1], layer_reduce=pb.LAYER_REDUCE_CONCAT,
         pooling=pb.POOLING_MEAN, normalize=True, dimensions=384, truncation=pb.TRUNCATION_ERROR,
         dtype=pb.DTYPE_FLOAT32, model="all-MiniLM-L6-v2",
     )  # fmt: skip
-    unspecified = request_of("money", outputs=[pb.OUTPUT_UNSPECIFIED])
-    responses = [await stub.Encode(request) for request in (request_of("money"), explicit, unspecified)]
+    unspecified = make_request("money", outputs=[pb.OUTPUT_UNSPECIFIED])
+    responses = [await stub.Encode(request) for request in (make_request("money"), explicit, unspecified)]
     assert responses[0].results == responses[1].results == responses[2].results
 
 
@@ -79,13 +79,13 @@ async def test_unset_field_is_the_default(stub: EncoderServiceStub) -> None:
 async def test_tensor_has_elements_of_its_dtype(
     stub: EncoderServiceStub, number: Any, numpy_type: str, size: int
 ) -> None:
-    (result,) = (await stub.Encode(request_of("money", dtype=number))).results
+    (result,) = (await stub.Encode(make_request("money", dtype=number))).results
     assert np.frombuffer(result.pooled.data, numpy_type).shape == (size,)
     assert (list(result.pooled.shape), result.pooled.dtype) == ([size], number)
 
 
 async def test_truncation_is_counted_in_usage(stub: EncoderServiceStub) -> None:
-    response = await stub.Encode(request_of("word " * 300, "a", truncation=pb.TRUNCATION_LEFT))
+    response = await stub.Encode(make_request("word " * 300, "a", truncation=pb.TRUNCATION_LEFT))
     assert [result.truncated for result in response.results] == [True, False]
     assert (response.usage.tokens, response.usage.truncated_inputs) == (259, 1)
 
@@ -141,8 +141,8 @@ async def test_stream_responds_in_order(stub: EncoderServiceStub) -> None:
 
 async def test_errors_do_not_end_the_stream(stub: EncoderServiceStub) -> None:
     """Errors are messages in the stream."""
-    invalid = [request_of(), request_of(""), request_of("a", layers=[7]), request_of("a", dtype=99)]
-    requests = [pb.EncodeStreamRequest(request=request) for request in (request_of("a"), *invalid, request_of("b"))]
+    invalid = [make_request(), make_request(""), make_request("a", layers=[7]), make_request("a", dtype=99)]
+    requests = [pb.EncodeStreamRequest(request=request) for request in (make_request("a"), *invalid, make_request("b"))]
     responses = [response async for response in stub.EncodeStream(stream(*requests))]
     kinds = [response.WhichOneof("result") for response in responses]
     assert kinds == ["response", "error", "error", "error", "error", "response"]
@@ -166,7 +166,7 @@ async def test_malformed_message_does_not_end_the_stream(channel: grpc.aio.Chann
 
 
 async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server: RunningServer) -> None:
-    requests = [pb.EncodeStreamRequest(request=request_of(*["word " * 200] * 4)) for _ in range(40)]
+    requests = [pb.EncodeStreamRequest(request=make_request(*["word " * 200] * 4)) for _ in range(40)]
     call = stub.EncodeStream(stream(*requests))
     await call.read()
     call.cancel()
@@ -176,7 +176,7 @@ async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server:
         async with asyncio.timeout(30):
             while not all(f"{name} 0.0" in lines for name in gauges):
                 lines = (await admin.get("/metrics")).text.splitlines()
-    assert (await stub.Encode(request_of("a"))).usage.tokens == 3
+    assert (await stub.Encode(make_request("a"))).usage.tokens == 3
 
 
 @pytest.fixture

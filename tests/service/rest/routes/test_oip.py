@@ -17,7 +17,7 @@ from service.engine.model_loader import LoadedModel
 from service.errors import Internal
 from tests.conftest import RunningServer
 from tests.oip_messages import LENGTH_HEADER, Tensor, rest_outputs, rest_request, text, token_ids
-from tests.response_contract import array_of, assert_close
+from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
 from tests.service.rest.routes.oip_client import INFER, MODEL, infer, names, post
 
@@ -46,7 +46,7 @@ async def native(harness: ServiceHarness, inputs: Any, **fields: Any) -> list[An
                                      {"coding": "deflate"}])  # fmt: skip
 async def test_pooled_is_the_default_output(harness: ServiceHarness, options: Any) -> None:
     texts = [GOLDEN, "déjà vu"]
-    expected = np.stack([array_of(result["pooled"]) for result in await native(harness, texts)])
+    expected = np.stack([to_array(result["pooled"]) for result in await native(harness, texts)])
     column = dataclasses.replace(text(*texts), shape=[2, 1])
     for tensor in (text(*texts), column):
         outputs = await infer(harness, tensor, **options)
@@ -61,10 +61,10 @@ async def test_token_ids_of_different_lengths(harness: ServiceHarness, datatype:
     rows = [IDS, [101, *IDS[:1], 102], IDS[1:]]
     expected = await native(harness, [{"token_ids": ids} for ids in (IDS, IDS[:1], IDS[1:])])
     outputs = await infer(harness, *token_ids(rows, datatype), binary=binary, outputs=names("pooled", "token_counts"))
-    assert_close(outputs["pooled"], np.stack([array_of(result["pooled"]) for result in expected]), TOLERANCE)
+    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in expected]), TOLERANCE)
     assert outputs["token_counts"].tolist() == [5, 3, 4]
     ids = token_ids([IDS] * 2, datatype)[0]
-    assert_close((await infer(harness, ids, binary=binary))["pooled"][0], array_of(expected[0]["pooled"]), TOLERANCE)
+    assert_close((await infer(harness, ids, binary=binary))["pooled"][0], to_array(expected[0]["pooled"]), TOLERANCE)
 
 
 async def test_mask_may_be_boolean(harness: ServiceHarness) -> None:
@@ -83,7 +83,7 @@ async def test_tokens_are_padded_with_zeros(harness: ServiceHarness) -> None:
     assert outputs["tokens"].shape == (2, 5, 384)
     assert outputs["token_counts"].tolist() == [5, 3]
     for row, result in zip(outputs["tokens"], results, strict=True):
-        vectors = array_of(result["token_vectors"])
+        vectors = to_array(result["token_vectors"])
         assert_close(row[: len(vectors)], vectors, TOLERANCE)
         assert not row[len(vectors) :].any()
 
@@ -110,7 +110,7 @@ async def test_attention_maps_are_padded_with_zeros(
         maps = blocks.reshape(-1, *shape[-2:])
         assert len(maps) == len(result["maps"])
         for values, expected in zip(maps, result["maps"], strict=True):
-            assert_close(values[:size, :size], array_of(expected["matrix"]), TOLERANCE)
+            assert_close(values[:size, :size], to_array(expected["matrix"]), TOLERANCE)
             assert not values[size:].any()
             assert not values[:, size:].any()
 
@@ -123,7 +123,7 @@ async def test_parameters_match_the_native_api(harness: ServiceHarness, options:
     texts = [LONG] if "truncation" in options else [GOLDEN]
     (result,) = await native(harness, texts, **options)
     outputs = await infer(harness, text(*texts), parameters=options)
-    assert_close(outputs["pooled"][0], array_of(result["pooled"]), TOLERANCE)
+    assert_close(outputs["pooled"][0], to_array(result["pooled"]), TOLERANCE)
 
 
 async def test_parameters_of_the_protocol_are_accepted(harness: ServiceHarness) -> None:
@@ -184,7 +184,7 @@ async def test_prompts(prompted: ServiceHarness) -> None:
             assert found["token_counts"].tolist() == [count]
         assert found["attention"].shape[-1] == count
         pooled = (await infer(prompted, text(GOLDEN), parameters=parameters))["pooled"]
-        assert_close(pooled[0], array_of(result["pooled"]), TOLERANCE)
+        assert_close(pooled[0], to_array(result["pooled"]), TOLERANCE)
 
 
 async def test_padded_size_is_limited_before_inference(model: LoadedModel) -> None:

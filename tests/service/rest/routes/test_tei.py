@@ -10,7 +10,7 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
-from tests.response_contract import array_of, assert_close
+from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
 IDS = [2769, 2924, 7502]
@@ -39,7 +39,7 @@ def assert_same(actual: list[Any], expected: list[Any]) -> None:
     """Compare arrays for several inputs. They may be in different batches, which round differently."""
     assert len(actual) == len(expected)
     for left, right in zip(actual, expected, strict=True):
-        assert_close(array_of(left), array_of(right), 5e-4)
+        assert_close(to_array(left), to_array(right), 5e-4)
 
 
 async def ok(harness: ServiceHarness, path: str, body: Any) -> Any:
