@@ -8,7 +8,7 @@ INTERVAL_S = 10.0
 
 
 class FileProgress:
-    """Rows done, rate and time left, on stderr. The total is estimated from how much of the file has been read."""
+    """Shows rows done, rate and time left on stderr. The total is estimated from how much of the file has been read."""
 
     def __init__(self, command: str, done: int) -> None:
         """Start with `done` rows from an earlier run."""

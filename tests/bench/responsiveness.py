@@ -59,7 +59,7 @@ class Responsiveness:
 
 
 def worst_requests() -> dict[str, tuple[str, Any]]:
-    """Return paths and bodies by name, for requests at the limits."""
+    """Return the path and body of each request at the limits, by name."""
     cjk = "\u4e00" * 16_000
     passage = "the river bank " * 84  # 254 tokens
     return {

@@ -55,7 +55,7 @@ def test_choice_stays_while_another_sentence_is_typed(driver: PageDriver) -> Non
 
 
 def test_selected_word_follows_edits(driver: PageDriver) -> None:
-    """Edits before the word, after it, and one that adds a second occurrence."""
+    """Covers edits before and after the word, and one that adds a second occurrence."""
     driver.pick(1, "bank")
     driver.type(1, "He cashed a big check at the bank.")
     assert (driver.selected_words(), compared_spans(driver)[0]) == (["bank", "bank"], [29, 33])

@@ -97,7 +97,7 @@ def test_full_queue_error_has_a_delay_and_a_retry_button(driver: PageDriver) -> 
 
 
 def test_network_error_has_a_message_until_the_server_is_available(driver: PageDriver) -> None:
-    """Holds even in a section that has been folded in the meantime."""
+    """This must hold even in a section that has been folded in the meantime."""
     driver.page.evaluate("window.later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10)")
     driver.page.route("**/v1/attend", lambda route: route.abort())
     driver.choose(kind="norm")

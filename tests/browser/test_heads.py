@@ -47,7 +47,7 @@ def test_thumbnail_sets_the_controls(driver: PageDriver) -> None:
 
 
 def test_thumbnail_has_the_pixels_of_its_map(driver: PageDriver, rest: httpx.Client) -> None:
-    """One pixel per cell, with opacity as the square root of the value relative to the maximum."""
+    """There is one pixel per cell. Its opacity is the square root of the value relative to the maximum."""
     body = driver.sent_bodies()[0] | {"kind": "probs", "layers": "all", "layer_reduce": "none", "decimals": None}
     maps = first_result(rest, body | {"heads": "all", "head_reduce": "none"})["maps"]
     largest = max(value for attention_map in maps for row in attention_map["matrix"] for value in row)
@@ -71,7 +71,7 @@ def test_images_follow_the_color_scheme(new_driver: NewDriver) -> None:
 
 
 def test_thumbnail_is_enlarged_with_labels(driver: PageDriver) -> None:
-    """On hover and on focus, without leaving the window."""
+    """It is enlarged on hover and on focus, and stays inside the window."""
     enlarged = driver.page.locator(".enlarged")
     assert not enlarged.is_visible()
     for layer, head in ((1, 0), (6, 11)):
@@ -186,7 +186,7 @@ def test_head_with_one_target_has_its_role(shared: PageDriver, role: str, weight
 
 
 def test_head_that_attends_to_equal_words_is_named(shared: PageDriver) -> None:
-    """Only rows with an equal word count, and `a` occurs twice."""
+    """Only rows with an equal word count; here, `a` occurs twice."""
     weights = np.eye(8)
     weights[[1, 3]] = weights[[3, 1]]
     script = "async (response) => [...(await import('/page/heads.js')).rolesOf(response)]"

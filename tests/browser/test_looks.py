@@ -57,7 +57,7 @@ def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    """Six sentences (one long), signed values, tokens, special tokens and both commands."""
+    """The page has six sentences (one long), signed values, tokens, special tokens and both commands."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
     driver.explore().choose(combine="none", special="keep").slide(3)
     driver.page.get_by_label("Tokens", exact=True).check()
@@ -76,7 +76,7 @@ def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Pa
 def test_page_is_accessible_when_a_request_fails(
     new_driver: NewDriver, results: Path, name: str, status: int, scheme: str
 ) -> None:
-    """With the error card or the API key form visible."""
+    """The page shows the error card or the API key form."""
     driver = new_driver(viewport={"width": 400, "height": 900}, color_scheme=scheme)
     error = {"error": {"message": "Queue full."}}
     driver.page.route(

@@ -63,7 +63,7 @@ def test_finding_states_the_similarities_of_the_response(first_screen: PageDrive
 
 
 def test_finding_is_on_the_first_screen(first_screen: PageDriver) -> None:
-    """In a window of 1280 x 900 pixels, without scrolling."""
+    """The window is 1280 x 900 pixels and has not been scrolled."""
     box = first_screen.page.locator("#finding").bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900

@@ -30,7 +30,9 @@ def link(driver: PageDriver) -> str:
 
 
 def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> None:
-    """Texts with special characters, a pair, senses, a selected word, all controls, and the unfolded section."""
+    """The state has texts with special characters, a pair, senses, a selected word, all controls, and the unfolded
+    section.
+    """
     driver.type(1, TEXTS[0]).type(2, TEXTS[1]).add(TEXTS[2])
     driver.page.get_by_role("button", name="Add second text to sentence 3").click()
     driver.page.keyboard.insert_text("A second text.")

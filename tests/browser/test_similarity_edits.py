@@ -101,7 +101,7 @@ def test_removal_of_a_text_keeps_the_shown_one(tab: PageDriver) -> None:
 
 
 def test_missing_texts_are_named(tab: PageDriver) -> None:
-    """Either the query, or the selected text if there are other texts."""
+    """What is missing is either the query, or the selected text if there are other texts."""
     hint = tab.page.locator("#similarity-hint")
     assert not hint.is_visible()
     tab.page.get_by_label("Text 1", exact=True).fill(" ")
@@ -114,7 +114,7 @@ def test_missing_texts_are_named(tab: PageDriver) -> None:
 
 
 def test_tint_keeps_the_heat_map(tab: PageDriver) -> None:
-    """A cell keeps the focus, and the readout its value."""
+    """A cell keeps the focus, and the readout keeps its value."""
     tab.page.locator("#word-pairs td[data-place='1:1']").focus()
     readout = tab.page.locator("#similarity .readout").inner_text()
     for tint in ("effect", "sum"):

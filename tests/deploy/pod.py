@@ -50,7 +50,7 @@ exec setpriv --reuid %d --regid 0 --clear-groups --no-new-privs --bounding-set -
 
 
 class Cgroup:
-    """A cgroup with limits. They apply to the process, which however reads a copy of them in v2 format."""
+    """A cgroup with limits, which apply to the process. The process itself reads a copy in v2 format."""
 
     def __init__(self, cpus: float | None, memory_bytes: int) -> None:
         quota = "max" if cpus is None else str(int(cpus * PERIOD_US))

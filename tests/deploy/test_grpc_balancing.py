@@ -96,7 +96,7 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     ("drain_delay_ms", "retries"), [pytest.param(0, RetryPolicy(), marks=pytest.mark.slow), (1_000, NO_RETRIES)]
 )
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
-    """SIGTERM without preStop, while DNS still has both addresses.
+    """The replica gets SIGTERM without preStop, while DNS still has both addresses.
 
     Calls that the replica rejects are retried. A drain delay gives the client time to see its health change.
     """

@@ -88,7 +88,7 @@ def test_pooled_vectors_equal_sentence_transformers(
 def test_token_vectors_equal_last_hidden_state_of_transformers(
     server_by_precision: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
 ) -> None:
-    """Within 1e-4 in float32; with a cosine similarity of at least 0.999 in bfloat16."""
+    """The tolerance is 1e-4 in float32, and a cosine similarity of at least 0.999 in bfloat16."""
     client, precision, _ = server_by_precision
     encoder: Any = oracle[0].auto_model
     difference, smallest = 0.0, 1.0
@@ -111,7 +111,7 @@ def test_token_vectors_equal_last_hidden_state_of_transformers(
 def test_embedding_does_not_depend_on_batch_composition(
     server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
 ) -> None:
-    """Whether sent alone, with other texts, or in another order."""
+    """Each text is sent alone, with other texts, and in another order."""
     client, precision, _ = server_by_precision
     sample = texts[::5]
     batched = embed(client, sample)

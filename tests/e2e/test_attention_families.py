@@ -144,7 +144,7 @@ async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle
 
 
 async def test_layers_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
-    """Within 5e-5. Maps are computed from these hidden states."""
+    """The tolerance is 5e-5. Maps are computed from these hidden states."""
     layers = tuple(range(family.model.artifact.manifest.num_hidden_layers + 1))
     async with open_harness(family.model) as harness:
         inputs = tuple(Input(source) for source in TINY_TEXTS)
@@ -173,7 +173,7 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
 
 
 async def test_maps_do_not_depend_on_batch_composition(default: ModelWithOracle) -> None:
-    """Alone and with nine other sentences, within 1e-5."""
+    """Compares texts alone and together with nine other sentences, within 1e-5."""
     batched = await attend(default.model, *map(TokenizerInput, SENTENCES))
     for index in (0, 3, 9):
         (alone,) = await attend(default.model, TokenizerInput(SENTENCES[index]))

@@ -35,7 +35,7 @@ def encode(rest: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layer", range(7))
 def test_layer_equals_transformers(rest: httpx.Client, expected: Layers, layer: int) -> None:
-    """Within 5e-5, except the last layer, which runs on the fast lane in its own precision."""
+    """The tolerance is 5e-5, except for the last layer, which runs on the fast lane in its own precision."""
     vectors = np.array(encode(rest, layers=[layer], outputs=["tokens"])["token_vectors"])
     is_bfloat16 = layer == 6 and rest.get("/v1/model").json()["precision"] == "bfloat16"
     assert np.abs(vectors - expected[layer]).max() <= (0.1 if is_bfloat16 else 5e-5)

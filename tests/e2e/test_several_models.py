@@ -26,7 +26,7 @@ from tests.response_contract import assert_close, tensor_to_array, to_array
 from tests.serving import ServiceThread
 
 NAMES = {"large": ["large", "text-embedding-3-small"], "org/tiny": ["org/tiny", "t"]}
-"""Each model with the names that requests may use."""
+"""Each model's name and aliases."""
 MODELS = {
     "models": "large=models/all-MiniLM-L6-v2,org/tiny=unused",
     "model_aliases": "text-embedding-3-small,t=org/tiny",

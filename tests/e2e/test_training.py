@@ -46,7 +46,7 @@ def run_block(name: str, directory: Path, default_artifact: Path) -> dict[str, A
 
 
 def test_language_with_known_truth(tmp_path: Path, default_artifact: Path) -> None:
-    """Train, export, evaluate, serve, compare, attend and similarity."""
+    """Runs train, export, evaluate, serve, compare, attend and similarity."""
     evaluation = run_block("ambiguous-words", tmp_path, default_artifact)
     words = evaluation["word_in_context"]
     assert words["contextual"]["accuracy"]["value"] >= 0.95

@@ -23,7 +23,7 @@ SEEDS = range(5)
 
 @pytest.fixture
 def artifact(exported_labse: Path, tmp_path: Path) -> Path:
-    """Return a writable artifact with every kind of file."""
+    """Return a writable artifact that has all kinds of files."""
     root = tmp_path / "artifact"
     root.mkdir()
     for path in exported_labse.iterdir():

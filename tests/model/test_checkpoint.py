@@ -133,7 +133,7 @@ def test_missing_tensor_is_named_with_its_prefix(publish: Publish, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["encoder.layer.2.output.dense.bias", "adapter.weight"])
 def test_unknown_tensor_is_named(source: Path, name: str) -> None:
-    """Either an additional layer, or a module that `Encoder` lacks."""
+    """The tensor belongs either to an additional layer or to a module that `Encoder` lacks."""
     rewrite_tensors(source, lambda tensors: tensors.update({name: torch.zeros(24)}))
     with pytest.raises(CheckpointError, match=rf"unknown tensor {name} for model_type bert \(1 in total\)"):
         load_checkpoint(source)

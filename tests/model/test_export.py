@@ -158,7 +158,7 @@ def test_manifest_of_default_model(default_artifact: Path) -> None:
 
 
 def test_files_contain_no_machine_specific_data(exported: Path, exported_labse: Path) -> None:
-    """No path, user name or host name."""
+    """Paths, user names and host names must not appear."""
     secrets = [str(Path.cwd()), "/tmp/", "site-packages", '.py"', "encoder.py", "export.py"]
     secrets += [name for name in (platform.node(), getpass.getuser()) if len(name) > 5]
     for body in (*read_files(exported).values(), *read_files(exported_labse).values()):

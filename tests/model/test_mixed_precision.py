@@ -46,7 +46,7 @@ def make_block_overflow(encoder: Encoder, number: int) -> None:
 
 
 def test_emulated_float16_equals_torch_float16(encoder: Encoder) -> None:
-    """Equal up to summation order. The kernels share no code with the emulation."""
+    """The kernels share no code with the emulation, so the results are only equal up to summation order."""
     module = VarlenEncoder(encoder, "mean").eval()
     inputs = {
         name: torch.from_numpy(values) for name, values in pack_varlen(random_sequences(encoder, (7, 30))).items()
@@ -123,7 +123,7 @@ def test_accuracy_is_measured_for_every_pooling(encoder: Encoder, pooling: Pooli
 
 
 def test_min_cosine_comes_from_the_worst_text(encoder: Encoder) -> None:
-    """Batching must not matter, and -1 stands for values that are not finite."""
+    """The result must not depend on batching. If a value is not finite, it is -1."""
     sequences = random_sequences(encoder, (40,) * 30)
     test = AccuracyTest.from_sequences(encoder, "mean", sequences)
     assert len(test.batches) > 2

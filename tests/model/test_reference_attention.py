@@ -63,7 +63,7 @@ def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: i
 
 
 def test_tokens_past_last_sequence_are_nan_and_do_not_affect_others() -> None:
-    """Holds even if their inputs are NaN."""
+    """This must hold even if their inputs are NaN."""
     body = to_reference_graph(single_operator_graph(TensorProto.FLOAT))
     session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
     parts = {name: np.random.default_rng(1).standard_normal((10, HIDDEN_SIZE)).astype(np.float32) for name in "qkv"}

@@ -17,7 +17,7 @@ KILLS = 10
 
 @pytest.mark.slow
 def test_killed_run_ends_with_the_same_weights(document: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Sends SIGKILL ten times, one to six seconds after the start, so during imports or training."""
+    """Sends SIGKILL ten times, one to six seconds after the start, i.e. during imports or training."""
     document["run"] |= {"steps": 2500, "checkpoint_steps": 7, "validation_steps": 1000}
     (tmp_path / "config.toml").write_text(to_toml(document))
     command = [sys.executable, "-m", "model", "train", str(tmp_path / "config.toml"), "-o"]

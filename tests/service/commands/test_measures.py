@@ -195,7 +195,7 @@ def naive_difference(measure: Callable[[NDArray[np.int64]], float], count: int) 
 
 @given(SIDES)
 def test_difference_is_paired(items: list[tuple[int, int, int, bool]]) -> None:
-    """The interval belongs to the mean difference, or to the difference between statistics on the same resamples."""
+    """One interval is for a mean difference, the other for the difference between statistics of the same resamples."""
     own, base, labels = np.array([item[:3] for item in items], np.float64).T
     same = np.array([item[3] for item in items])
 

@@ -190,7 +190,7 @@ async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estima
 def test_rounded_number_is_at_most_as_long_as_the_estimate(
     factory: AttendFactory, dtype: MapDType, decimals: int
 ) -> None:
-    """Uses orjson on random shares of every magnitude."""
+    """Serializes random shares of every magnitude with orjson."""
     case = factory.case(dtype=dtype, decimals=decimals)
     chance = np.random.default_rng(decimals)
     values = np.concatenate([chance.random(20_000), 10.0 ** -(12 * chance.random(20_000)), [0, 1]]).astype(np.float32)
