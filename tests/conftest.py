@@ -96,7 +96,6 @@ def shared_models() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(default_artifact: Path) -> LoadedModel:
-    """The default model, loaded once."""
     return LoadedModel.load(Settings(model_dir=default_artifact))
 
 
@@ -155,7 +154,6 @@ def start_server(**options: object) -> RunningServer:
 
 
 def stop_server(server: RunningServer) -> int:
-    """Send SIGTERM and return the exit status."""
     server.process.terminate()
     server.process.communicate(timeout=READY_TIMEOUT_S)
     return server.process.returncode

@@ -23,6 +23,5 @@ EVALUATIONS = (
 
 
 def add_records(root: Path) -> None:
-    """Write the records to an artifact's manifest."""
     manifest = Artifact.open(root).manifest
     write_manifest(root, manifest.model_copy(update={"training": TRAINING, "evaluations": EVALUATIONS}))

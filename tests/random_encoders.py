@@ -99,7 +99,6 @@ def random_ids(tokens: int) -> list[int]:
 
 
 def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
-    """Run the encoder on one sequence."""
     input_ids = torch.tensor([ids])
     with torch.inference_mode():
         output = encoder.encode(
@@ -109,7 +108,6 @@ def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
 
 
 def run_block(block: Block, hidden: Floats, *, causal: bool = False) -> Floats:
-    """Run one block on hidden states (T, D)."""
     x, tokens = torch.from_numpy(np.array(hidden))[None], len(hidden)
     mask = torch.zeros(tokens, tokens, dtype=x.dtype)
     if causal:

@@ -73,7 +73,6 @@ def check_words(words: list[Any], item: Any) -> None:
 
 
 def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    """Check a /v1/encode response against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     outputs = request.get("outputs", ["pooled"])
     dtype = request.get("dtype", "float32")
@@ -116,7 +115,6 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
 
 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    """Check a /v1/attend response against its request."""
     items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     kind, special = request.get("kind", "probs"), request.get("special_tokens", "keep")
     by_head = kind in ("probs", "scores", "norm") and request.get("head_reduce", "none") == "none"
@@ -177,7 +175,6 @@ def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: 
 
 
 def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_layers: int) -> None:
-    """Check a /v1/compare response against its request."""
     count = len(request["occurrences"])
     assert len(response["occurrences"]) == count
     for requested, occurrence in zip(request["occurrences"], response["occurrences"], strict=True):
@@ -201,7 +198,6 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
 
 
 def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
-    """Check a /v1/similarity response against its request."""
     texts = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in SIDES}
     scores, zipped = to_array(response["scores"]), request.get("pairs") == "zip"
     counts = tuple(map(len, texts.values()))

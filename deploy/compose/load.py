@@ -97,7 +97,6 @@ def run(url: str, rate: float, seconds: float) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every request succeeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="REST address of the server.")
     parser.add_argument("--rate", type=float, default=20.0, help="Maximum number of requests per second.")

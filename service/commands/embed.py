@@ -239,7 +239,6 @@ def _parser() -> Parser:
 
 
 async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:
-    """Print each line's embedding and return the exit status."""
     truncated = 0
     async with open_engine(settings) as engine:
         try:

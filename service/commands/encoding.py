@@ -91,7 +91,6 @@ class Progress:
         self._last = time.monotonic()
 
     def report(self, path: Path, done: int, total: int) -> None:
-        """Report that `done` texts of a file have been encoded."""
         if time.monotonic() - self._last >= PROGRESS_INTERVAL_S:
             self._last = time.monotonic()
             print(f"attendant: {self._label}: {path}: encoded {done:,} of {total:,} texts", file=sys.stderr, flush=True)

@@ -29,7 +29,6 @@ def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved
 
 
 def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> Iterator[str]:
-    """Yield the lines of the table."""
     yield f"model      {describe_model(evaluation.info)}"
     if baseline is not None:
         yield f"baseline   {describe_model(baseline.info)}"

@@ -104,7 +104,6 @@ def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
 
 
 def pair_similarities(vectors: Vectors, pairs: tuple[Indices, Indices]) -> Floats:
-    """Return the similarity of each pair, (P,)."""
     blocks = [np.einsum("pd,pd->p", vectors.asked[left], vectors.texts[right]) for left, right in _blocks(*pairs)]
     return np.round(np.concatenate(blocks), DECIMALS)
 

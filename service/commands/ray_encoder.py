@@ -114,13 +114,11 @@ class _BlockSource(ray.data.Datasource):  # type: ignore[misc]  # mypy skips Ray
         return False
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Return None, for unknown."""
         return None
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ray.data.ReadTask]:
-        """Return a single task."""
         metadata = ray.data.block.BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ray.data.ReadTask(self._read, metadata)]
 

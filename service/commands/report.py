@@ -84,7 +84,6 @@ class Comparison:
 
     @classmethod
     def of(cls, old: Encoded, new: Encoded, texts: TextFile, queries: TextFile | None, top_k: int) -> "Comparison":
-        """Compare two models' vectors and ranks."""
         cosines: CosineFigures | None = None
         lowest: tuple[Line, ...] = ()
         if old.info.dimensions == new.info.dimensions:
@@ -127,7 +126,6 @@ class Comparison:
         }
 
     def to_lines(self, gates: list[Gate], *, show_texts: bool) -> Iterator[str]:
-        """Yield the lines of the table."""
         for label, model in (("old", self.old), ("new", self.new)):
             yield f"{label:<10} {describe_model(model.info)}"
         for label, file in (("texts", self.texts), ("queries", self.queries)):

@@ -105,7 +105,6 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _rate(options: argparse.Namespace, model: ModelShape) -> Fraction:
-    """Return the tokens/s per core, or per GPU."""
     if options.tokens_per_second is not None:
         rate: Fraction = options.tokens_per_second
         return rate if options.hardware == "gpu" else rate / (options.cores_per_replica or MEASURED_CORES)
@@ -160,7 +159,6 @@ def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
 
 
 def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
-    """Return where the throughput figure comes from."""
     if options.tokens_per_second is not None:
         replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica or MEASURED_CORES} cores"
         return f"--tokens-per-second {_show(options.tokens_per_second)}{replica}"

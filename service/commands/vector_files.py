@@ -42,8 +42,6 @@ class Chunk:
 
 
 class VectorFormat(Protocol):
-    """An output file format."""
-
     def header(self) -> bytes:
         """Return the header of the work file."""
 

@@ -170,12 +170,10 @@ class WorkDirectory:
 
 
 def partial_path(target: Path) -> Path:
-    """Return the path of an output file's work directory."""
     return target.with_name(f"{target.name}.partial")
 
 
 def rejected_path(target: Path) -> Path:
-    """Return the path of an output file's rejected rows."""
     return target.with_name(f"{target.name}.rejected.jsonl")
 
 

@@ -29,7 +29,6 @@ def measure_accuracy(rest: str, texts: Sequence[str], reference: Vectors) -> dic
 
 
 def judge_accuracy(cosines: dict[str, float], precision: str, count: int) -> list[Verdict]:
-    """Return the verdicts on a precision's target."""
     return [judge(precision, cosine, f"{count} texts {how}") for how, cosine in cosines.items()]
 
 

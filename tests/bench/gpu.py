@@ -56,7 +56,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
-    """Export missing artifacts, then measure all targets."""
     progress(describe_machine())
     if bert is None:
         progress("exporting a random model of the size of BERT-base")

@@ -63,7 +63,6 @@ def bodies_file(bodies: Sequence[object], paths: Sequence[str] = ()) -> Iterator
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Start a process, and stop it when the block exits."""
     process = subprocess.Popen(command, text=True, **options)
     try:
         yield process
@@ -103,7 +102,6 @@ def wrk_result(process: "subprocess.Popen[str]", stop: bool = False) -> Answered
 
 
 def run_wrk(load: Load, seconds: float) -> Answered:
-    """Send a load for `seconds`. Raises `LoadError`."""
     with started_wrk(load, seconds) as process:
         return wrk_result(process)
 

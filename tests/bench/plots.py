@@ -23,7 +23,6 @@ def can_plot() -> bool:
 
 
 def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], scaling: Scaling | None, directory: Path) -> None:
-    """Plot the sections that were measured."""
     if not can_plot():
         return
     if offered:
@@ -84,7 +83,6 @@ def plot_scaling(scaling: Scaling, directory: Path) -> None:
 
 
 def plot_soak(seconds: Sequence[float], mib: Sequence[float], directory: Path) -> None:
-    """Plot memory during the soak."""
     if not can_plot():
         return
     canvas, (axes,) = _axes(1)

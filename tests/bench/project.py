@@ -96,7 +96,6 @@ def max_queue_ms() -> int:
 
 
 def served_precision(rest: str) -> str:
-    """Return the precision reported by a server."""
     import httpx  # not installed on GPU bench machines
 
     model: dict[str, Any] = httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()
@@ -104,7 +103,6 @@ def served_precision(rest: str) -> str:
 
 
 def served_name(rest: str) -> str:
-    """Return the name of a server's default model."""
     import httpx  # not installed on GPU bench machines
 
     return str(httpx.get(f"{rest}/v1/model", timeout=10).raise_for_status().json()["name"])

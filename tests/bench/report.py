@@ -50,7 +50,6 @@ def write(record: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
 
 
 def clean(value: Any) -> Any:
-    """Replace floats that are not finite with None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

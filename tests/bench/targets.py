@@ -135,10 +135,8 @@ def judge(key: str, measured: float, note: str = "") -> Verdict:
 
 
 def not_measured(key: str, reason: str) -> Verdict:
-    """Return the verdict for a target that this run did not measure."""
     return Verdict(TARGETS[key], None, reason)
 
 
 def all_passed(verdicts: Iterable[Verdict]) -> bool:
-    """Return whether all measured targets were met."""
     return all(verdict.passed is not False for verdict in verdicts)

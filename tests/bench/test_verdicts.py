@@ -12,7 +12,6 @@ OWN = [Figure(workload.name, ATTENDANT, 900.0, 9500.0, LIMIT, 10.0, 15.0, 0, bar
 
 
 def peers(**rates: float) -> list[Figure]:
-    """Return figures for peers with these rates."""
     return [
         replace(figure, system=name.replace("_", " "), texts_per_second=rate, p50_ms=20.0)
         for figure in OWN
@@ -21,7 +20,6 @@ def peers(**rates: float) -> list[Figure]:
 
 
 def verdict(what: str, unit: str, figures: list[Figure], has_bfloat16: bool = True) -> Verdict:
-    """Find the verdict on a measurement by name and unit."""
     verdicts = judge_figures(figures, has_bfloat16)
     return next(item for item in verdicts if (item.target.what, item.target.unit[: len(unit)]) == (what, unit))
 

@@ -59,8 +59,6 @@ def wait_until_listening(log: Path) -> tuple[str, str]:
 
 
 class Firefox:
-    """A Firefox window."""
-
     def __init__(self, profile: Path) -> None:
         command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
         environment = os.environ | {"HOME": str(profile)}
@@ -75,7 +73,6 @@ class Firefox:
         self.context = self.call("browsingContext.getTree")["contexts"][0]["context"]
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Call a protocol method and return its result."""
         number = next(self.ids)
         self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while (message := json.loads(self.socket.receive())).get("id") != number:
@@ -87,19 +84,16 @@ class Firefox:
         self.call("browsingContext.navigate", context=self.context, url=url, wait="complete")
 
     def run(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression, or of its promise."""
         source = f"(async () => JSON.stringify(await ({expression})))()"
         result = self.call("script.evaluate", expression=source, target={"context": self.context}, awaitPromise=True)
         assert result["type"] == "success", result
         return json.loads(result["result"].get("value", "null"))
 
     def wait_for(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true."""
         look = f"const look = () => (({condition}) ? done(true) : setTimeout(look, 20)); look();"
         assert self.run(f"new Promise((done) => {{ {look} }})") is True
 
     def press(self, keys: str) -> None:
-        """Press and release each key in a string."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         keyboard = {"type": "key", "id": "keyboard", "actions": actions}
         self.call("input.performActions", context=self.context, actions=[keyboard])

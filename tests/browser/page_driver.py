@@ -65,7 +65,6 @@ class PageDriver:
         return self.settle()
 
     def settle(self) -> "PageDriver":
-        """Wait until no request is pending."""
         self.page.wait_for_function(IDLE)
         return self
 
@@ -85,7 +84,6 @@ class PageDriver:
         return self.settle()
 
     def field(self, number: int) -> Any:
-        """Return the input field of sentence 1, 2, ..."""
         return self.page.get_by_label(f"Sentence {number}", exact=True)
 
     def add(self, text: str) -> "PageDriver":
@@ -95,7 +93,6 @@ class PageDriver:
         return self.settle()
 
     def pick(self, number: int, word: str, index: int = 0) -> "PageDriver":
-        """Click a word in a sentence."""
         strip = self.page.get_by_role("group", name=f"Words of sentence {number}", exact=True)
         strip.get_by_role("button", name=word).nth(index).click()
         return self.settle()
@@ -106,7 +103,6 @@ class PageDriver:
         return [body for body in bodies if "encoding_format" not in body]
 
     def cells(self, selector: str = "#map tbody tr") -> list[list[str]]:
-        """Return the cell texts of a table, without row headers."""
         cells: list[list[str]] = self.page.evaluate(CELLS, selector)
         return cells
 
@@ -123,7 +119,6 @@ class PageDriver:
         return self.page.locator("#finding").inner_text().replace("\u00a0", " ")
 
     def values(self, number: int = 1) -> list[str]:
-        """Return the numbers on a sentence's words."""
         return self.page.locator(".strip").nth(number - 1).locator(".value").all_inner_texts()
 
     def focused(self) -> str:

@@ -12,7 +12,6 @@ RESULT = "() => document.querySelector('#word-pairs') && !document.querySelector
 
 
 def units(text: str) -> list[dict[str, Any]]:
-    """Return a text's words, separated by spaces."""
     words, start = [], 0
     for word in text.split():
         start = text.index(word, start)

@@ -6,7 +6,6 @@ from tests.browser.page_driver import PageDriver
 
 
 def compared_spans(driver: PageDriver) -> list[list[int]]:
-    """Return the spans in the last comparison."""
     return [occurrence["span"] for occurrence in driver.sent_bodies("/v1/compare")[-1]["occurrences"]]
 
 

@@ -19,8 +19,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def save(driver: PageDriver, tmp_path: Path) -> Callable[[str, str], bytes]:
-    """Press a download button and return the file's content."""
-
     def press(label: str, form: str) -> bytes:
         group = driver.page.get_by_role("group", name=f"Save {label}")
         with driver.page.expect_download() as started:
@@ -35,8 +33,6 @@ def save(driver: PageDriver, tmp_path: Path) -> Callable[[str, str], bytes]:
 
 
 def parse_csv(content: bytes) -> list[list[Any]]:
-    """Return the rows of a CSV file, with numbers as floats."""
-
     def value(text: str) -> Any:
         try:
             return float(text)

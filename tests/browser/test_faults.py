@@ -16,7 +16,6 @@ UNCOVERED = """() => document.querySelector("#notices .card").getBoundingClientR
 
 
 def alert(driver: PageDriver) -> str:
-    """Return the error card's text."""
     return driver.page.get_by_role("alert").inner_text()
 
 
@@ -197,7 +196,6 @@ def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
 
 @pytest.fixture(scope="module")
 def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that requires an API key."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(KEY)
     running = start_server(model_dir=default_artifact, api_keys_file=path)

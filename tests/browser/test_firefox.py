@@ -39,7 +39,6 @@ def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
 
 @pytest.fixture
 def opened(firefox: Firefox, server: RunningServer) -> Firefox:
-    """A freshly opened page."""
     firefox.open("about:blank")
     firefox.open(server.rest)
     firefox.wait_for(IDLE)
@@ -47,7 +46,6 @@ def opened(firefox: Firefox, server: RunningServer) -> Firefox:
 
 
 def type_texts(page: Firefox) -> None:
-    """Clear the page and type two sentences."""
     page.run("document.querySelector('#clear').click()")
     for place, text in enumerate(TEXTS):
         page.run(f"document.querySelectorAll('#sentences li > input[id^=sentence]')[{place}].focus()")

@@ -31,7 +31,6 @@ def first_screen(window: PageDriver) -> PageDriver:
 
 
 def compared(driver: PageDriver, rest: httpx.Client) -> dict[str, Any]:
-    """Return the response to the page's last comparison."""
     response = rest.post("/v1/compare", json=driver.sent_bodies("/v1/compare")[-1]).raise_for_status()
     body: dict[str, Any] = response.json()
     return body

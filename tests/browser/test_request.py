@@ -29,7 +29,6 @@ def stub(channel: grpc.Channel) -> Any:
 
 
 def run(command: list[str]) -> str:
-    """Run a command and return its output."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"}
     return subprocess.run(
         command, capture_output=True, check=True, timeout=60, env=environment, encoding="utf-8"
@@ -63,7 +62,6 @@ def test_curl_command_returns_the_response_behind_the_view(
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers in a printed array."""
     return [float(value) for value in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", text)]
 
 

@@ -22,7 +22,6 @@ TEXTS = ["50% & more: a bank? #1", "Ein Fluss — bank 銀行 🏦", "שלום b
 
 
 def link(driver: PageDriver) -> str:
-    """Press the button and return the link shown on the page."""
     driver.page.get_by_role("button", name="Share link").click()
     url: str = driver.page.get_by_label("Link to this view").input_value()
     assert url == driver.page.url

@@ -33,7 +33,6 @@ class Combination:
 
 
 def names(folder: str) -> list[str]:
-    """Return the kustomizations in a folder of deploy/."""
     return sorted(path.parent.name for path in (DEPLOY / folder).glob("*/kustomization.yaml"))
 
 
@@ -93,7 +92,6 @@ def build_job(name: str) -> str:
 
 
 def parse(manifest: str) -> list[Object]:
-    """Return the objects in a manifest."""
     return list(yaml.load_all(manifest, yaml.CSafeLoader))
 
 
@@ -110,6 +108,5 @@ def all_builds(*, every: bool = False) -> dict[str, list[Object]]:
 
 
 def distinct_objects(*, every: bool = False) -> list[Object]:
-    """Return the objects of all builds, without duplicates."""
     by_content = {repr(item): item for objects in all_builds(every=every).values() for item in objects}
     return list(by_content.values())

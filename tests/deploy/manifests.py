@@ -17,7 +17,6 @@ def object_name(item: Object) -> str:
 
 
 def parse_quantity(quantity: str | int) -> float:
-    """Return a Kubernetes quantity as a number."""
     digits = str(quantity).rstrip("".join(UNITS))
     return float(digits) * UNITS[str(quantity)[len(digits) :]]
 
@@ -66,8 +65,6 @@ class Workload:
 
 
 class Manifests:
-    """The objects of one build."""
-
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
 
@@ -86,7 +83,6 @@ class Manifests:
         return [workload for workload in self.workloads if workload.item["kind"] == "Deployment"]
 
     def selected(self, selector: Object) -> list[Workload]:
-        """Return the workloads whose pods match a label selector."""
         return [workload for workload in self.workloads if matches(selector, workload.labels)]
 
     def options(self, container: Object) -> Object:

@@ -34,7 +34,6 @@ class Rule:
 
 @cache
 def read_rules() -> tuple[Rule, ...]:
-    """Return the rules of all groups in order."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return tuple(
         Rule(kind, rule[kind], rule["expr"], rule)

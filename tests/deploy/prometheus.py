@@ -23,8 +23,6 @@ VARIABLES = {"$namespace": "attendant", "$pod": ".*", "$__rate_interval": WINDOW
 
 
 class Prometheus:
-    """The HTTP API of Prometheus."""
-
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url, timeout=10)
 
@@ -34,7 +32,6 @@ class Prometheus:
         return response.json()["data"]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and values from an instant query."""
         result = self.get("query", query=expression)["result"]
         return [(series["metric"], float(series["value"][1])) for series in result]
 

@@ -31,7 +31,6 @@ class Replicas:
         self.running: list[Replica] = []
 
     def start(self, **options: object) -> "Replica":
-        """Start a replica and wait until it is ready."""
         address = next(self._addresses)
         server = start_server(
             host=address, admin_host=address,
@@ -47,12 +46,10 @@ class Replicas:
         return [replica.address for replica in self.running]
 
     def start_all(self, count: int, **options: object) -> list["Replica"]:
-        """Start several replicas at the same time."""
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda _: self.start(**options), range(count)))
 
     def stop(self, replica: "Replica") -> None:
-        """Send SIGTERM, and check that the replica exits with status 0."""
         replica.server.process.terminate()
         _, log = replica.server.process.communicate(timeout=EXIT_TIMEOUT_S)
         assert replica.server.process.returncode == 0, log

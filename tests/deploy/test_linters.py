@@ -51,7 +51,6 @@ def test_checkov_passes_dockerfile() -> None:
 
 
 def check_results(results: dict[str, list[Any]]) -> None:
-    """Assert that no check failed and that every skip has a reason."""
     assert not [(check["check_id"], check["resource"]) for check in results["failed_checks"]]
     for check in results["skipped_checks"]:
         assert len(check["check_result"]["suppress_comment"].split()) > 3, check["check_id"]

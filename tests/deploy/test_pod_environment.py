@@ -57,7 +57,6 @@ def running_pod(
 
 
 def streams(pod: Pod) -> int:
-    """Return the number of inference streams from the server log."""
     match = re.search(r"backend selected .*?streams=(\d+)", pod.log)
     assert match is not None, pod.log
     return int(match[1])

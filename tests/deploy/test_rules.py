@@ -33,22 +33,18 @@ class Violation:
 
 
 def server(rule: Rule, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation in the Deployment."""
     return Violation(rule, "Deployment", pointer, value)
 
 
 def service(rule: Rule, name: str, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation in a Service."""
     return Violation(rule, f"Service/{name}", pointer, value)
 
 
 def budget(rule: Rule, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation in the PodDisruptionBudget."""
     return Violation(rule, "PodDisruptionBudget", pointer, value)
 
 
 def policy(rule: Rule, name: str, pointer: str, value: Any = REMOVED) -> Violation:
-    """Return a violation in a NetworkPolicy."""
     return Violation(rule, f"NetworkPolicy/{name}", pointer, value)
 
 

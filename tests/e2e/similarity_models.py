@@ -53,7 +53,6 @@ VARIANTS = {
 
 
 def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path) -> Path:
-    """Publish a model and return its directory."""
     bare = shutil.copytree(publish(variant.family), root / "bare")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     if variant.family.removeprefix("causal-") not in WORDPIECE_FAMILIES:
@@ -83,7 +82,6 @@ def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path
 
 
 def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
-    """Return the served model and the same model in sentence-transformers."""
     published = publish_variant(variant, publish, root)
     artifact = root / "artifact"
     export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)

@@ -29,7 +29,6 @@ Vectors = NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def oracle() -> SentenceTransformer:
-    """Return the default model in sentence-transformers."""
     return SentenceTransformer(str(locate("default").directory), device="cpu")
 
 
@@ -68,7 +67,6 @@ def embed(client: httpx.Client, texts: list[str], **options: Any) -> Vectors:
 
 
 def cosines(a: Vectors, b: Vectors) -> NDArray[np.float64]:
-    """Return the cosine similarity of corresponding rows."""
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     product: NDArray[np.float64] = (a64 * b64).sum(axis=1)
     norms: NDArray[np.float64] = np.linalg.norm(a64, axis=1) * np.linalg.norm(b64, axis=1)

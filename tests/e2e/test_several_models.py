@@ -111,7 +111,6 @@ def test_model_responds_as_it_would_alone(
 
 
 def check_rpc(clients: Clients, operation: str, request: Body, expected: Any) -> None:
-    """Check that gRPC selects the same model as REST."""
     message = to_message(operation, request) if operation != "embeddings" else None
     if message is None:
         return

@@ -56,12 +56,10 @@ def params(condition: Callable[[Variant], bool] = lambda _: True) -> list[Any]:
 
 
 def variants(condition: Callable[[Variant], bool]) -> pytest.MarkDecorator:
-    """Parametrize a test with the matching variants."""
     return pytest.mark.parametrize("built", params(condition), indirect=True)
 
 
 def is_available(variant: Variant) -> bool:
-    """Return whether contributions are available."""
     return variant.pooling != "max" and all(activation is nn.Identity for _, _, activation in variant.dense)
 
 

@@ -106,14 +106,12 @@ def container(daemon: Daemon, image: str, *flags: str, ready: bool = True, **opt
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free loopback ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [opened.getsockname()[1] for opened in sockets]
 
 
 def python_in(daemon: Daemon, image: str, code: str) -> str:
-    """Return the output of Python code run in an image."""
     flags = ("--rm", "--network=host", *HARDENED, "--entrypoint=python")
     return daemon.run("run", *flags, image, "-c", code).stdout.strip()
 

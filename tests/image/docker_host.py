@@ -50,7 +50,6 @@ class Daemon:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """Stop the daemon and its containers."""
         self._process.terminate()
         self._process.wait(60)
         self._log.close()
@@ -65,7 +64,6 @@ class Daemon:
         return result
 
     def build(self, tag: str, target: str, **arguments: str) -> None:
-        """Build an image from the Dockerfile and the wheels in deploy/wheelhouse."""
         options = {"BASE": BASE, "PIP_NO_INDEX": "1", "REVISION": revision()} | arguments
         flags = [flag for name, value in options.items() for flag in ("--build-arg", f"{name}={value}")]
         self.run("build", "--network=host", "--progress=plain", f"--target={target}", f"--tag={tag}", *flags, ".")

@@ -287,7 +287,6 @@ def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def graphs(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Return a function that maps a family to its exported graph."""
     paths: dict[str, Path] = {}
 
     def export_kind(kind: str) -> Path:
@@ -315,5 +314,4 @@ def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def artifact(exported: Path, tmp_path: Path) -> Path:
-    """Return an artifact that the test may modify."""
     return shutil.copytree(exported, tmp_path / "artifact")

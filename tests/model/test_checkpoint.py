@@ -28,7 +28,6 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 
 def rewrite_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    """Modify the tensors of a published model."""
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors")

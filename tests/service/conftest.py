@@ -129,20 +129,17 @@ async def open_harness(
 
 
 def fast_lane(harness: ServiceHarness) -> Lane[EncodeTask, TextVectors]:
-    """Return the fast lane, for tests that reserve its capacity."""
     return harness.engine._fast
 
 
 @pytest.fixture
 async def harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    """A harness with default options."""
     async with open_harness(model) as opened:
         yield opened
 
 
 @pytest.fixture
 def engine(harness: ServiceHarness) -> Engine:
-    """Engine of the default harness."""
     return harness.engine
 
 

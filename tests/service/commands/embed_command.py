@@ -65,7 +65,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read_vectors(path: Path) -> tuple[list[int] | None, list[Any] | None, NDArray[Any]]:
-    """Return the row numbers, ids and vectors."""
     if path.suffix == ".npy":
         return None, None, np.load(path, mmap_mode="r")
     if path.suffix == ".parquet":

@@ -41,14 +41,12 @@ def run_ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def attend(rest: httpx.Client, **options: Any) -> np.ndarray[Any, Any]:
-    """Return the API's map in whole percent."""
     body = {"inputs": TEXT, "unit": "word", "special_tokens": "drop", "layers": [-1], **options}
     (result,) = rest.post("/v1/attend", json=body).raise_for_status().json()["results"]
     return 100 * np.array(result["maps"][0]["matrix"])
 
 
 def map_numbers(out: str) -> list[list[int]]:
-    """Return the numbers in the map's rows."""
     rows = re.findall(r"^ *\d+ \S+ +(-?\d.*)$", out, re.MULTILINE)
     return [[int(value) for value in row.split()] for row in rows]
 

@@ -18,7 +18,6 @@ SECRET = "swordfish"
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """Write JSON lines; bytes are written unchanged."""
     file = path / "file.jsonl"
     file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
     return file

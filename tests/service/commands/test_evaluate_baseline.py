@@ -15,7 +15,6 @@ FILES = (
 
 
 def estimates(figures: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Return a result's estimates by path."""
     if not isinstance(figures, dict):
         return {}
     if figures.keys() == {"value", "low", "high"}:

@@ -30,7 +30,6 @@ FILES = {
 
 @pytest.fixture
 def artifact(exported: Path, tmp_path: Path) -> Path:
-    """Return an artifact that the test may modify."""
     return Path(shutil.copytree(exported, tmp_path / "artifact"))
 
 

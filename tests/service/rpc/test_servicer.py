@@ -181,7 +181,6 @@ async def test_cancelled_stream_leaves_no_work(stub: EncoderServiceStub, server:
 
 @pytest.fixture
 def call_record() -> RequestRecord:
-    """The call record that the interceptor would create."""
     record = RequestRecord("grpc", "call-1", endpoint="/attendant.v1.EncoderService/EncodeStream")
     set_current(record)
     return record

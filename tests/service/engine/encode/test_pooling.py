@@ -31,7 +31,6 @@ def reference_pool(sequence: Floats, pooling: Pooling) -> Floats:
 
 
 def with_dense(root: Path, manifest: Manifest, *dense: DenseRecord) -> Artifact:
-    """Return an artifact with these dense layers."""
     return Artifact(root, manifest.model_copy(update={"dense": dense}), "")
 
 

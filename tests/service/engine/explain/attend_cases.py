@@ -64,7 +64,6 @@ class AttendFactory:
         return AttendCase(request, AttendTask(tokens, units, spec, request, self.model.blocks))
 
     def run(self, case: AttendCase) -> AttendResult:
-        """Return the real model's result."""
         (result,) = self.model.explain.run([case.task])
         assert isinstance(result, AttendResult)
         return result
@@ -93,7 +92,6 @@ def layers_and_heads(result: AttendResult) -> list[tuple[int | None, int | None]
 
 
 def dense(sparse: SparseMatrix, columns: Sequence[int]) -> NDArray[np.float64]:
-    """Return the dense matrix, with 0 for omitted values."""
     values = decoded(sparse.values)
     column_of_unit = {unit: column for column, unit in enumerate(columns)}
     full = np.zeros((len(sparse.indptr) - 1, len(columns)))
