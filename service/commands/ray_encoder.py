@@ -192,7 +192,15 @@ def _connect() -> None:
     if ":" in address:
         host, _, port = address.rpartition(":")
         try:
-            # Ray would keep trying for minutes.
+            # Return workers that fit on the nodes.
+            #
+            # Args:
+            #     cpus: CPUs of each node.
+            #     count: Number of workers, or None for as many as possible.
+            #     threads: Threads per worker, or 0 for as many as possible. With neither, there is one worker per node.
+            #
+            # Raises:
+            #     CommandError: The workers do not fit.
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             problem = f"RAY_ADDRESS: cannot connect to {address} ({error})"

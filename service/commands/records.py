@@ -54,7 +54,7 @@ class Record:
         return [self._text(f"{field}[{index}]", item) for index, item in enumerate(value)]
 
     def number(self, field: str) -> float:
-        """Return a finite number of moderate size."""
+        """Return a finite number whose magnitude is within the limit."""
         value = self._value(field, "Add a number.")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(field, "not a number", "Use a number.")

@@ -32,7 +32,7 @@ def results() -> Path:
 
 
 def overflow(driver: PageDriver) -> int:
-    """Return by how many pixels the page is wider than its window."""
+    """Return the width of the page beyond its window, in pixels."""
     pixels: int = driver.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return pixels
 
