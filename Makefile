@@ -44,9 +44,9 @@ train-example: $(VENV)/train  ## train a small encoder from generated texts, eva
 	@$(if $(filter 0,$(SERVE)),echo,exec) $(BIN)/attendant serve --model-dir $(EXAMPLE)/words/artifact
 
 browsers:
-	@test -x /usr/bin/chromium -a -x /usr/bin/firefox-esr || \
-	  (apt-get update -qq && apt-get install -qq -y chromium firefox-esr fonts-dejavu-core >/dev/null) || \
-	  echo "test: chromium or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
+	@test -x /usr/bin/chromium-headless-shell -a -x /usr/bin/firefox-esr || \
+	  (apt-get update -qq && apt-get install -qq -y chromium-headless-shell firefox-esr fonts-dejavu-core >/dev/null) || \
+	  echo "test: chromium-headless-shell or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
 
 deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus, nginx and docker-compose
 	@(command -v promtool && command -v nginx && command -v docker-compose && \

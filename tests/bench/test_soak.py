@@ -32,6 +32,7 @@ def test_growth_is_not_measured_when_the_soak_is_short() -> None:
     assert Soak([10.0, 20.0], [200.0, 300.0], 300, ANSWERED, 0).verdicts()[0].passed is None
 
 
+@pytest.mark.slow
 def test_drawn_requests_are_accepted(rest: httpx.Client, corpus: Corpus) -> None:
     drawn = draw_requests(str(rest.base_url).rstrip("/"), corpus, 120)
     assert len(drawn) > 60

@@ -1,4 +1,4 @@
-"""Debian's Chromium, started once per process, and page drivers."""
+"""Debian's Chromium, as a headless shell started once per process, and page drivers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT
 from tests.conftest import RunningServer, skip_without
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path("/usr/bin/chromium-headless-shell")
 SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 TWO_SENTENCES = ("He cashed a check at the bank.", "They sat on the bank of the river.")
 
@@ -22,7 +22,7 @@ NewDriver = Callable[..., PageDriver]
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.is_file():
-        skip_without(str(CHROMIUM), "install the Debian package chromium")
+        skip_without(str(CHROMIUM), "install the Debian package chromium-headless-shell")
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         yield launched

@@ -60,17 +60,28 @@ def wait_until_listening(log: Path) -> tuple[str, str]:
 
 class Firefox:
     def __init__(self, profile: Path) -> None:
-        command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
-        environment = os.environ | {"HOME": str(profile)}
-        # Use a file, because Firefox would block on a full pipe.
-        log = profile / "stderr.log"
-        with log.open("w") as stderr:
+        self._profile = profile
+        self._start()
+
+    def _start(self) -> None:
+        command = [
+            str(FIREFOX), "--headless", "--no-remote", "--profile", str(self._profile), "--remote-debugging-port", "0",
+        ]  # fmt: skip
+        environment = os.environ | {"HOME": str(self._profile)}
+        log = self._profile / "stderr.log"
+        with log.open("w") as stderr:  # not a pipe: Firefox would block once it is full
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
         host, port = wait_until_listening(log)
         self.ids = itertools.count()
         self.socket = WebSocket(host, int(port))
         self.call("session.new", capabilities={})
         self.context = self.call("browsingContext.getTree")["contexts"][0]["context"]
+
+    def restart(self) -> None:
+        """Replace a process that no longer responds."""
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
+        self._start()
 
     def call(self, method: str, **parameters: Any) -> Any:
         number = next(self.ids)

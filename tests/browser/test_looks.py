@@ -55,7 +55,7 @@ def test_page_is_accessible_when_it_opens(new_driver: NewDriver, results: Path, 
     assert overflow(driver) == 0
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [pytest.param(400, "dark", marks=pytest.mark.slow), (1280, "light")])
 def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     """The page has six sentences (one long), signed values, tokens, special tokens and both commands."""
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open()
@@ -110,7 +110,7 @@ def test_facts_about_the_model_are_accessible(new_driver: NewDriver, results: Pa
     assert_accessible(driver)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [pytest.param(400, "dark", marks=pytest.mark.slow), (1280, "light")])
 def test_similarity_tab_is_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
     driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme)
     intercept(driver)

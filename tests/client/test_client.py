@@ -50,6 +50,7 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
         assert_equal(other, results[0])
 
 
+@pytest.mark.slow
 def test_model_info_has_records_of_training_and_evaluation(default_artifact: Path, tmp_path: Path) -> None:
     """Covers both APIs, and checks the REST response against the OpenAPI schema."""
     root = Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
@@ -119,6 +120,7 @@ def test_inputs_over_the_limit_are_split_into_several_requests(client: Client) -
     np.testing.assert_allclose(alone, together, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_large_requests_are_split_by_bytes(model: LoadedModel) -> None:
     """With both APIs, 300 kB exceed the message limit. The parts fill the queue, so some of them are retried."""
     limits = {"max_request_bytes": 40_000, "max_grpc_message_bytes": 40_000, "max_queue_tokens": 256}

@@ -45,12 +45,12 @@ def test_error_in_half_of_a_part_counts_inputs_from_the_start_of_the_request(
     opened: Any = client._client if isinstance(client, SyncCaller) else client
     call = opened._call
 
-    def call_with_single_inputs(operation: str, body: Any, deadline: float | None) -> Any:
-        if len(body.get("inputs", ())) > 1:
+    def call_with_few_inputs(operation: str, body: Any, deadline: float | None) -> Any:
+        if len(body.get("inputs", ())) > 64:
             raise AttendantError("INVALID_ARGUMENT", "RESPONSE_TOO_LARGE", "Response too large.")
         return call(operation, body, deadline)
 
-    monkeypatch.setattr(opened, "_call", call_with_single_inputs)
+    monkeypatch.setattr(opened, "_call", call_with_few_inputs)
     with pytest.raises(AttendantError) as raised:
         client.encode([*["a"] * 259, " ", "a"])
     assert raised.value.field == "inputs[259]"

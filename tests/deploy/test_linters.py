@@ -21,6 +21,7 @@ def run_checkov(framework: str, *files: Path) -> dict[str, list[Any]]:
     return results
 
 
+@pytest.mark.slow
 def test_checkov_passes_manifests(tmp_path: Path) -> None:
     manifests = {
         "cpu.yaml": build(full_combination("cpu", "autoscaling-hpa")),
@@ -44,6 +45,7 @@ def test_checkov_reports_a_privileged_container(tmp_path: Path) -> None:
     assert [check["check_id"] for check in failed] == ["CKV_K8S_20"]
 
 
+@pytest.mark.slow
 def test_checkov_passes_dockerfile() -> None:
     results = run_checkov("dockerfile", DOCKERFILE)
     assert results["passed_checks"]

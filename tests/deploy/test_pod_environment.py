@@ -25,6 +25,8 @@ GIB = 2**30
 SENDERS = 4
 BULK = {"inputs": [LONG_TEXT] * 64, "outputs": ["pooled"]}
 BULK_REQUESTS = 3
+# A tenth of the drain delay, and a queue that accepts the bulk requests on a slow or busy CPU too.
+FOR_TESTS = {"ATTENDANT_DRAIN_DELAY_MS": "1000", "ATTENDANT_MAX_QUEUE_MS": "30000"}
 
 
 @dataclass
@@ -79,10 +81,11 @@ def observe_drain(running: RunningPod) -> list[tuple[int, int]]:
     return observed
 
 
+@pytest.mark.slow
 def test_pod_passes_its_probes_and_stops_clean_under_load(default_artifact: Path, tmp_path: Path) -> None:
     """The probes come from the manifest. SIGTERM arrives while accepted requests are waiting in the queue."""
     manifest = Manifest("cpu")
-    with running_pod(default_artifact, tmp_path, ATTENDANT_DRAIN_DELAY_MS="1000") as running:  # a tenth
+    with running_pod(default_artifact, tmp_path, **FOR_TESTS) as running:
         with Probe(manifest.container["startupProbe"], running.admin) as startup:
             startup.wait_for_success()
         with (

@@ -3,11 +3,14 @@
 import re
 import shlex
 
+import pytest
+
 from tests.conftest import ROOT, run_python
 
 PAGE = (ROOT / "docs" / "ask.md").read_text()
 
 
+@pytest.mark.slow
 def test_command_prints_what_the_page_shows(default_artifact: object) -> None:
     (command,) = re.findall(r"^\.venv/bin/attendant (ask .*)$", PAGE, re.MULTILINE)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

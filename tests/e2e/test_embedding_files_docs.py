@@ -16,6 +16,7 @@ from tests.conftest import ROOT, RunningServer, server_environment
 PAGE = (ROOT / "docs" / "embedding-files.md").read_text()
 
 
+@pytest.mark.slow
 def test_commands_write_what_the_page_says(tmp_path: Path, server: RunningServer, default_artifact: Path) -> None:
     """The second command gets the test server's address, and its package is already installed."""
     commands = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

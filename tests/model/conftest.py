@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ Publish = Callable[[str], Path]
 onnx_graph._to_onnx = export_shared
 
 
-def mark_slow(*families: str) -> list[Any]:
-    """Return the families as parameters, marked slow except for two that differ in tokenizer and tensor names."""
-    return [pytest.param(name, marks=() if name in ("bert", "xlm-roberta") else pytest.mark.slow) for name in families]
+def mark_slow(*families: str, fast: Sequence[str] = ("bert", "xlm-roberta")) -> list[Any]:
+    """Return the families as parameters, marked slow except `fast`, which differ in tokenizer and tensor names."""
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in families]
 
 
 def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:

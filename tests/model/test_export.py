@@ -74,6 +74,7 @@ def test_manifest_of_model_without_sentence_transformers_files(published: Path, 
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
+@pytest.mark.slow
 def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) -> None:
     """Only the graphs may differ from a bidirectional model with the same weights."""
     config = json.loads((source / "config.json").read_text())
@@ -171,6 +172,7 @@ def test_static_tensor_is_embedding_table(published: Path, exported: Path) -> No
     assert torch.equal(read_tensor(artifact, artifact.manifest.static), expected)
 
 
+@pytest.mark.slow
 def test_static_tensor_has_embedding_size_of_electra(publish: Publish, tmp_path: Path) -> None:
     export_model(publish("electra"), tmp_path / "electra")
     artifact = Artifact.open(tmp_path / "electra")

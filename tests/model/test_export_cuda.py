@@ -108,6 +108,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_exports")
+@pytest.mark.slow
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
     first, second = (write_source_graph(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first == second

@@ -78,6 +78,7 @@ def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family:
 
 
 @pytest.mark.usefixtures("fresh_exports")
+@pytest.mark.slow
 def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
     first, second = (write_source_graph(published, tmp_path / name / "root") for name in ("a", "b"))
     assert first[0] == second[0]

@@ -12,6 +12,7 @@ import transformers
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
 from model.parity import GRID, Inputs, make_sequence, measure_parity, pack_sequences, pack_varlen
+from tests.model.conftest import mark_slow
 
 Publish = Callable[[str], Path]
 
@@ -54,7 +55,7 @@ def graph(graphs: Publish) -> Path:
     return graphs("bert")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert", "causal-roberta")))
 def test_graph_with_packed_sequences_equals_transformers_without_packing(
     publish: Publish, graphs: Publish, family: str
 ) -> None:

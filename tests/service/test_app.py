@@ -125,6 +125,7 @@ async def test_accepted_requests_are_answered_after_sigterm(default_artifact: Pa
         assert await exit_status(server) == 0
 
 
+@pytest.mark.slow
 async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: Path) -> None:
     from service.pb import encoder_pb2 as pb
     from service.pb.encoder_pb2_grpc import EncoderServiceStub

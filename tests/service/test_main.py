@@ -93,6 +93,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_server_runs_without_torch(default_artifact: Path) -> None:
     """Importing torch, transformers or onnx fails."""
     process = subprocess.Popen(

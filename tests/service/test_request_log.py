@@ -78,7 +78,12 @@ REJECTED = {
 
 
 @pytest.mark.parametrize(
-    ("access_log", "expected"), [("errors", REJECTED), ("all", FINISHED | REJECTED), ("none", set())]
+    ("access_log", "expected"),
+    [
+        pytest.param("errors", REJECTED, marks=pytest.mark.slow),
+        ("all", FINISHED | REJECTED),
+        pytest.param("none", set(), marks=pytest.mark.slow),
+    ],
 )
 def test_access_log_has_one_line_per_request(default_artifact: Path, access_log: str, expected: set[Any]) -> None:
     """A failed message in a stream has a line, too. Health checks have none, and no line contains client text."""
@@ -97,6 +102,7 @@ def test_access_log_has_one_line_per_request(default_artifact: Path, access_log:
     assert tokens == ({"rest-0": 3, "openai-0": 3, "grpc-0": 3, "stream": 7} if access_log == "all" else {})
 
 
+@pytest.mark.slow
 def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
     """Nobody reads the log, whose lines exceed the pipe buffer several times over."""
     lines: list[dict[str, Any]] = []

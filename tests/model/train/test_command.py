@@ -145,7 +145,7 @@ def read_step(directory: Path) -> int:
     return int(torch.load(path, weights_only=True)["step"]) if path.is_file() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_signal_writes_a_checkpoint(document: Document, tmp_path: Path, number: signal.Signals) -> None:
     document["run"] |= {"steps": 1_000_000, "checkpoint_steps": 1_000_000, "validation_steps": 1_000_000}
     (tmp_path / "config.toml").write_text(to_toml(document))

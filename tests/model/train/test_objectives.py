@@ -78,7 +78,7 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
         "masked",
         pytest.param("causal", marks=pytest.mark.slow),
         pytest.param("contrastive", marks=pytest.mark.slow),
-        "contrastive with spans",
+        pytest.param("contrastive with spans", marks=pytest.mark.slow),
         pytest.param("distillation", marks=pytest.mark.slow),
     ]
 )
@@ -148,6 +148,7 @@ def check_served(run: Path) -> None:
     np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_causal_model_opens_as_a_decoder(document: Document, tmp_path: Path) -> None:
     """transformers' BertLMHeadModel must compute the same loss as the run."""
     document["model"]["attention"] = "causal"
@@ -223,6 +224,7 @@ def check_same_vectors(objective: Any, normalize: bool, tokenizer: Tokenizer, di
             np.testing.assert_allclose(own.numpy(), vector, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported_labse: Path, tmp_path: Path,
                                                     publish: Publish) -> None:  # fmt: skip
     """Distills a student without the last block of the initial model, then serves it."""

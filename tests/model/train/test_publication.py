@@ -23,7 +23,7 @@ from tests.serving import ServiceThread
 TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 
 
-@pytest.fixture(params=["wordpiece", "bpe"])
+@pytest.fixture(params=["wordpiece", pytest.param("bpe", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp_path: Path) -> Path:
     """Directory of a finished run."""
     document["tokenizer"]["kind"] = request.param

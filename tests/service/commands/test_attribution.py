@@ -133,7 +133,7 @@ async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
     return precisions
 
 
-@pytest.mark.parametrize("name", ["default_artifact", "exported"])
+@pytest.mark.parametrize("name", [pytest.param("default_artifact", marks=pytest.mark.slow), "exported"])
 def test_precisions_match_a_naive_implementation(
     default_artifact: Path, exported: Path, evaluate: Evaluate, name: str
 ) -> None:

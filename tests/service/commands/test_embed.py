@@ -66,6 +66,7 @@ def test_embed_rejects_input_that_is_not_utf8(embed: Embed) -> None:
     assert (status, err) == (65, "attendant embed: line 2: not UTF-8. Send text in UTF-8.\n")
 
 
+@pytest.mark.slow
 def test_embed_exits_without_error_when_the_pipe_closes(default_artifact: Path) -> None:
     pipeline = f"yes hello | head -2000 | {sys.executable} -m service embed | head -1"
     result = subprocess.run(

@@ -95,6 +95,7 @@ def test_float16_normalized_dimensions(
     np.testing.assert_allclose(vectors.astype(np.float32), wanted, atol=3 * TOLERANCE)
 
 
+@pytest.mark.slow
 def test_run_continues_on_another_server_when_one_goes_away(
     tmp_path: Path, run_embed: RunEmbed, default_artifact: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

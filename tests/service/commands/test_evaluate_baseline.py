@@ -22,6 +22,7 @@ def estimates(figures: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     return {key: value for name, item in figures.items() for key, value in estimates(item, (*path, name)).items()}
 
 
+@pytest.mark.slow
 def test_differences_match_both_evaluations(evaluate: Evaluate, default_artifact: Path, exported_labse: Path) -> None:
     """The models have different dimensions. Methods that only one of them supports have no difference."""
     result = evaluate(default_artifact, "--baseline", exported_labse, *FILES)
