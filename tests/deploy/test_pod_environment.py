@@ -26,7 +26,7 @@ SENDERS = 4
 BULK = {"inputs": [LONG_TEXT] * 64, "outputs": ["pooled"]}
 BULK_REQUESTS = 3
 # A tenth of the drain delay, and a queue that accepts the bulk requests on a slow or busy CPU too.
-FOR_TESTS = {"ATTENDANT_DRAIN_DELAY_MS": "1000", "ATTENDANT_MAX_QUEUE_MS": "30000"}
+FOR_TESTS: dict[str, Any] = {"ATTENDANT_DRAIN_DELAY_MS": "1000", "ATTENDANT_MAX_QUEUE_MS": "30000"}
 
 
 @dataclass
