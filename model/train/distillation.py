@@ -34,8 +34,10 @@ class Teacher:
         graph = self.manifest.graphs["fast"]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        path = artifact.root / graph.file
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        weights = artifact.read(graph.weights)
+        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+        content = artifact.read(graph.file)
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._tokenizer = Tokenizer(artifact.read("tokenizer.json"))
         name = self.manifest.default_prompt_name
         self._prompt = "" if name is None else self.manifest.prompts[name]
