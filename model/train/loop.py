@@ -49,12 +49,12 @@ def train(
     steps = config.run.steps
     run = Run(config, objective, tokenizer, processes)
     run.restore(load_checkpoint(directory, processes.device), directory)
-    metrics = MetricsFile(directory, run.step) if processes.is_first else None
     with contextlib.ExitStack() as stack:
+        signaled = stack.enter_context(catch_signals())
+        metrics = MetricsFile(directory, run.step) if processes.is_first else None
         progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
         if metrics is not None:
             stack.enter_context(contextlib.closing(metrics))
-        signaled = stack.enter_context(catch_signals())
         while run.step < steps:
             row = run.advance()
             progress.set_postfix(
