@@ -72,6 +72,7 @@ class Firefox:
         with log.open("w") as stderr:  # not a pipe: Firefox would block once it is full
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
         host, port = wait_until_listening(log)
+        self.hangs = False
         self.ids = itertools.count()
         self.socket = WebSocket(host, int(port))
         self.call("session.new", capabilities={})
@@ -81,13 +82,22 @@ class Firefox:
         """Replace a process that no longer responds."""
         self.process.kill()
         self.process.wait(TIMEOUT_S)
+        self._disconnect()
         self._start()
+
+    def _disconnect(self) -> None:
+        self.socket.stream.close()
+        self.socket.socket.close()
 
     def call(self, method: str, **parameters: Any) -> Any:
         number = next(self.ids)
         self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (message := json.loads(self.socket.receive())).get("id") != number:
-            pass
+        try:
+            while (message := json.loads(self.socket.receive())).get("id") != number:
+                pass
+        except TimeoutError:
+            self.hangs = True  # the stream cannot be read after a timeout
+            raise
         assert message["type"] == "success", message
         return message["result"]
 
@@ -110,7 +120,6 @@ class Firefox:
         self.call("input.performActions", context=self.context, actions=[keyboard])
 
     def close(self) -> None:
-        self.socket.stream.close()
-        self.socket.socket.close()
+        self._disconnect()
         self.process.terminate()
         self.process.wait(TIMEOUT_S)
