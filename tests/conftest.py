@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("attendant")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 120
 HANG_TIMEOUT_S = 60
 
 
