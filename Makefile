@@ -33,7 +33,7 @@ test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones
 	@$(PYTEST) $(PARALLEL)
 
 test-slow: $(VENV)/dev model browsers deploy-tools  ## run the slow tests: oracles on many texts, every model family, many random examples
-	@FUZZ_EXAMPLES=500 $(PYTEST) -m "slow or examples" $(PARALLEL)
+	@FUZZ_EXAMPLES=200 $(PYTEST) -m "slow or examples" $(PARALLEL)
 
 train-example: $(VENV)/train  ## train a small encoder from generated texts, evaluate and serve it; EXAMPLE=DIR, SERVE=0
 	@$(BIN)/attendant-model example ambiguous-words -o $(EXAMPLE) >/dev/null
