@@ -140,7 +140,8 @@ def test_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -
     assert results["usage"] == {"prompt_tokens": count, "total_tokens": count}
     assert results["response"] == ["list", MODEL, [["embedding", index] for index in range(len(TEXTS))]]
     record = {"id": MODEL, "object": "model", "created": 0, "owned_by": "attendant"}
-    assert (results["models"], results["model"]) == ([record], record)
+    assert results["models"] == [results["model"]]
+    assert results["model"].items() >= record.items()
     invalid = ("BadRequestError", 400)
     kind = "invalid_request_error"
     assert results["empty"] == [*invalid, "input[1]", "empty", kind]
