@@ -64,6 +64,6 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     if checkpoint.max_input_tokens <= special_tokens:
         raise CheckpointError(
             f"{checkpoint.embedding_config.origins['max_input_tokens']}: maximum length leaves no room for text "
-            f"({checkpoint.max_input_tokens} tokens, of which {special_tokens} are special). "
+            f"({checkpoint.max_input_tokens} tokens, including {special_tokens} special tokens). "
             "Set --max-input-tokens to a larger value."
         )

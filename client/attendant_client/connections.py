@@ -33,7 +33,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
 SLACK_S = 1.0
-"""How much longer than the request timeout to wait for the server's own timeout response."""
+"""Extra wait in seconds beyond the request timeout, so that the server's own timeout response can arrive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class DataFileRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """How a model was trained. `initial_model` and `teacher` are None if the training had none."""
+    """Training record of a model. `initial_model` and `teacher` are None if unused."""
 
     objective: str
     initial_model: str | None

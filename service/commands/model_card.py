@@ -10,7 +10,7 @@ from service.commands.figures import Evaluation, RowKey
 from service.commands.measures import Estimate
 
 SAVED_DECIMALS = 4
-"""As many decimals as the table shows. Further digits could differ between runs and change the digest."""
+"""Number of decimals, as in the printed table. Further digits could differ between runs and change the digest."""
 
 
 class SavedCard(NamedTuple):

@@ -21,7 +21,7 @@ from service.commands.neighbors import (
 from service.engine.schema.encode import ModelInfo
 
 LISTED = 10
-"""How many of the most changed lines to list."""
+"""Maximum number of most-changed lines to list."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Encode requests: outputs, layers, dimensions, dtype and prompt."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from model.manifest import Manifest
@@ -97,6 +98,13 @@ def select_prompt(request: EncodeRequest, limits: Limits, manifest: Manifest) ->
     return prompt
 
 
+def prompt_not_found(name: str, prompts: Iterable[str], field: str) -> NotFound:
+    """Return the error for a prompt that the model lacks."""
+    known = ", ".join(f'"{prompt}"' for prompt in prompts)
+    remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
+    return NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
+
+
 def find_prompt(
     name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
 ) -> AppliedPrompt | None:
@@ -117,9 +125,7 @@ def find_prompt(
     if name is None:
         name = role_prompt_name(role, manifest.prompts) or manifest.default_prompt_name
     elif name not in manifest.prompts:
-        known = ", ".join(f'"{prompt}"' for prompt in manifest.prompts)
-        remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
-        raise NotFound("not found", remedy, field=f"{field}_name", actual=echo(name), reason="PROMPT_NOT_FOUND")
+        raise prompt_not_found(name, manifest.prompts, f"{field}_name")
     return AppliedPrompt(name, manifest.prompts[name]) if name is not None and manifest.prompts[name] else None
 
 

@@ -11,7 +11,8 @@ from model.tokenizer import TokenizerInput
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.engine.schema.encode import ApiSpelling, Array, EncodeResponse, Input, ModelInfo, Token, Truncation
 from service.engine.schema.similarity import SimilarityResponse
-from service.errors import Empty, NotFound, Overloaded, ServiceError, Unsupported, WrongShape, echo
+from service.engine.validation.encode import prompt_not_found
+from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape
 from service.rest.responses import metadata_headers
 
 LISTS = ("inputs", "inputs.sentences", "texts", "ids")
@@ -125,9 +126,7 @@ def prompt_text(info: ModelInfo, name: str | None, field: str) -> str:
     if name is None:
         return info.prompts[info.default_prompt_name] if info.default_prompt_name is not None else ""
     if name not in info.prompts:
-        known = ", ".join(f'"{prompt}"' for prompt in info.prompts)
-        remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
-        raise NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
+        raise prompt_not_found(name, info.prompts, field)
     return info.prompts[name]
 
 

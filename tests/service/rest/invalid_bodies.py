@@ -165,7 +165,7 @@ INVALID = {
     "unknown dtype": (
         body(dtype="float64"),
         "UNKNOWN_VALUE",
-        'dtype: unknown value ("float64"). Use "float32",',
+        'dtype: unknown value ("float64"). Use "float32", "float16",',
     ),
     "too many tokens": (
         body(inputs=["word " * 300]),

@@ -131,7 +131,10 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "unknown parameter": (changed(set_parameter("x y", bool_param=True)), "parameters.(another name): unknown"),
     "negative timeout": (changed(set_parameter("timeout", int64_param=-1)), "parameters.timeout: negative"),
     "sequence": (changed(set_parameter("sequence_id", int64_param=5)), "parameters.sequence_id: sequences"),
-    "truncation": (changed(set_parameter("truncation", string_param="x")), 'parameters.truncation: unknown value'),
+    "truncation": (
+        changed(set_parameter("truncation", string_param="x")),
+        'parameters.truncation: unknown value ("x").',
+    ),
     "prompt": (changed(set_parameter("prompt_name", string_param="x")), 'parameters.prompt_name: not found ("x").'),
     "kind": (changed(set_parameter("kind", string_param="norm")), 'parameters.kind: set, but "attention" is missing'),
 }  # fmt: skip

@@ -91,7 +91,10 @@ INVALID: dict[str, tuple[Any, str]] = {
     "float parameter": (with_parameters(dimensions=8.0), "parameters.dimensions: wrong type (number). Send an"),
     "boolean parameter": (with_parameters(dimensions=True), "parameters.dimensions: wrong type (boolean)."),
     "nested parameter": (with_parameters(normalize={"a": 1}), "parameters.normalize: wrong type (object). Send true"),
-    "string parameter": (with_parameters(truncation="middle"), 'parameters.truncation: unknown value ("middle").'),
+    "string parameter": (
+        with_parameters(truncation="middle"),
+        'parameters.truncation: unknown value ("middle"). Use "error",',
+    ),
     "large dimensions": (with_parameters(dimensions=2**62), "parameters.dimensions: out of range"),
     "negative timeout": (with_parameters(timeout=-1), "parameters.timeout: negative (-1, minimum 0)."),
     "kind alone": (with_parameters(kind="probs"), 'parameters.kind: set, but "attention" is missing from outputs.'),
