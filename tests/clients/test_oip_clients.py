@@ -22,7 +22,7 @@ MODEL = "all-MiniLM-L6-v2"
 TEXTS = ["money bank grows", "the river bank, déjà vu", *["word " * 100] * 6]
 IDS = [[2769, 2924, 7502, 0], [2314, 2924, 1010, 2003]]
 MASK = [[1, 1, 1, 0], [1, 1, 1, 1]]
-NOT_FOUND = f'model_name: not found ("unknown"). This server serves "{MODEL}".'
+NOT_FOUND = f'model_name: not found ("x"). This server serves "{MODEL}".'
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_tritonclient_http(server: Server, tmp_path: Any) -> None:
         ["404", NOT_FOUND],
         ["404", NOT_FOUND],
         ["404", 'model_version: not found ("2"). Use "1".'],
-        ["400", 'outputs[0].name: unknown output ("unknown"). Use "pooled", "tokens", "token_counts" or "attention".'],
+        ["400", 'outputs[0].name: unknown output ("x"). Use "pooled", "tokens", "token_counts" or "attention".'],
         ["501", "outputs[0].parameters: classification is not supported. Leave it out."],
         ["400", "parameters.dimensions: out of range (500). Use 1 to 384."],
         ["501", "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."],

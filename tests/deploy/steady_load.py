@@ -55,6 +55,7 @@ class SteadyLoad:
         ]
 
     def __enter__(self) -> Self:
+        self._started = time.monotonic()
         for thread in self._threads:
             thread.start()
         return self
@@ -75,11 +76,11 @@ class SteadyLoad:
         return Counter(outcome.api for outcome in self.outcomes)
 
     def wait_for(self, count: int) -> None:
-        """Wait until `count` more requests have finished."""
+        """Wait until `count` more requests have finished. None for `TIMEOUT_S` is an error."""
         target = len(self.outcomes) + count
-        deadline = time.monotonic() + TIMEOUT_S
         while len(self.outcomes) < target:
-            assert time.monotonic() < deadline, "the load makes no progress"
+            last = self.outcomes[-1].ended if self.outcomes else self._started
+            assert time.monotonic() < last + TIMEOUT_S, "the load makes no progress"
             time.sleep(0.02)
 
     def _run(self, api: str, send: Send) -> None:

@@ -23,7 +23,7 @@ from tests.deploy.steady_load import LONG_TEXT, SteadyLoad, rest_send
 ADDRESS = "127.0.0.1"
 GIB = 2**30
 SENDERS = 4
-BULK = {"inputs": [LONG_TEXT] * 64, "outputs": ["pooled"]}
+BULK = {"inputs": [LONG_TEXT] * 32, "outputs": ["pooled"]}
 BULK_REQUESTS = 3
 # A tenth of the drain delay, and a queue that accepts the bulk requests on a slow or busy CPU too.
 FOR_TESTS: dict[str, Any] = {"ATTENDANT_DRAIN_DELAY_MS": "1000", "ATTENDANT_MAX_QUEUE_MS": "30000"}
@@ -67,7 +67,7 @@ def streams(pod: Pod) -> int:
 def request_status(method: str, url: str, **options: Any) -> int:
     """Return the HTTP status, or 0 if the connection fails."""
     try:
-        return httpx.request(method, url, timeout=30, **options).status_code
+        return httpx.request(method, url, timeout=60, **options).status_code
     except httpx.TransportError:
         return 0
 
