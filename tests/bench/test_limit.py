@@ -9,6 +9,8 @@ from tests.bench.limit import SHAPES, Limit
 from tests.bench.machine import Machine
 from tests.bench.project import Model
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["The bank of the river.", "She cashed a check at the bank yesterday.", "Rain."]
 
 
@@ -21,7 +23,6 @@ def limit(default_artifact: Path) -> Limit:
     return limit
 
 
-@pytest.mark.slow
 def test_limit_comes_from_a_correct_backend(limit: Limit) -> None:
     figure = limit.measure(0.05)
     assert figure.tokens_per_second >= figure.float32_tokens_per_second > 0

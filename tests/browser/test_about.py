@@ -10,6 +10,8 @@ from tests.browser.page_driver import PageDriver
 from tests.model_records import EVALUATIONS as RECORDS
 from tests.model_records import TRAINING
 
+pytestmark = pytest.mark.slow
+
 EVALUATIONS = [record.model_dump(mode="json") for record in RECORDS]
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 

@@ -2,7 +2,11 @@
 
 import re
 
+import pytest
+
 from tests.browser.page_driver import PageDriver
+
+pytestmark = pytest.mark.slow
 
 
 def compared_spans(driver: PageDriver) -> list[list[int]]:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.browser.page_driver import PageDriver, format_number
 
+pytestmark = pytest.mark.slow
+
 
 def compare_response(driver: PageDriver, rest: httpx.Client) -> dict[str, Any]:
     """Repeat the page's last compare request and return the response."""

@@ -14,6 +14,8 @@ import pytest
 from tests.browser.page_driver import PageDriver
 from tests.browser.test_opening import compared
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -3,9 +3,12 @@
 import json
 
 import httpx
+import pytest
 
 from tests.browser.page_driver import PageDriver
 from tests.browser.test_opening import compared, similarities_by_sense
+
+pytestmark = pytest.mark.slow
 
 
 def load(driver: PageDriver, label: str) -> PageDriver:

@@ -29,7 +29,7 @@ def test_error_names_the_sentence_when_it_is_too_long(driver: PageDriver) -> Non
             driver.type(number, text)
             assert alert(driver) == f"Sentence {number}: too long ({expected}). Shorten it."
             driver.type(number, "He cashed a check at the bank.")
-            assert driver.page.get_by_role("alert").count() == 0
+            assert driver.page.get_by_role("alert").all_inner_texts() == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_full_queue_error_has_a_delay_and_a_retry_button(driver: PageDriver) -> 
     driver.page.unroute("**/v1/attend")
     driver.page.get_by_role("button", name="Try again").click()
     driver.settle()
-    assert driver.page.get_by_role("alert").count() == 0
+    assert driver.page.get_by_role("alert").all_inner_texts() == []
     assert "norm" in driver.page.locator("#map caption").inner_text()
 
 
@@ -215,7 +215,7 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
     driver.page.keyboard.press("Enter")
     driver.page.locator(".strip").first.wait_for()
     driver.settle()
-    assert driver.page.get_by_role("alert").count() == 0
+    assert driver.page.get_by_role("alert").all_inner_texts() == []
     assert "check" in driver.line(1)
     assert driver.page.evaluate("[Object.values(sessionStorage), localStorage.length, document.cookie]") == [
         [KEY],

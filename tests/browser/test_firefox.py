@@ -12,6 +12,8 @@ from tests.browser.firefox import FIREFOX, Firefox
 from tests.browser.page_driver import format_number
 from tests.conftest import RunningServer, skip_without
 
+pytestmark = pytest.mark.slow
+
 IDLE = "document.querySelector('.strip:not([hidden])') && !document.querySelector('[aria-busy=true]')"
 LEFT = "\ue012"
 AXE = next(Path(axe_playwright_python.__file__).parent.rglob("axe.min.js"))

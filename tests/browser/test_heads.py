@@ -11,6 +11,8 @@ from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.test_map import first_result
 
+pytestmark = pytest.mark.slow
+
 ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canvas) => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return Array.from(pixels).filter((_, place) => place % 4 === 3);

@@ -1,6 +1,10 @@
 """Keyboard navigation."""
 
+import pytest
+
 from tests.browser.page_driver import PageDriver
+
+pytestmark = pytest.mark.slow
 
 
 def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:

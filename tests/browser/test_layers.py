@@ -7,6 +7,8 @@ from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_opening import compared
 
+pytestmark = pytest.mark.slow
+
 RECORD = """() => {
     window.visited = [];
     const observer = new MutationObserver(() => window.visited.push(document.querySelector("#layer").value));

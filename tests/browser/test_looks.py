@@ -13,6 +13,8 @@ from tests.browser.test_about import EVALUATIONS, fulfill_model
 from tests.conftest import ROOT
 from tests.model_records import TRAINING
 
+pytestmark = pytest.mark.slow
+
 RESULTS = ROOT / "test-results"
 LOOKS = [
     (400, "dark"),

@@ -8,6 +8,8 @@ import pytest
 
 from tests.browser.page_driver import PageDriver, format_number
 
+pytestmark = pytest.mark.slow
+
 Fields = dict[str, Any]
 
 # Layer, control values, and expected request fields.

@@ -20,6 +20,8 @@ from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.conftest import ROOT, RunningServer
 
+pytestmark = pytest.mark.slow
+
 SHELL_CHARACTERS = """It's "the bank" of $HOME, `pwd` \\ and 銀行 — isn't it?"""
 VIEWS = [("#map", "/v1/attend"), ("#comparison", "/v1/compare")]
 

@@ -92,6 +92,7 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     assert longest < DETECTION_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drain_delay_ms", "retries"), [pytest.param(0, RetryPolicy(), marks=pytest.mark.slow), (1_000, NO_RETRIES)]
 )

@@ -24,6 +24,8 @@ from tests.deploy.monitoring import (
 )
 from tests.deploy.prometheus import Prometheus, run_prometheus, substitute
 
+pytestmark = pytest.mark.slow
+
 LOAD_S = 4
 PATIENCE_S = 30
 

@@ -42,7 +42,7 @@ class Case:
         return response.json()
 
 
-FAST = ("mean, byte-level BPE", "max", "excluded prompts", "cls and a dense layer")
+FAST = ("max", "excluded prompts", "cls and a dense layer")
 """Variants that together cover every pooling, prompts, a bias, and a model without contributions."""
 
 

@@ -1,10 +1,15 @@
-"""Exported graphs shared by all tests in a process, because torch.onnx takes two seconds for a tiny module."""
+"""Exported graphs shared by all test runs of a checkout, because torch.onnx takes seconds for a tiny module."""
 
 import hashlib
+import os
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
 import onnx
 import onnx_ir
+from filelock import FileLock
 from torch import nn
 
 from model import onnx_graph
@@ -13,23 +18,36 @@ from model.onnx_graph import GraphSignature
 MAX_PARAMETERS = 2**20
 INTERNAL = vars(nn.Module())
 
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".pytest_cache" / "graphs"
+EXPORTERS = ("torch", "onnx", "onnx-ir", "onnxscript")
+
 export_anew = onnx_graph._to_onnx
-_exported: dict[bytes, bytes] = {}
 
 
 def export_shared(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
-    """Return the graph of a module, exported only once for equal tiny modules with equal signatures."""
+    """Return the graph of a module, exported only once for equal tiny modules with equal signatures and exporters."""
     if sum(tensor.numel() for tensor in module.parameters()) > MAX_PARAMETERS:
         return export_anew(module, signature)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_exporter())
     for part in _content(module, signature):
         digest.update(part)
-    key = digest.digest()
-    if key not in _exported:
-        model = export_anew(module, signature)
-        onnx_graph._strip_metadata(model)
-        _exported[key] = onnx_ir.to_proto(model).SerializeToString()
-    return onnx_ir.from_proto(onnx.ModelProto.FromString(_exported[key]))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{digest.hexdigest()}.onnx"
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            model = export_anew(module, signature)
+            onnx_graph._strip_metadata(model)
+            path.with_suffix(".new").write_bytes(onnx_ir.to_proto(model).SerializeToString())
+            os.replace(path.with_suffix(".new"), path)
+    return onnx_ir.from_proto(onnx.ModelProto.FromString(path.read_bytes()))
+
+
+@cache
+def _exporter() -> bytes:
+    """Return everything besides the module that determines its graph: the code of `model/` and the exporters."""
+    code = [path.read_bytes() for path in sorted((ROOT / "model").rglob("*.py"))]
+    return b"\0".join([*code, *(version(name).encode() for name in EXPORTERS)])
 
 
 def _content(module: nn.Module, signature: GraphSignature) -> Iterator[bytes]:

@@ -46,6 +46,7 @@ def large_difference(*_: object) -> ParityRecord:
     return ParityRecord(batches=1, max_abs_difference=0.5, tolerance=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_exports")
 def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path) -> None:
     """The digest must identify the model, not the export run."""

@@ -68,7 +68,7 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
     assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES))
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert",)))
 def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
     """Query, key and value must be separate inputs without bias; all other nodes are standard ONNX."""
     record = write_source_graph(publish(family), tmp_path / "root")
@@ -81,6 +81,7 @@ def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str,
     assert {node.op_type for node in graph.node}.isdisjoint(NOT_CAPTURABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_graph_can_be_captured_as_cuda_graph(published: Path, pooling: Pooling, tmp_path: Path) -> None:
     """Whatever the pooling, the graph must not compute shapes or branch."""

@@ -55,7 +55,7 @@ def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, expor
     assert artifact.manifest.files["int8.bin"].size < artifact.manifest.files[WEIGHTS].size
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES, "causal-bert"))
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, "causal-bert", fast=("bert",)))
 def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
     source = publish(family)
     encoder = load_checkpoint(source).encoder

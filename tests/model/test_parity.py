@@ -68,7 +68,7 @@ def test_graph_with_packed_sequences_equals_transformers_without_packing(
     assert float(np.abs(packed - expected).max()) < 1e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("electra",)))
 def test_parity_of_correct_export_is_below_1e_5(publish: Publish, graphs: Publish, family: str) -> None:
     checkpoint = load_checkpoint(publish(family))
     parity = measure_parity(checkpoint.encoder, graphs(family), checkpoint.max_input_tokens)

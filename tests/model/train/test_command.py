@@ -45,6 +45,7 @@ def test_other_options_are_an_error_before_the_first_checkpoint(
     assert "another tokenizer.vocab_size (60, now 50)" in train(document, tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_finished_run_keeps_its_artifact(
     document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

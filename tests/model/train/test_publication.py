@@ -34,6 +34,7 @@ def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_libraries_open_the_trained_model(run: Path) -> None:
     assert {path.name for path in run.iterdir()} >= {"checkpoint.pt", "metrics.csv", CURVES, MODEL, ARTIFACT}
     assert Artifact.open(run / ARTIFACT).manifest.license == "apache-2.0"

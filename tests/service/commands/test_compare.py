@@ -158,6 +158,7 @@ def test_missed_threshold_is_named_and_exits_with_1(
     assert [line.split()[1] for line in out.splitlines() if "MISSED" in line] == missed
 
 
+@pytest.mark.slow
 def test_ranks_of_models_with_other_dimensions_equal_brute_force(
     compare: Compare, default_artifact: Path, exported: Path, texts: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_ranks_of_models_with_other_dimensions_equal_brute_force(
     assert result["lowest_overlaps"][0] == {"line": int(np.argmin(overlaps)) + 1, "value": min(overlaps)}
 
 
+@pytest.mark.slow
 def test_queries_are_encoded_with_the_prompt_of_the_model(
     compare: Compare, default_artifact: Path, exported_labse: Path, texts: Path, tmp_path: Path
 ) -> None:

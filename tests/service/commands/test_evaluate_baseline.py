@@ -45,6 +45,7 @@ def test_differences_from_itself_are_zero(evaluate: Evaluate, exported: Path) ->
     assert {tuple(item.values()) for item in estimates(result["difference"]).values()} <= {(0, 0, 0)}
 
 
+@pytest.mark.slow
 def test_table_has_baseline_and_difference(run: Run, default_artifact: Path, exported_labse: Path) -> None:
     status, out, _ = run(default_artifact, "--baseline", exported_labse, *FILES)
     assert status == 0
