@@ -36,6 +36,7 @@ from service.rest.routes import (
     tei,
     tei_bodies,
 )
+from service.rest.schemas import ErrorBody, OpenAIErrorBody
 
 
 def make_app(
@@ -78,6 +79,7 @@ def make_app(
     complete_document(
         app,
         (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES, *oip_bodies.BODIES),
+        (ErrorBody, OpenAIErrorBody, tei_bodies.TeiErrorBody, oip_bodies.OipErrorBody),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(

@@ -71,15 +71,19 @@ _REQUEST_HEADERS = [
 ]  # fmt: skip
 
 
-def complete_document(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    """Complete FastAPI's document. `bodies` are the bodies that routes read themselves."""
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
+Bodies = Sequence[type[BaseModel]]
+
+
+def complete_document(app: FastAPI, request_bodies: Bodies, error_bodies: Bodies) -> None:
+    """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them."""
     fastapi_document = app.openapi
 
     @cache  # FastAPI returns the same object to every call
     def openapi() -> dict[str, Any]:
+        _, schemas = models_json_schema(
+            [*((body, "validation") for body in request_bodies), *((body, "serialization") for body in error_bodies)],
+            ref_template="#/components/schemas/{model}",
+        )
         document = fastapi_document()
         components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(schemas["$defs"])

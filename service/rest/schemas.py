@@ -296,12 +296,19 @@ def responses(
     statuses: tuple[int, ...] = tuple(ERRORS),
     descriptions: dict[int, str] = ERRORS,
 ) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI responses of a route: `model` for 200, and the errors that it can return."""
+    """Return the OpenAPI responses of a route: `model` for 200, and the errors that it can return.
+
+    Errors refer to the schema of their body: FastAPI builds a serializer for each "model" of each route, 600 in all.
+    """
     described: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "Success."}}
     for status in statuses:
-        described[status] = {"model": error, "description": descriptions[status]}
+        described[status] = {"description": descriptions[status], "content": _json_content(error)}
         if status in RETRIED:
             described[status]["headers"] = {
                 "Retry-After": {"description": "Seconds to wait before a retry.", "schema": {"type": "integer"}}
             }
     return described
+
+
+def _json_content(body: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
