@@ -5,6 +5,7 @@ import os
 # Set before imports: on a busy machine, torch and NumPy threads that wait for each other are slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import selectors
 import signal
 import subprocess
@@ -49,6 +50,11 @@ LONGEST = (
     "tests/client",
 )
 """Paths with the longest tests, which run first so that all workers finish at the same time."""
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the imported modules from garbage collections, which commands and tests run."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

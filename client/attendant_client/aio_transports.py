@@ -26,7 +26,7 @@ class AsyncHttpTransport:
     """REST over a connection pool."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
-        self._client = httpx.AsyncClient(base_url=address.target, headers=authorization(api_key), timeout=None)  # noqa: S113  # each request has its own
+        self._client = httpx.AsyncClient(**address.http_options(api_key))
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         request = http_request(self._client, operation, body, timeout_s)

@@ -11,14 +11,20 @@ from tests.service.rest.invalid_bodies import INVALID, MALFORMED, SECRET, body, 
 JSON = {"content-type": "application/json"}
 
 
-@pytest.fixture
-def client(rest: httpx.Client) -> Iterator[httpx.Client]:
-    """A client with one connection, which must still work after the test."""
+@pytest.fixture(scope="module")
+def connected(rest: httpx.Client) -> Iterator[httpx.Client]:
+    """A client with one connection."""
     limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
     with httpx.Client(base_url=rest.base_url, limits=limits, timeout=60) as opened:
-        golden = opened.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"]
         yield opened
-        assert opened.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"] == golden
+
+
+@pytest.fixture
+def client(connected: httpx.Client) -> Iterator[httpx.Client]:
+    """The client, whose connection must still work after the test."""
+    golden = connected.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"]
+    yield connected
+    assert connected.post("/v1/encode", json={"inputs": GOLDEN}).json()["results"] == golden
 
 
 def error_message(response: httpx.Response, status: int, code: str, reason: str | None) -> str:
