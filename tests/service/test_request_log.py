@@ -94,6 +94,8 @@ def test_access_log_has_one_line_per_request(default_artifact: Path, access_log:
     assert sorted(str([line.get(name) for name in names]) for line in lines) == sorted(
         str(list(line)) for line in expected
     )
+    tokens = {line["request_id"]: line.get("tokens") for line in lines if line["status"] in ("200", "OK")}
+    assert tokens == ({"rest-0": 3, "openai-0": 3, "grpc-0": 3, "stream": 7} if expected >= FINISHED else {})
     for line in lines:
         assert line["message"] == "request"
         assert line["ms"] >= 0

@@ -257,8 +257,10 @@ async def test_tokenize_does_not_depend_on_the_queue(model: LoadedModel) -> None
             assert (await harness.post("/decode", {"ids": [[101]]})).status_code == 200
 
 
-async def test_concurrent_tokenization_is_limited(model: LoadedModel) -> None:
-    async with open_harness(model, max_queue_tokens=1000) as harness:
+@pytest.mark.parametrize("max_queue_tokens", [1000, 7000])
+async def test_concurrent_tokenization_is_limited(model: LoadedModel, max_queue_tokens: int) -> None:
+    """One request of 3,750 estimated tokens is always admitted, two are not."""
+    async with open_harness(model, max_queue_tokens=max_queue_tokens) as harness:
         request = TokenizeRequest((Input(TokenizerInput("word " * 3000)),))
         results = await gather(*(harness.engine.tokenize(request) for _ in range(2)))
         assert isinstance(results[1], QueueFull)

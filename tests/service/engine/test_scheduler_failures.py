@@ -84,6 +84,7 @@ async def test_cancelled_requests_never_run(start_lane: StartLane) -> None:
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.wait([cancelled])
+    assert lane.admission.backlog.tokens == 1  # the other request's
     backend.gate.set()
     assert await other == [40]
     assert backend.batches[1:] == [[4]]

@@ -220,6 +220,8 @@ def test_offsets_of_a_truncated_text_are_read_at_most_twice(side: Side) -> None:
     tokens = TokenizedInput(TokenizerInput("\u4e00" * 5000), encoding).truncate(256, side)
     assert len(words_of(tokens)) == 254
     assert not any(is_removed_by_truncation(tokens, 0, span) for span in tokens.offsets[1:-1])
+    start, end = tokens.kept_characters[0]
+    assert is_removed_by_truncation(tokens, 0, (end, end + 1) if side == "right" else (start - 1, start))
     assert overlapping_tokens(tokens, [(0, span) for span in tokens.offsets[1:-1]]).tolist() == [
         [index, index + 1] for index in range(1, 255)
     ]
