@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
@@ -183,6 +184,18 @@ def test_export_names_invalid_model_file(
     assert line.startswith("attendant-model: ")
     assert message in line
     assert not (source.parent / "out").exists()
+
+
+def test_export_rejects_a_tokenizer_with_one_token_too_many(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["onemore"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
+    assert error_line(capsys) == (
+        f"attendant-model: tokenizer.json: more tokens than the embedding table ({size + 1}, limit {size}). "
+        "Use the tokenizer of the model."
+    )
 
 
 def test_export_names_missing_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
