@@ -52,7 +52,7 @@ def make_app(
         version=__version__,
         description="Contextual embeddings of tokens, words, spans and texts, and attention maps.",
         docs_url=None,
-        openapi_url=docs.OPENAPI_PATH if settings.docs else None,
+        openapi_url=None,  # docs.py serves the document
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
@@ -65,7 +65,7 @@ def make_app(
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
         page.make_router(files),
-        *([docs.make_router()] if settings.docs else ()),
+        *([docs.make_router(app)] if settings.docs else ()),
     )
     for router in routers:
         app.include_router(router)
