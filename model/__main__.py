@@ -45,11 +45,11 @@ examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status, after one line on stderr if it is not 0."""
+    return run_command("attendant-model", lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    return run_command("attendant-model", lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
     if options.command == "train":
         return _train(options.config, options.out)
     if options.command == "example":

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EX_OK = 0
 EX_NEGATIVE = 1
@@ -45,6 +45,13 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or an error. argparse would ignore that standard output cannot be written."""
+        if message:
+            stream = file or sys.stderr
+            stream.write(message)
+            stream.flush()
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status `EX_USAGE`."""

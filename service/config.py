@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from model.console import Parser
+from service.errors import echo
 from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
 
 PREFIX = "ATTENDANT_"
+DOTENV = Path(".env")
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
 HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
@@ -227,13 +230,14 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
         arguments: Command-line flags (`--rest-port 9000`); None leaves the command line out.
         environ: Environment variables; None selects the process's own.
     """
-    values = _options_in(dotenv_values(".env")) | _options_in(os.environ if environ is None else environ)
+    values = _options_in(_read_dotenv(DOTENV)) | _options_in(os.environ if environ is None else environ)
     try:
         settings = Settings(**values | ({} if arguments is None else _parse_flags(arguments)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{PREFIX}{name.upper()}: {first['msg'].replace('Input should', 'must')}.") from None
+        problem = first["msg"].replace("Input should", "must")
+        raise ConfigError(f"{PREFIX}{name.upper()}: {problem} ({echo(str(first['input']))}).") from None
     _ = settings.served_models  # raises for an invalid list
     if settings.drain_delay_ms >= settings.drain_timeout_ms:
         raise ConfigError(
@@ -241,6 +245,21 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
             f"({settings.drain_delay_ms}, limit {settings.drain_timeout_ms}). Reduce the delay."
         )
     return settings
+
+
+def _read_dotenv(path: Path) -> dict[str, str | None]:
+    """Return the variables of a file, if it exists.
+
+    Raises `ConfigError` for a line that dotenv would skip: it could be the option that requires a key.
+    """
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8") as lines:
+        for binding in parse_stream(lines):
+            is_option = binding.key is not None and binding.key.upper().startswith(PREFIX)
+            if binding.error or (is_option and binding.value is None):
+                raise ConfigError(f"{path}: line {binding.original.line}: not NAME=VALUE. Correct or remove the line.")
+    return dotenv_values(path)
 
 
 def _parse_flags(arguments: list[str]) -> dict[str, Any]:

@@ -183,10 +183,12 @@ def echo(value: str) -> str:
 
 
 def _detail(actual: str, minimum: float | None, maximum: float | None, unit: str) -> str:
-    """Return the parenthesis of a message. It omits a range, because the remedy states it."""
+    """Return the parenthesis of a message. It omits a range, which the remedy states."""
     unit = f" {unit}" if unit else ""
     bound = ""
-    if minimum is None and maximum is not None:
+    if minimum is not None and minimum == maximum:
+        bound = f"required {minimum}"
+    elif minimum is None and maximum is not None:
         bound = f"limit {maximum}"
     elif minimum is not None and maximum is None:
         bound = f"minimum {minimum}"

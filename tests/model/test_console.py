@@ -42,6 +42,15 @@ def test_full_disk_is_an_error(
     assert capsys.readouterr().err == f"{program}: {problem}\n"
 
 
+@pytest.mark.parametrize(("main", "command"), [(service_main, "serve"), (service_main, "size"), (model_main, "export")])
+def test_help_on_a_full_disk_is_an_error(
+    main: Callable[[list[str]], int], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([command, "--help"]) == 73
+
+
 @pytest.mark.parametrize("program", COMMANDS)
 def test_closed_pipe_ends_the_command_silently(
     program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -125,7 +125,19 @@ def test_wrong_value_error_names_the_option(
     with pytest.raises(ConfigError) as raised:
         load_settings(arguments)
     assert str(raised.value).startswith(f"{variable}: ")
+    assert str(raised.value).endswith(f" ({WRONG[name]}).")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["ATTENDANT_API_KEYS_FILE: keys", "ATTENDANT_API_KEYS_FILE keys", "attendant_api_keys_file", "= x", "a b"]
+)
+def test_invalid_line_of_the_dotenv_file_is_an_error(tmp_path: Path, line: str) -> None:
+    """Skipping it could start a server without keys."""
+    (tmp_path / ".env").write_text(f"# comment\nOTHER\n\nATTENDANT_REST_PORT=9000\n{line}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_settings()
+    assert str(raised.value) == ".env: line 5: not NAME=VALUE. Correct or remove the line."
 
 
 @pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])

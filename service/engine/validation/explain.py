@@ -74,10 +74,10 @@ def _check_reduction(request: AttendRequest) -> None:
     spell, kind = request.spelling.value, request.kind
     allowed = HEAD_REDUCES[kind]
     if request.head_reduce not in allowed:
-        values = ", ".join(spell("head_reduce", value) for value in allowed)
+        *values, last = [spell("head_reduce", value) for value in allowed]
         raise ConflictingFields(
             f"{spell('head_reduce', request.head_reduce)} is not supported for kind {spell('kind', kind)}",
-            f"Use {values}.", field="head_reduce",
+            f"Use {', '.join(values)} or {last}.", field="head_reduce",
         )  # fmt: skip
     if kind in ("block_norm", "projection") and request.heads is not None:
         raise ConflictingFields(f"kind {spell('kind', kind)} always covers all heads", "Leave it out.", field="heads")

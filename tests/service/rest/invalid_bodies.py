@@ -87,7 +87,7 @@ INVALID = {
     "span of three": (
         body(inputs=[{"text": "abc", "spans": [[0, 1, 2]]}]),
         "WRONG_SHAPE",
-        "inputs[0].spans[0]: wrong number of items (3). Send",
+        "inputs[0].spans[0]: wrong number of items (3, required 2). Send",
     ),
     "257 inputs": (body(inputs=["a"] * 257), "TOO_MANY", "inputs: too many items (257, limit 256). Split"),
     "40,000 inputs": (

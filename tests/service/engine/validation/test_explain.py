@@ -26,7 +26,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"heads": (12,)}, "heads[0]: out of range (12). Use 0 to 11."),
     ({"heads": (0, -1)}, "heads[1]: out of range (-1)."),
     ({"heads": (1, 1)}, "heads: contains the same head twice."),
-    ({"head_reduce": "sum"}, 'head_reduce: "sum" is not supported for kind "probs". Use "none", "mean", "max".'),
+    ({"head_reduce": "sum"}, 'head_reduce: "sum" is not supported for kind "probs". Use "none", "mean" or "max".'),
     ({"kind": "norm", "head_reduce": "max"}, 'head_reduce: "max" is not supported for kind "norm".'),
     ({"kind": "projection", "heads": (1,)}, 'heads: kind "projection" always covers all heads. Leave it out.'),
     (

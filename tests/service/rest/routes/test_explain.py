@@ -212,7 +212,7 @@ async def test_too_large_error_names_the_number_of_inputs_that_fit(model: Loaded
         (
             "attend",
             {"inputs": [{"text": "a", "spans": [[1, 2, 3]]}]},
-            "inputs[0].spans[0]: wrong number of items (3). Send [start, end].",
+            "inputs[0].spans[0]: wrong number of items (3, required 2). Send [start, end].",
         ),
         ("attend", {"top_p": "half"}, "top_p: wrong type (string). Send a number."),
         (
