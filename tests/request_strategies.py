@@ -171,7 +171,7 @@ def compare_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
 
 @st.composite
 def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
-    """Draw similarity requests. Without `explain`, they rarely have an option that requires it."""
+    """Generate similarity requests. A few without `explain` have an option that requires it, which is an error."""
     texts = st.one_of(SHORT_TEXTS, SHORT_TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
     prompts = st.sampled_from(["query: ", "", "\u3000"])
     drawn = draw(

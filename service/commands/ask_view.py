@@ -89,7 +89,7 @@ def show_map(console: Console, analysis: Analysis, kind: str) -> None:
 
 
 def to_shares(matrix: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
-    """Return each row as shares: norms are divided by their row sum; other kinds already are shares."""
+    """Return each row as shares: norms are divided by their row sum; other kinds are already shares."""
     if kind in ("norm", "block_norm"):
         sums = matrix.sum(1, keepdims=True)
         matrix = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)

@@ -1,4 +1,4 @@
-"""Ranks a text's words by their effect on one word or on a similarity, and computes precision@1."""
+"""Ranks a text's words by their effect on a word or on a similarity score, and computes precision@1."""
 
 import re
 from collections.abc import Iterator, Sequence

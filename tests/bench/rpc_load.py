@@ -19,7 +19,7 @@ OPTIONS = [("grpc.max_receive_message_length", 1 << 28)]
 
 
 def run_rpc(load: Load, seconds: float, processes: int = PROCESSES) -> Answered:
-    """Send a load for `seconds`. Its URL is a gRPC address, and `connections` is the total number of calls in
+    """Generate load for `seconds` seconds. The URL is a gRPC address, and `connections` is the total number of calls in
     flight.
     """
     calls = load.connections // processes

@@ -87,7 +87,7 @@ class PageDriver:
         return self.page.get_by_label(f"Sentence {number}", exact=True)
 
     def add(self, text: str) -> "PageDriver":
-        """Add a sentence, which receives the focus."""
+        """Add a sentence and focus its field."""
         self.page.get_by_role("button", name="Add a sentence").click()
         self.page.keyboard.insert_text(text)
         return self.settle()

@@ -93,7 +93,7 @@ def test_several_sentences_have_a_line_per_pair_and_a_table_per_layer(driver: Pa
 
 
 def test_sentences_can_be_removed_and_added(driver: PageDriver) -> None:
-    """With a single sentence, a message takes the place of the comparison."""
+    """With a single sentence, a message appears instead of the comparison."""
     driver.page.get_by_role("button", name="Remove sentence 1").click()
     driver.settle()
     assert "Add a second sentence" in driver.finding()

@@ -127,7 +127,7 @@ class Pod:
         return self.process.returncode, time.monotonic() - started
 
     def kill(self) -> None:
-        """Send SIGKILL if the process is still running. It would outlive unshare."""
+        """Send SIGKILL if the process is still running; otherwise it would outlive unshare."""
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.process.wait()

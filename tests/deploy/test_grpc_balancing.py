@@ -119,8 +119,8 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
 ) -> None:
     """The proxy forwards the health of one replica, which says nothing about the others.
 
-    nginx keeps sending requests to the stopping replica. With this many clients, some watch that replica's health,
-    unless they share a connection.
+    nginx keeps sending requests to the stopping replica. With this many clients, some health checks reach that
+    replica, unless all clients share a connection.
     """
     find_tool("nginx")
     own_connection = ("grpc.use_local_subchannel_pool", 1)

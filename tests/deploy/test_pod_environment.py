@@ -137,7 +137,7 @@ def test_pod_runs_as_an_arbitrary_user_and_writes_nothing(default_artifact: Path
 def test_threads_follow_the_manifest_or_the_quota(
     default_artifact: Path, tmp_path: Path, cpus: float | None, threads: str | None, expected: int
 ) -> None:
-    """The manifest sets the number by its CPU request. Without it, the server reads its cgroup's quota."""
+    """The manifest sets the number through its CPU request. Without it, the server reads its cgroup's quota."""
     changes = {} if threads is not None else {"ATTENDANT_THREADS": None}
     with running_pod(default_artifact, tmp_path, cpus, **changes) as running:
         running.pod.wait_for_log("ready: ")

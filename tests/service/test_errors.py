@@ -116,7 +116,7 @@ async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
-    """Invalid content has status 400 in this API."""
+    """This API returns status 400 for invalid content."""
     response = error_response(RequestRecord("openai", "id-1"), make(kind))
     body = json.loads(bytes(response.body))["error"]
     assert set(body) == {"message", "type", "param", "code"}

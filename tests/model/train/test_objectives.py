@@ -66,7 +66,7 @@ def write_pairs(directory: Path, *, spans: bool = False) -> None:
 
 @pytest.fixture
 def contrastive(document: Document, tmp_path: Path) -> Document:
-    """A run on pairs from random weights."""
+    """A training run on pairs that starts from random weights."""
     write_pairs(tmp_path)
     document["data"] = {"train": ["train.jsonl"], "validation": ["validation.jsonl"], "shuffle_texts": 20}
     document["contrastive"] = {"temperature": 0.1, "matryoshka_dimensions": [8, 16]}

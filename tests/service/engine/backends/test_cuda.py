@@ -88,7 +88,7 @@ def test_warm_up_runs_every_shape_and_shapes_agree(model: LoadedModel, artifact:
 
 
 def test_only_requested_vectors_are_returned(model: LoadedModel, backend: CudaBackend) -> None:
-    """Each task has a different pooling: the one in the graph, or one computed on the host."""
+    """Each task uses a different pooling mode: the one in the graph, or one computed on the host."""
     (task,) = make_tasks(model, SENTENCES[0])
     tokens = task.tokens
     tasks = [
