@@ -67,12 +67,12 @@ def test_restart_behind_nginx_loses_no_request(default_artifact: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_20_restarts_behind_nginx_lose_none_of_20_000_requests(default_artifact: Path, tmp_path: Path) -> None:
-    load = restart_under_load(default_artifact, tmp_path, 20)
+def test_10_restarts_behind_nginx_lose_none_of_10_000_requests(default_artifact: Path, tmp_path: Path) -> None:
+    load = restart_under_load(default_artifact, tmp_path, 10)
     assert load.failed == []
-    assert load.counts.total() >= 20_000
-    assert min(load.counts["rest"], load.counts["grpc"]) >= 5_000
-    assert load.counts["streams"] >= 50
+    assert load.counts.total() >= 10_000
+    assert min(load.counts["rest"], load.counts["grpc"]) >= 2_500
+    assert load.counts["streams"] >= 25
 
 
 @pytest.mark.slow
