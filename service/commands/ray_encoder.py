@@ -154,7 +154,7 @@ async def open_ray_encoder(
 
 
 def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers:
-    """Return workers that fit. They are as large as possible without `threads`, and as many without `count`.
+    """Return workers that fit: as large as possible if `threads` is 0, and as many as possible if `count` is None.
 
     Args:
         cpus: CPUs of each node.

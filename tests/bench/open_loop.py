@@ -220,7 +220,7 @@ def raw_request(url: str, body: str, headers: Mapping[str, str]) -> bytes:
 async def offer(
     url: str, requests: Sequence[bytes], rate: float, fill_s: float, seconds: float
 ) -> dict[str, float | int]:
-    """Offer requests and return the figures, for rejections after the first second and for others after `fill_s`."""
+    """Send requests at `rate`; return the figures. Rejections skip the first second, others skip `fill_s` seconds."""
     end_s = fill_s + seconds
     count = int(rate * end_s)
     due = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, count))

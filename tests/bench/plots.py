@@ -34,7 +34,7 @@ def plot_run(figures: Sequence[Figure], offered: Sequence[Offered], scaling: Sca
 
 
 def plot_offered(results: Sequence[Offered], directory: Path) -> None:
-    """Plot goodput, rejections and latency over offered load."""
+    """Plot goodput, rejections and latency vs. offered load."""
     canvas, (rates, times) = _axes(2)
     offered = [result.offered for result in results]
     rates.plot(offered, offered, color=FOURTH, linestyle=":", label="offered")

@@ -1,4 +1,4 @@
-"""Every allowed combination of an overlay with components: schemas of three Kubernetes versions, and the rules."""
+"""Every allowed combination of overlay and components, checked against our rules and three Kubernetes schemas."""
 
 import copy
 import json

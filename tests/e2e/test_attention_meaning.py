@@ -161,7 +161,7 @@ def whole_word(text: str, word: str) -> tuple[int, int]:
 
 
 async def find_contributors(engine: Engine, text: str, word: str) -> tuple[Contributor, ...]:
-    """Return the contributors to one use of a word in the default request."""
+    """Return the contributors to one occurrence of a word, as a default request gets them."""
     occurrences = Occurrence(text, span=whole_word(text, word)), Occurrence(CHECK, word_index=6)
     return tuple((await engine.compare(CompareRequest(occurrences))).occurrences[0].contributors)
 

@@ -150,7 +150,7 @@ def definitions() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def tokenizer_by_kind(definitions: dict[str, bytes], default_artifact: Path) -> dict[str, Tokenizer]:
-    """Return a tokenizer of every kind, plus the default model's."""
+    """Return one tokenizer of each kind, plus the default model's."""
     default = (default_artifact / "tokenizer.json").read_bytes()
     return {name: Tokenizer(definition) for name, definition in {**definitions, "default": default}.items()}
 

@@ -31,7 +31,7 @@ CHOSEN_SETTINGS = [
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the only stderr line that is not progress; stdout must be empty."""
+    """Return the only stderr line that is not progress output; stdout must be empty."""
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if not re.match(r"\[ *\d+\.\d s\] ", line)]
     assert (out, len(lines)) == ("", 1), err

@@ -96,7 +96,7 @@ def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokeniz
 def test_checkpoint_of_a_gpu_continues_on_a_cpu(
     config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.save tags GPU tensors with "cuda:0"; everything else is as on a CPU."""
+    """torch.save tags GPU tensors with "cuda:0"; everything else is the same as on a CPU."""
     half = with_run(config, steps=6)
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")

@@ -34,7 +34,7 @@ def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
 
 
 class StubSource(VectorSource):
-    """A source with an engine's limits and errors. A token is a word, and each text takes `delay_s`."""
+    """Mimics an engine's limits and errors. Each word counts as one token, and each text takes `delay_s` to encode."""
 
     info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
 

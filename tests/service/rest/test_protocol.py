@@ -108,7 +108,7 @@ async def test_head_is_checked(name: str) -> None:
 
 
 async def test_large_body_does_not_count_as_header_of_the_next_request() -> None:
-    """This must hold even if both arrive in one read, and the second head in several."""
+    """The body and the start of the next header arrive in one read, and the rest of that header in several."""
     body = b"b" * 100_000
     requests = POST + b"Content-Length: 100000\r\n\r\n" + body + b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Le"
     async with serving(echo) as (reader, writer):

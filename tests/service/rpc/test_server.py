@@ -170,7 +170,7 @@ async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
 
 
 async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel) -> None:
-    """HTTP/2 announces the limit, so the client queues calls and the server rejects none."""
+    """The limit is advertised over HTTP/2, so the client queues calls and the server never rejects any."""
     async with open_harness(model, max_grpc_streams=1) as harness:
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
         port = await server.start("127.0.0.1:0")

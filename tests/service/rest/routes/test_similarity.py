@@ -1,4 +1,4 @@
-"""/v1/similarity: pairs, errors, limits, and how much work a request causes."""
+"""/v1/similarity: pairs, errors, limits, and how much work a request triggers."""
 
 from typing import Any
 
