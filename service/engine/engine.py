@@ -12,7 +12,7 @@ from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
 from service.engine.costs import INLINE_COST, compare_cost, describe_cost, encode_cost
-from service.engine.encode.response import build_results, encode_tasks
+from service.engine.encode.response import build_results
 from service.engine.explain.compare import compare
 from service.engine.lane_metrics import ModelMetrics
 from service.engine.model_info import describe_model, limits_of
@@ -151,10 +151,11 @@ class Engine:
             prompt_tokens = await self._count_prompt(prompt, len(request.inputs))
             size = encode_cost(request, self._manifest, 0 if prompt is None else len(prompt.text))
             with lane.reserve(self._estimate(request.inputs, prompt_tokens), deadline):
-                prepared = await self._run(size, partial(self._preparation.encode, request, prompt))
+                prepare = partial(self._preparation.encode, request, prompt, last=last)
+                prepared, tasks = await self._run(size, prepare)
                 timer.tokenized()
                 token_count, truncated = self._count([item.tokens for item in prepared])
-                submitted = lane.submit(encode_tasks(request, self._manifest, prepared, last=last), deadline)
+                submitted = lane.submit(tasks, deadline)
             vectors = await lane.wait(submitted)
             timer.ran(submitted.job.queue_s)
             model = self._model

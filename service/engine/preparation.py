@@ -10,7 +10,9 @@ from service.engine.costs import INPUT
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.response import (
     JSON_CHARACTER_BYTES,
+    LayerTask,
     PreparedInput,
+    encode_tasks,
     least_response_bytes,
     listed_bytes,
     prepare_input,
@@ -50,8 +52,10 @@ class Preparation:
         self._limits = limits
         self._prompt_tokens: dict[str, int] = {}  # of the prompts of the model
 
-    def encode(self, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
-        """Return the results of the inputs without their vectors."""
+    def encode(
+        self, request: EncodeRequest, prompt: AppliedPrompt | None, *, last: bool
+    ) -> tuple[list[PreparedInput], Sequence[EncodeTask | LayerTask]]:
+        """Return the results of the inputs without their vectors, and the tasks; see `encode_tasks`."""
         sources = [item.source for item in request.inputs]
         if prompt is not None:
             sources = [
@@ -65,7 +69,7 @@ class Preparation:
         size = response_bytes(prepared, request, self._manifest)
         remedy = partial(suggest_smaller_vectors, prepared, request, self._manifest, self._limits.max_response_bytes)
         self._check_response_size(size, len(prepared), remedy)
-        return prepared
+        return prepared, encode_tasks(request, self._manifest, prepared, last=last)
 
     def check_least_response(self, request: EncodeRequest) -> None:
         """Raise `ResponseTooLarge` for a response that is too large whatever the texts are: a retry cannot succeed."""

@@ -14,6 +14,7 @@ from service.engine.schema.explain import (
     TOP_CONTRIBUTORS,
     AttendRequest,
     AttendResponse,
+    AttendResult,
     AttentionMap,
     CompareRequest,
     CompareResponse,
@@ -43,6 +44,7 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
+from service.rest.rendering import convert
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import AttendResponseBody, CompareResponseBody, responses
@@ -130,7 +132,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         work = engine.attend(_attend_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
-        document = _document(response, body.encoding_format)
+        document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format == "float")
 
     @router.post(
@@ -188,19 +190,20 @@ def _numbers(numbers: Literal["all"] | Sequence[int]) -> tuple[int, ...] | None:
     return None if numbers == "all" else tuple(numbers)
 
 
-def _document(response: AttendResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
-    results = [
-        {
-            "truncated": result.truncated,
-            "units": result.units,
-            "rows": result.rows,
-            "columns": result.columns,
-            "maps": [_map(attention_map, encoding_format) for attention_map in result.maps],
-        }
-        for result in response.results
-    ]
+async def _document(response: AttendResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
+    results = await convert(lambda result: _result(result, encoding_format), response.results)
     usage = usage_body(response.token_count, response.truncated_inputs)
     return {"model": response.model, "precision": response.precision, "results": results, "usage": usage}
+
+
+def _result(result: AttendResult, encoding_format: EncodingFormat) -> dict[str, Any]:
+    return {
+        "truncated": result.truncated,
+        "units": result.units,
+        "rows": result.rows,
+        "columns": result.columns,
+        "maps": [_map(attention_map, encoding_format) for attention_map in result.maps],
+    }
 
 
 def _map(attention_map: AttentionMap, encoding_format: EncodingFormat) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
+from service.rest.rendering import convert
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import EncodeResponseBody, TokenizeResponseBody, responses
@@ -114,7 +115,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         work = engine.encode(_encode_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
-        document = _document(response, body.encoding_format)
+        document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format == "float")
 
     @router.post(
@@ -161,11 +162,11 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
     )
 
 
-def _document(response: EncodeResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
+async def _document(response: EncodeResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
     return {
         "model": response.model,
         "precision": response.precision,
-        "results": [_result(result, encoding_format) for result in response.results],
+        "results": await convert(lambda result: _result(result, encoding_format), response.results),
         "usage": usage_body(response.token_count, response.truncated_inputs),
         "prompt_name": None if response.prompt is None else response.prompt.name,
         "prompt": None if response.prompt is None else response.prompt.text,

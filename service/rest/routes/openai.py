@@ -24,8 +24,9 @@ from service.rest.codec import (
     count_inputs_or_ids,
 )
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
+from service.rest.rendering import Base64, convert
 from service.rest.requests import RequestReader, while_connected
-from service.rest.responses import Base64, json_response, metadata_headers
+from service.rest.responses import json_response, metadata_headers
 from service.rest.routes import models
 from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
 
@@ -104,7 +105,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return one embedding per input."""
         body = await reader.read(request, EmbeddingsBody, inputs=MAX_INPUTS)
         engine = lifecycle.models.find(body.model)
-        inputs = _inputs(body.input)
+        inputs = await _inputs(body.input)
         if not reader.settings.openai_token_ids and any(item.source.token_ids is not None for item in inputs):
             raise InvalidArgument(
                 "token ids are disabled (clients send ids of OpenAI's vocabulary, not of this model)",
@@ -125,7 +126,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         )
         response = await while_connected(request, asyncio.ensure_future(work))
         headers = metadata_headers(response, engine.info.digest)
-        document = _document(response, body.encoding_format)
+        document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
     return router
@@ -151,27 +152,27 @@ def http_status(error: ServiceError) -> int:
     return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
 
 
-def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:
+async def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:
     """Return the inputs; validation has made sure that all items of a list have one type."""
     if isinstance(value, str):
         return (Input(TokenizerInput(value)),)
     ids = tuple(item for item in value if isinstance(item, int))
     if ids:
         return (Input(TokenizerInput(token_ids=ids)),)
-    return tuple(
-        Input(TokenizerInput(item) if isinstance(item, str) else TokenizerInput(token_ids=tuple(item)))
-        for item in value
-        if not isinstance(item, int)
-    )
+    return tuple(await convert(_input, [item for item in value if not isinstance(item, int)]))
 
 
-def _document(response: EncodeResponse, encoding: EncodingFormat | None) -> dict[str, Any]:
+def _input(value: str | list[int]) -> Input:
+    return Input(TokenizerInput(value) if isinstance(value, str) else TokenizerInput(token_ids=tuple(value)))
+
+
+async def _document(response: EncodeResponse, encoding: EncodingFormat | None) -> dict[str, Any]:
+    def describe(item: tuple[int, EncodeResult]) -> dict[str, Any]:
+        return {"object": "embedding", "index": item[0], "embedding": _embedding(item[1], encoding)}
+
     return {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _embedding(result, encoding)}
-            for index, result in enumerate(response.results)
-        ],
+        "data": await convert(describe, enumerate(response.results)),
         "model": response.model,
         "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
     }

@@ -19,6 +19,7 @@ from service.engine.schema.similarity import (
 )
 from service.lifecycle import Lifecycle
 from service.rest.codec import MODEL_DESCRIPTION, TRUNCATION_DESCRIPTION, StrictModel, Texts, body_schema
+from service.rest.rendering import convert
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import SimilarityResponseBody, responses
@@ -78,7 +79,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         engine = lifecycle.models.find(body.model)
         work = engine.similarity(_request(body, reader.deadline(request)))
         response = await while_connected(request, asyncio.ensure_future(work))
-        return await json_response(request, _document(response), metadata_headers(response, engine.info.digest))
+        return await json_response(request, await _document(response), metadata_headers(response, engine.info.digest))
 
     return router
 
@@ -93,17 +94,17 @@ def _texts(texts: str | list[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _document(response: SimilarityResponse) -> dict[str, Any]:
+async def _document(response: SimilarityResponse) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model": response.model,
         "precision": response.precision,
         "similarity": response.similarity,
         "scores": response.scores.values,
-        "queries": [_text(text) for text in response.queries],
-        "documents": [_text(text) for text in response.documents],
+        "queries": await convert(_text, response.queries),
+        "documents": await convert(_text, response.documents),
     }
     if response.pairs is not None:
-        document["pairs"] = [_pair(pair) for pair in response.pairs]
+        document["pairs"] = await convert(_pair, response.pairs)
     document |= {
         "contributions_unavailable": response.unavailable,
         "usage": usage_body(response.token_count, response.truncated_inputs),

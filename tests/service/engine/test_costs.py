@@ -21,9 +21,9 @@ SENTENCE = "He sat down on the bank of the river and watched the water flow by, 
     "request_",
     [
         encode_request(GOLDEN),
-        encode_request(*[SENTENCE] * 32),
-        encode_request(GOLDEN, outputs=ALL_OUTPUTS, layers=ALL_LAYERS),
-        encode_request("word " * 150, outputs=("words",)),
+        encode_request(*[SENTENCE] * 24),
+        encode_request(GOLDEN, outputs=ALL_OUTPUTS, layers=(-2, -1)),
+        encode_request("word " * 80, outputs=("words",)),
     ],
 )
 def test_small_requests_are_prepared_on_the_event_loop(request_: EncodeRequest, manifest: Manifest) -> None:

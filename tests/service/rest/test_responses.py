@@ -11,8 +11,9 @@ import pytest
 from starlette.requests import Request
 
 from service.engine.schema.encode import Array, Token
-from service.rest import responses
-from service.rest.responses import PART_BYTES, Base64, json_response, render, tensor
+from service.rest import rendering
+from service.rest.rendering import PART_BYTES, Base64, convert, render
+from service.rest.responses import json_response, tensor
 
 RANDOM = np.random.default_rng(7)
 
@@ -66,15 +67,16 @@ async def test_parts_join_to_the_document(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])
 async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call to orjson writes at most one part, and the event loop runs between parts."""
+    """A call to orjson writes at most one part, and the event loop runs between calls."""
     sizes: list[int] = []
-    original = responses._dump
+    original = rendering._dump
 
     def dump(value: object) -> bytes:
         sizes.append(len(rendered := original(value)))
         return rendered
 
-    monkeypatch.setattr(responses, "_dump", dump)
+    monkeypatch.setattr(rendering, "_dump", dump)
+    monkeypatch.setattr(rendering, "STEP_S", 0)
     steps = 0
 
     async def count_steps() -> None:
@@ -86,9 +88,28 @@ async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatc
     other = asyncio.create_task(count_steps())
     parts = await render(DOCUMENTS[name])
     other.cancel()
-    assert max(sizes, default=0) <= 4 * PART_BYTES
-    assert max(map(len, parts)) <= 4 * PART_BYTES
-    assert steps >= len(parts) - 1 >= 1
+    assert max(sizes, default=0) <= PART_BYTES
+    assert max(map(len, parts)) <= 2 * PART_BYTES
+    assert steps >= len(sizes)
+    assert steps >= len(parts) > 1
+
+
+async def test_many_results_are_converted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "STEP_S", 0)
+    progress: list[int] = []
+
+    async def note_progress() -> None:
+        progress.append(len(converted))
+
+    def double(number: int) -> int:
+        converted.append(number)
+        return 2 * number
+
+    converted: list[int] = []
+    other = asyncio.create_task(note_progress())
+    assert await convert(double, range(1000)) == list(range(0, 2000, 2))
+    assert other.done()
+    assert progress[0] < 10
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip"])
