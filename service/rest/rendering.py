@@ -1,19 +1,16 @@
 """JSON of large responses, rendered in short steps so that they do not hold up other requests."""
 
-import asyncio
 import base64
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import orjson
 
 from service.engine.schema.encode import Array, Token, Word
 from service.engine.schema.explain import Unit
+from service.steps import Steps
 
 PART_BYTES = 256 * 1024
-STEP_S = 0.001
-"""Time after which rendering lets other tasks run."""
 SLICE = 8 * 1024
 """Weight rendered in one piece: about 90 KiB of numbers, 0.5 ms on an AMD EPYC with AVX2. The unit is a number."""
 SLICE_BYTES = 192 * 1024
@@ -25,9 +22,6 @@ ENTRY = 4
 ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word: OBJECT, Unit: OBJECT}
 """Weight of each item of a list of one type: such a list is not weighed item by item."""
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 
 class Base64:
     """The bytes of an array, to be rendered as a string. No dataclass, because orjson renders those as objects."""
@@ -37,40 +31,16 @@ class Base64:
 
 
 async def render(document: Any) -> list[bytes]:
-    """Return the document as JSON in parts; the event loop runs other tasks every `STEP_S`."""
+    """Return the document as JSON in parts; other tasks run in between."""
     parts, pending, size = [], [], 0
-    steps = Steps()
-    for piece in _pieces(document):
+    async for piece in Steps().each(_pieces(document)):
         pending.append(piece)
         size += len(piece)
         if size >= PART_BYTES:
             parts.append(b"".join(pending))
             pending, size = [], 0
-        await steps.end()
     parts.append(b"".join(pending))
     return parts
-
-
-async def convert(function: Callable[[T], U], items: Iterable[T]) -> list[U]:
-    """Return `[function(item) for item in items]`; the event loop runs other tasks every `STEP_S`."""
-    converted, steps = [], Steps()
-    for item in items:
-        converted.append(function(item))
-        await steps.end()
-    return converted
-
-
-class Steps:
-    """Divides long work on the event loop into steps of about `STEP_S`."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-
-    async def end(self) -> None:
-        """Let other tasks run if the step has lasted for `STEP_S`."""
-        if time.perf_counter() - self._started >= STEP_S:
-            await asyncio.sleep(0)
-            self._started = time.perf_counter()
 
 
 def _weight(value: Any, enough: int) -> int:

@@ -1,6 +1,6 @@
 """Attend and Compare: messages as the engine's requests, and its responses as messages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import get_args
 
 from model.manifest import KINDS
@@ -24,6 +24,7 @@ from service.engine.schema.explain import (
 from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs, unit_message
+from service.steps import convert
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 ATTENTION_KINDS = ("probs", *KINDS)
@@ -68,9 +69,9 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
     )
 
 
-def attend_responses(response: AttendResponse) -> Iterator[pb.AttendResponse]:
+async def attend_responses(response: AttendResponse) -> AsyncIterator[pb.AttendResponse]:
     """Yield the header, then one message per map; each map is freed once its message exists."""
-    inputs = [_attend_input_info(result) for result in response.results]
+    inputs = await convert(_attend_input_info, response.results)
     usage = pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs)
     header = pb.AttendHeader(
         model=response.model, precision=enum_label("PRECISION", response.precision), inputs=inputs, usage=usage

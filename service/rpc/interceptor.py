@@ -14,7 +14,7 @@ from service.auth import ApiKeys
 from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
-from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, tolerant
+from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
 from service.rpc.receiving import Parser, Receiver
 from service.rpc.status import retry_after_ms, status_of
 
@@ -82,8 +82,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             behavior = self._wrap_response_stream(handler.unary_stream, method, parse)
         else:
             unary = self._wrap_unary(handler.unary_unary, method, parse)
-            return grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
-        return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
+            return grpc.stream_unary_rpc_method_handler(unary)
+        return grpc.stream_stream_rpc_method_handler(behavior)
 
     def _reject(self, error: ServiceError, method: Method) -> Callable[[Requests, Context], Awaitable[Message]]:
         """Return a behavior that rejects a call without receiving a message."""
@@ -97,21 +97,19 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     def _wrap_unary(
         self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], Awaitable[Message]]:
-        async def call(requests: Requests, context: Context) -> Message:
+    ) -> Callable[[Requests, Context], Awaitable[bytes]]:
+        async def call(requests: Requests, context: Context) -> bytes:
             async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
                 reject_malformed(request)
-                response = await behavior(request, context)
-                self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
-                return response
+                return await self._serialize(await behavior(request, context), record)
             raise AssertionError("the call was aborted")
 
         return call
 
     def _wrap_response_stream(
         self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], AsyncIterator[Message]]:
-        async def call(requests: Requests, context: Context) -> AsyncIterator[Message]:
+    ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
+        async def call(requests: Requests, context: Context) -> AsyncIterator[bytes]:
             async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
                 reject_malformed(request)
                 async for response in self._responses(behavior(request, context), record):
@@ -121,8 +119,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     def _wrap_stream(
         self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], AsyncIterator[Message]]:
-        async def call(requests: Requests, context: Context) -> AsyncIterator[Message]:
+    ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
+        async def call(requests: Requests, context: Context) -> AsyncIterator[bytes]:
             async with (
                 self._observe(context, method) as record,
                 contextlib.aclosing(self._receiver.stream(requests, parse)) as messages,
@@ -134,11 +132,15 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     async def _responses(
         self, responses: AsyncGenerator[Message, None], record: RequestRecord
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(responses):
             async for response in responses:
-                self._metrics.response_bytes.labels(record.api, record.model).observe(response.ByteSize())
-                yield response
+                yield await self._serialize(response, record)
+
+    async def _serialize(self, response: Message, record: RequestRecord) -> bytes:
+        data = await serialize(response)
+        self._metrics.response_bytes.labels(record.api, record.model).observe(len(data))
+        return data
 
     @contextlib.asynccontextmanager
     async def _observe(self, context: Context, method: Method) -> AsyncIterator[RequestRecord]:

@@ -1,7 +1,7 @@
 """The servicer of attendant.v1.EncoderService, proto/attendant/v1/encoder.proto."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol, get_args
 
 import grpc
@@ -12,13 +12,13 @@ from service.engine.schema.encode import (
     DType,
     EncodeRequest,
     EncodeResponse,
+    EncodeResult,
     LayerReduce,
     ModelInfo,
     Output,
     Timing,
-    Token,
     TokenizeRequest,
-    Word,
+    TokenizeResult,
 )
 from service.errors import ConflictingFields, UnknownValue
 from service.lifecycle import Lifecycle
@@ -34,6 +34,7 @@ from service.rpc.model_info import POOLING_MODES, model_message
 from service.rpc.similarity import similarity_request, similarity_response
 from service.rpc.status import status_of
 from service.rpc.stream import Failed, respond_in_order, run_in_stream
+from service.steps import Steps
 
 SERVICE = "attendant.v1.EncoderService"
 
@@ -54,7 +55,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         engine = self._lifecycle.models.find(request.model or None)
         response = await engine.encode(_encode_request(request, self._limits(engine), deadline_of(context)))
         _add_metadata(context, response, engine.info)
-        return _encode_response(response)
+        return await _encode_response(response)
 
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: grpc.aio.ServicerContext
@@ -79,7 +80,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         engine = self._lifecycle.models.find(request.model or None)
         response = await engine.attend(attend_request(request, self._limits(engine), deadline_of(context)))
         _add_metadata(context, response, engine.info)
-        for message in attend_responses(response):
+        async for message in attend_responses(response):
             yield message
 
     async def Compare(self, request: pb.CompareRequest, context: grpc.aio.ServicerContext) -> pb.CompareResponse:
@@ -94,7 +95,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         engine = self._lifecycle.models.find(request.model or None)
         response = await engine.similarity(similarity_request(request, self._limits(engine), deadline_of(context)))
         _add_metadata(context, response, engine.info)
-        return similarity_response(response)
+        return await similarity_response(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)
@@ -103,16 +104,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         response = await engine.tokenize(
             TokenizeRequest(inputs, wire="binary", deadline=deadline_of(context), spelling=PROTO)
         )
-        return pb.TokenizeResponse(
-            model=response.model,
-            results=[
-                pb.TokenizeResult(
-                    token_count=result.token_count, tokens=_tokens(result.tokens), words=_words(result.words)
-                )
-                for result in response.results
-            ],
-            usage=pb.Usage(tokens=response.token_count),
-        )
+        message = pb.TokenizeResponse(model=response.model, usage=pb.Usage(tokens=response.token_count))
+        steps = Steps()
+        async for result in steps.each(response.results):
+            described = message.results.add(token_count=result.token_count)
+            await _add_tokens_and_words(described, result, steps)
+        return message
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.Model:
         return model_message(self._lifecycle.models.find(request.model or None).info)
@@ -148,7 +145,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         result = await run_in_stream(encode, call, self._requests)
         if isinstance(result, Failed):
             return pb.EncodeStreamResponse(id=request_id, error=status_of(result.error, result.request_id))
-        return pb.EncodeStreamResponse(id=request_id, response=_encode_response(result))
+        return pb.EncodeStreamResponse(id=request_id, response=await _encode_response(result))
 
 
 class _Response(Protocol):
@@ -208,33 +205,34 @@ def _dtype(number: int) -> DType:
     return dtype
 
 
-def _encode_response(response: EncodeResponse) -> pb.EncodeResponse:
-    return pb.EncodeResponse(
+async def _encode_response(response: EncodeResponse) -> pb.EncodeResponse:
+    message = pb.EncodeResponse(
         model=response.model,
         precision=enum_label("PRECISION", response.precision),
-        results=[
-            pb.EncodeResult(
-                token_count=result.token_count,
-                truncated=result.truncated,
-                tokens=_tokens(result.tokens or ()),
-                words=_words(result.words or ()),
-                pooled=tensor(result.pooled),
-                token_vectors=tensor(result.token_vectors),
-                word_vectors=tensor(result.word_vectors),
-                span_vectors=tensor(result.span_vectors),
-                static_vectors=tensor(result.static_vectors),
-            )
-            for result in response.results
-        ],
         usage=pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs),
         prompt_name=None if response.prompt is None else response.prompt.name,
         prompt=None if response.prompt is None else response.prompt.text,
     )
+    steps = Steps()
+    async for result in steps.each(response.results):
+        encoded = message.results.add(
+            token_count=result.token_count,
+            truncated=result.truncated,
+            pooled=tensor(result.pooled),
+            token_vectors=tensor(result.token_vectors),
+            word_vectors=tensor(result.word_vectors),
+            span_vectors=tensor(result.span_vectors),
+            static_vectors=tensor(result.static_vectors),
+        )
+        await _add_tokens_and_words(encoded, result, steps)
+    return message
 
 
-def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:
-    return [
-        pb.Token(
+async def _add_tokens_and_words(
+    message: pb.EncodeResult | pb.TokenizeResult, result: EncodeResult | TokenizeResult, steps: Steps
+) -> None:
+    async for token in steps.each(result.tokens or ()):
+        message.tokens.add(
             id=token.id,
             text=token.text,
             start=token.start,
@@ -243,9 +241,5 @@ def _tokens(tokens: Sequence[Token]) -> list[pb.Token]:
             segment=token.segment,
             special=token.special,
         )
-        for token in tokens
-    ]
-
-
-def _words(words: Sequence[Word]) -> list[pb.Word]:
-    return [pb.Word(text=word.text, start=word.start, end=word.end, segment=word.segment) for word in words]
+    async for word in steps.each(result.words or ()):
+        message.words.add(text=word.text, start=word.start, end=word.end, segment=word.segment)

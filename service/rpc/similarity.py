@@ -18,6 +18,7 @@ from service.engine.schema.similarity import (
 from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, unit_message
+from service.steps import Steps
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 PAIRS = ("all", *get_args(Pairs))
@@ -57,16 +58,13 @@ def similarity_request(
     )
 
 
-def similarity_response(response: SimilarityResponse) -> pb.SimilarityResponse:
+async def similarity_response(response: SimilarityResponse) -> pb.SimilarityResponse:
     """Return the response as a message."""
-    return pb.SimilarityResponse(
+    message = pb.SimilarityResponse(
         model=response.model,
         precision=enum_label("PRECISION", response.precision),
         similarity=enum_label("SIMILARITY_FUNCTION", response.similarity),
         scores=tensor(response.scores),
-        queries=[_text(text) for text in response.queries],
-        documents=[_text(text) for text in response.documents],
-        pairs=[_pair(pair) for pair in response.pairs or ()],
         contributions_unavailable=response.unavailable,
         usage=pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs),
         query_prompt_name=_name(response.query_prompt),
@@ -74,6 +72,13 @@ def similarity_response(response: SimilarityResponse) -> pb.SimilarityResponse:
         document_prompt_name=_name(response.document_prompt),
         document_prompt=_prompt(response.document_prompt),
     )
+    steps = Steps()
+    for texts, field in ((response.queries, message.queries), (response.documents, message.documents)):
+        async for text in steps.each(texts):
+            field.append(_text(text))
+    async for pair in steps.each(response.pairs or ()):
+        message.pairs.append(_pair(pair))
+    return message
 
 
 def _text(text: SimilarityText) -> pb.SimilarityText:

@@ -44,10 +44,10 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
-from service.rest.rendering import convert
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import AttendResponseBody, CompareResponseBody, responses
+from service.steps import convert
 
 
 class AttendBody(StrictModel):

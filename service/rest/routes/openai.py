@@ -24,11 +24,12 @@ from service.rest.codec import (
     count_inputs_or_ids,
 )
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
-from service.rest.rendering import Base64, convert
+from service.rest.rendering import Base64
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers
 from service.rest.routes import models
 from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
+from service.steps import convert
 
 API = "openai"
 EMBEDDINGS_PATH = "/v1/embeddings"

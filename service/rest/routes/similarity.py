@@ -19,10 +19,10 @@ from service.engine.schema.similarity import (
 )
 from service.lifecycle import Lifecycle
 from service.rest.codec import MODEL_DESCRIPTION, TRUNCATION_DESCRIPTION, StrictModel, Texts, body_schema
-from service.rest.rendering import convert
 from service.rest.requests import RequestReader, while_connected
 from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import SimilarityResponseBody, responses
+from service.steps import convert
 
 
 class SimilarityBody(StrictModel):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from service.engine.schema.encode import Array, Token
 from service.rest import rendering
-from service.rest.rendering import PART_BYTES, Base64, convert, render
+from service.rest.rendering import PART_BYTES, Base64, render
 from service.rest.responses import json_response, tensor
 
 RANDOM = np.random.default_rng(7)
@@ -76,7 +76,7 @@ async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatc
         return rendered
 
     monkeypatch.setattr(rendering, "_dump", dump)
-    monkeypatch.setattr(rendering, "STEP_S", 0)
+    monkeypatch.setattr("service.steps.STEP_S", 0)
     steps = 0
 
     async def count_steps() -> None:
@@ -92,24 +92,6 @@ async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatc
     assert max(map(len, parts)) <= 2 * PART_BYTES
     assert steps >= len(sizes)
     assert steps >= len(parts) > 1
-
-
-async def test_many_results_are_converted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "STEP_S", 0)
-    progress: list[int] = []
-
-    async def note_progress() -> None:
-        progress.append(len(converted))
-
-    def double(number: int) -> int:
-        converted.append(number)
-        return 2 * number
-
-    converted: list[int] = []
-    other = asyncio.create_task(note_progress())
-    assert await convert(double, range(1000)) == list(range(0, 2000, 2))
-    assert other.done()
-    assert progress[0] < 10
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip"])

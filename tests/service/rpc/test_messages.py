@@ -5,7 +5,16 @@ import pytest
 from service.errors import InvalidArgument, MalformedRequest, ServiceError
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import to_inputs
-from service.rpc.messages import MAX_FIELDS, REQUEST_LAYOUT, SCAN_FROM_BYTES, STREAM_LAYOUT, Layout, Rejected, tolerant
+from service.rpc.messages import (
+    MAX_FIELDS,
+    REQUEST_LAYOUT,
+    SCAN_FROM_BYTES,
+    STREAM_LAYOUT,
+    Layout,
+    Rejected,
+    serialize,
+    tolerant,
+)
 
 LIMITS = {"inputs": 256, "spans": 1024, "spans_per_request": 4096, "token_ids": 16384}
 SIZE = 2**20
@@ -103,3 +112,14 @@ def test_invalid_inputs_are_rejected(inputs: list[pb.Input], expected: str) -> N
     with pytest.raises(ServiceError) as raised:
         to_inputs(inputs, LIMITS)
     assert raised.value.message.startswith(expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+async def test_results_serialized_one_by_one_parse_as_one_message(count: int) -> None:
+    response = pb.EncodeResponse(model="a", prompt="", usage=pb.Usage(tokens=7))
+    for number in range(count):
+        words = [pb.Word(text=f"{number}", start=0, end=1)] * number
+        response.results.add(token_count=number, words=words, pooled=pb.Tensor(shape=[2], data=b"\0" * 8))
+    expected = pb.EncodeResponse()
+    expected.CopyFrom(response)
+    assert pb.EncodeResponse.FromString(await serialize(response)) == expected

@@ -131,14 +131,14 @@ def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Flo
     assert count > 150
 
 
-def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
+async def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
     """Covers the gRPC messages of dense and sparse maps."""
     largest = 0.0
     for case in cases:
         if case.request.wire == "binary":
             estimate = case.task.response_bytes()
             response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.task(hidden)], 9, 1, Timing(0, 0, 0))
-            size = sum(message.ByteSize() for message in attend_responses(response))
+            size = sum([message.ByteSize() async for message in attend_responses(response)])
             assert size <= estimate, case.request
             largest = max(largest, size / estimate)
     print(f"largest message stream: {largest:.2f} of the estimate")
@@ -182,7 +182,7 @@ async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estima
     assert len(json_response.content) <= factory.case(PASSAGE, **fields, **encoding).task.response_bytes()
     case = factory.case(PASSAGE, wire="binary", dtype=encoding.get("dtype", "float32"), **fields)
     response = AttendResponse("all-MiniLM-L6-v2", "float32", [factory.run(case)], 9, 1, Timing(0, 0, 0))
-    assert sum(message.ByteSize() for message in attend_responses(response)) <= case.task.response_bytes()
+    assert sum([message.ByteSize() async for message in attend_responses(response)]) <= case.task.response_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
