@@ -106,8 +106,8 @@ image-locks: $(VENV)/dev  ## write the lock files of the images, with hashes, fr
 	  --override deploy/locks/torch-cpu.in $(addprefix --find-links ,$(PIP_FIND_LINKS)) pyproject.toml -o deploy/locks/export.txt
 	@$(COMPILE_HASHES) --universal deploy/locks/build.in -o deploy/locks/build.txt
 
-fuzz: $(VENV)/dev model  ## send 20,000 random requests through each API; FUZZ=1000 for as many
-	@FUZZ_EXAMPLES=$(or $(FUZZ),20000) $(BIN)/python -m pytest --hypothesis-show-statistics \
+fuzz: $(VENV)/dev model  ## send over 20,000 random requests through all APIs; FUZZ=1000 for as many examples per test (2,500)
+	@FUZZ_EXAMPLES=$(or $(FUZZ),2500) $(BIN)/python -m pytest --hypothesis-show-statistics $(PARALLEL) \
 	  tests/service/test_products.py tests/service/test_tei_products.py tests/service/test_oip_products.py tests/e2e/test_several_models.py
 
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL

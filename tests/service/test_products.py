@@ -1,6 +1,6 @@
 """Combinations of request fields over REST and gRPC: responses follow the contract, and both APIs agree.
 
-`make fuzz` runs this file with 20,000 examples.
+`make fuzz` runs this file with 2,500 examples.
 """
 
 import logging
