@@ -51,6 +51,7 @@ def train(
     run.restore(load_checkpoint(directory, processes.device), directory)
     with contextlib.ExitStack() as stack:
         signaled = stack.enter_context(catch_signals())
+        processes.wait()  # once metrics.csv exists, a signal must not end a process that does not catch it yet
         metrics = MetricsFile(directory, run.step) if processes.is_first else None
         progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
         if metrics is not None:

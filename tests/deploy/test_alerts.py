@@ -1,6 +1,7 @@
 """Every alert fires and stays silent in promtool, and says what to do."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_only_lost_monitoring_fires_without_any_series(tmp_path: Path) -> None:
     check_with_promtool(tmp_path / "tests.yaml", "1m", tests)
 
 
-def check_with_promtool(path: Path, interval: str, tests: list[dict[str, object]]) -> None:
+def check_with_promtool(path: Path, interval: str, tests: Sequence[Mapping[str, object]]) -> None:
     """Run promtool tests. Without an order of the groups, it evaluates alerts before or after the rules they read."""
     order = [group["name"] for group in yaml.safe_load(RULES.read_text())["groups"]]
     definition = {

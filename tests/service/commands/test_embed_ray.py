@@ -225,8 +225,10 @@ def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path)
         while not (state.exists() and json.loads(state.read_bytes())["counts"]["rows"]):
             assert process.poll() is None, finish(process)
             time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)  # or a fast machine could finish while the node ends
         ray_cluster.remove_node(min(ray_cluster.worker_nodes, key=str), allow_graceful=False)
         assert not out.exists()
+        process.send_signal(signal.SIGCONT)
         status, err = finish(process)
     assert status == 1, err
     assert finish(start(path, plain, **settings))[0] == 1
