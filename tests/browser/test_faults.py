@@ -226,6 +226,6 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
     driver.page.locator("#comparison .request summary").click()
     for form in ("curl", "Python", "gRPC"):
         driver.page.locator("#comparison .request").get_by_label(form, exact=True).check()
-        assert "ATTENDANT_KEY" in driver.page.locator("#comparison pre").inner_text()
+        driver.page.locator("#comparison pre").filter(has_text="ATTENDANT_KEY").wait_for()
     driver.page.reload()
     driver.page.locator("#finding .value.same").wait_for()
