@@ -21,7 +21,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model bench bench-training bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model path bench bench-training bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -113,6 +113,9 @@ fuzz: $(VENV)/dev model  ## send over 20,000 random requests through all APIs; F
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
 	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
 	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
+
+path: $(VENV)/dev model  ## print the files that one request enters, its Python calls and hand-offs; FLAGS=--functions for each function
+	@$(BIN)/python -m tests.bench.request_path $(FLAGS)
 
 bench-training: $(VENV)/dev  ## measure training against a bare forward and backward pass
 	@$(BIN)/python -m tests.bench.training
