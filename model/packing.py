@@ -1,12 +1,15 @@
-"""Packed batches: sequences end to end in the rows of a tensor, separated by `sequence_ids`. Pure functions.
+"""Packed batches: sequences end to end in the rows of a tensor, separated by `sequence_ids`.
 
 Positions restart at 0 in each sequence. Padding has sequence id 0. Shapes come from a short list, because some
 backends compile once per shape. The cost of attention is quadratic in the row length, so four rows of 128 tokens run
 1.4 times as fast as two batches of 256 (bfloat16 with AMX).
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +19,6 @@ Ints = NDArray[np.int64]
 
 LONG_STEP = 128
 """Length step, in tokens, of the single-row shapes beyond the listed ones."""
-FIXED_COST, SQUARE_COST = 60, 1 / 640
-"""Coefficients of the run time in token units, FIXED_COST + R T (1 + SQUARE_COST T), fitted to ten shapes with AMX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,43 @@ class BatchShape:
         """R * T, padding included."""
         return self.rows * self.length
 
-    @property
-    def cost(self) -> float:
-        """Estimated run time in token units."""
-        return FIXED_COST + self.tokens * (1 + SQUARE_COST * self.length)
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Estimated run time of a batch: fixed + R T (token + square T) seconds."""
+
+    fixed: float
+    token: float
+    square: float
+
+    @classmethod
+    def fit(cls, measured: Sequence[tuple[BatchShape, float]]) -> "CostModel":
+        """Return the model with the least squared relative error among those without a negative coefficient.
+
+        `measured`: shapes and their run times in seconds, all positive. Fewer than three shapes determine fewer
+        coefficients: `token` first, then `fixed`.
+        """
+        seconds = np.array([time for _, time in measured])
+        terms = np.array([[shape.tokens, 1.0, shape.tokens * shape.length] for shape, _ in measured])
+        relative = terms / seconds[:, None]
+        best, least = np.zeros(3), math.inf
+        allowed = range(min(3, len(measured)))
+        for count in range(1, len(allowed) + 1):
+            for used in map(list, combinations(allowed, count)):
+                found, *_ = np.linalg.lstsq(relative[:, used], np.ones(len(measured)))
+                error = float(np.sum((relative[:, used] @ found - 1) ** 2))
+                if error < least and (found >= 0).all():
+                    best, least = np.zeros(3), error
+                    best[used] = found
+        token, fixed, square = best.tolist()
+        return cls(fixed, token, square)
+
+    def seconds(self, shape: BatchShape) -> float:
+        return self.fixed + shape.tokens * (self.token + self.square * shape.length)
+
+
+DEFAULT_COSTS = CostModel(fixed=3e-3, token=5e-5, square=8e-8)
+"""The order of the shapes until a backend has measured some: bfloat16 with AMX, of the default model."""
 
 
 class BatchFill(Protocol):
@@ -65,16 +99,20 @@ class TokenLimit:
 
 
 class RowFill:
-    """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit."""
+    """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit.
 
-    def __init__(self, shapes: "BatchShapes") -> None:
+    The batch runs for at most `max_seconds`, unless its first sequence alone takes longer.
+    """
+
+    def __init__(self, shapes: "BatchShapes", max_seconds: float = math.inf) -> None:
         self.free = shapes.max_batch_tokens
         self._shapes = shapes
+        self._max_seconds = max_seconds
         self._rows: list[int] = []
 
     def add(self, size: int) -> bool:
         if not self._rows:
-            shape = self._shapes.full_shape(size)
+            shape = self._shapes.full_shape(size, self._max_seconds)
             self._rows = [shape.length] * shape.rows
             self.free = max(size, min(shape.tokens, self.free))
         row = best_row(self._rows, size) if size <= self.free else None
@@ -91,7 +129,13 @@ class BatchShapes:
     Any sequences with a total of at most `max_batch_tokens` fit one shape. A longer sequence gets a batch of its own.
     """
 
-    def __init__(self, max_input_tokens: int, max_batch_tokens: int, shapes: Iterable[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        max_input_tokens: int,
+        max_batch_tokens: int,
+        shapes: Iterable[tuple[int, int]],
+        costs: CostModel = DEFAULT_COSTS,
+    ) -> None:
         """Keep the pairs (R, T) of `shapes` that the limits allow, and add longer single-row shapes."""
         longest = max(max_input_tokens, max_batch_tokens)
         allowed = {
@@ -102,17 +146,42 @@ class BatchShapes:
         last = max((shape.length for shape in allowed), default=0)
         allowed |= {BatchShape(1, length) for length in (*range(last + LONG_STEP, longest, LONG_STEP), longest)}
         self.max_batch_tokens = max_batch_tokens
-        self.shapes = tuple(sorted(allowed, key=lambda shape: shape.cost))
-        self._full = sorted(allowed, key=lambda shape: (shape.tokens > max_batch_tokens, shape.cost / shape.tokens))
+        self._allowed = sorted(allowed, key=lambda shape: (shape.tokens, shape.length))
+        self.use(costs)
+
+    def use(self, costs: CostModel) -> None:
+        """Order the shapes by these costs. Not safe while other threads use the shapes."""
+        limit = self.max_batch_tokens
+        self.costs = costs
+        self.shapes = tuple(sorted(self._allowed, key=costs.seconds))
+        self._full = sorted(self.shapes, key=lambda shape: (shape.tokens > limit, costs.seconds(shape) / shape.tokens))
+        self._row_lengths = sorted({shape.length for shape in self.shapes})
+        full = [self.full_shape(length) for length in self._row_lengths]
+        self._token_seconds = [costs.seconds(shape) / shape.tokens for shape in full]
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The distinct token counts (R * T) of the shapes, ascending."""
         return tuple(sorted({shape.tokens for shape in self.shapes}))
 
-    def full_shape(self, size: int) -> BatchShape:
-        """Return the shape of a batch under load that starts with a sequence of this size: the cheapest per token."""
-        return next(shape for shape in self._full if shape.length >= size)
+    def sample(self, count: int) -> list[BatchShape]:
+        """Return up to `count` different shapes, evenly spread from the cheapest to the costliest."""
+        last = len(self.shapes) - 1
+        return [self.shapes[index] for index in sorted({round(last * step / (count - 1)) for step in range(count)})]
+
+    def full_shape(self, size: int, max_seconds: float = math.inf) -> BatchShape:
+        """Return the shape of a batch under load that starts with a sequence of this size: the cheapest per token.
+
+        If no shape that holds it runs within `max_seconds`, return the one that runs for the shortest time.
+        """
+        for shape in self._full:
+            if shape.length >= size and self.costs.seconds(shape) <= max_seconds:
+                return shape
+        return next(shape for shape in self.shapes if shape.length >= size)
+
+    def sequence_seconds(self, size: int) -> float:
+        """Return the share of a sequence of this size in the run time of a full batch."""
+        return size * self._token_seconds[bisect_left(self._row_lengths, size)]
 
     def fit(self, sizes: Sequence[int]) -> tuple[BatchShape, list[int]]:
         """Return the cheapest shape that holds sequences of these sizes, and the start of each in its R * T tokens."""

@@ -2,16 +2,17 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
-from service.engine.fair_queue import Backlog
+from service.engine.fair_queue import Backlog, Cost
 from service.engine.schema.encode import Input
 from service.errors import QueueFull
 
-RATE_TIME_CONSTANT_S = 2.0
+SPEED_TIME_CONSTANT_S = 2.0
 """Time constant of the moving average, in seconds."""
 MAX_SLOWDOWN = 4.0
-"""A batch counts as at most this many times slower than expected, so that one pause does not distort the rate."""
+"""A batch counts as at most this many times slower than expected, so that one pause does not distort the speed."""
 SLICES = 4
 """A large request counts as at most this fraction of the token limit, and the last slice is kept for small requests."""
 NEAR_CAPACITY = 0.9
@@ -24,83 +25,114 @@ SPECIAL_TOKENS = 2
 """Assumed special tokens per input."""
 
 
-class ServiceRate:
-    """Throughput of a saturated lane in tokens per second, as an exponential moving average.
+class Speed:
+    """Estimated seconds of work that a saturated lane does per second, as an exponential moving average.
 
-    `initial` comes from warm-up. Batches of an idle server are small and say nothing about its capacity.
+    `initial` is its number of streams: each does one second of work per second if the estimates are correct. Batches
+    of an idle server are small and say nothing about its capacity.
     """
 
     def __init__(self, initial: float) -> None:
-        self._tokens = initial * RATE_TIME_CONSTANT_S
-        self._seconds = RATE_TIME_CONSTANT_S
+        self._work = initial * SPEED_TIME_CONSTANT_S
+        self._seconds = SPEED_TIME_CONSTANT_S
         self._saturated_since: float | None = None
 
     @property
-    def tokens_per_second(self) -> float:
-        return self._tokens / self._seconds
+    def value(self) -> float:
+        return self._work / self._seconds
 
-    def observe(self, tokens: int, *, saturated: bool) -> None:
-        """Record a finished batch. `saturated`: whether tasks are queued now."""
+    def observe(self, work_s: float, *, saturated: bool) -> None:
+        """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are queued now."""
         now = time.perf_counter()
         if self._saturated_since is not None:
-            seconds = min(now - self._saturated_since, MAX_SLOWDOWN * tokens / self.tokens_per_second)
-            keep = math.exp(-seconds / RATE_TIME_CONSTANT_S)
-            self._tokens = self._tokens * keep + tokens
+            seconds = min(now - self._saturated_since, MAX_SLOWDOWN * work_s / self.value)
+            keep = math.exp(-seconds / SPEED_TIME_CONSTANT_S)
+            self._work = self._work * keep + work_s
             self._seconds = self._seconds * keep + seconds
         self._saturated_since = now if saturated else None
 
 
 class Admission:
-    """The limits of one lane.
+    """The limits of one lane, and the cost of its requests.
 
-    `backlog`: sizes of queued requests and requests in preparation. `quantum`: tokens per turn, and the maximum size of
-    a small request.
+    `seconds` estimates the run time of a sequence of some tokens in a full batch, on one stream. `backlog` counts
+    queued requests and requests in preparation. `quantum`: microseconds per turn, those of a full batch.
     """
 
-    def __init__(self, initial_rate: float, max_queue_ms: int, max_queue_tokens: int, quantum: int) -> None:
-        self.rate = ServiceRate(initial_rate)
-        self.quantum = quantum
-        self._slice = max(quantum, max_queue_tokens // SLICES)
+    def __init__(
+        self,
+        seconds: Callable[[int], float],
+        speed: float,
+        max_queue_ms: int,
+        max_queue_tokens: int,
+        max_batch_tokens: int,
+    ) -> None:
+        @lru_cache(maxsize=8192)
+        def task_cost(tokens: int) -> Cost:
+            return Cost(tokens, max(1, round(1e6 * seconds(tokens))))
+
+        self.task_cost = task_cost
+        self.speed = Speed(speed)
+        self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
+        self.quantum = max(1, round(max_batch_tokens * self._token_us))
+        self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
         self.backlog = Backlog(self._slice)
         self._max_wait_s = max_queue_ms / 1000
         self._max_tokens = max_queue_tokens
+        self._max_batch_tokens = max_batch_tokens
 
     @property
     def utilization(self) -> float:
         """The estimated wait of a small request, as a fraction of the limit."""
-        return self.wait_s(SMALL_REQUEST_TOKENS) / self._max_wait_s
+        return self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) / self._max_wait_s
 
     @property
     def near_capacity(self) -> bool:
         """True if the next request may be rejected."""
         return self.utilization > NEAR_CAPACITY or self.backlog.held > NEAR_CAPACITY * self._max_tokens
 
-    def wait_s(self, tokens: int) -> float:
-        """Return the estimated wait of a new request of `tokens`, in seconds.
+    def cost(self, sizes: Iterable[int]) -> Cost:
+        """Return the cost of a request with inputs of these numbers of tokens."""
+        return Cost.total(map(self.task_cost, sizes))
+
+    def cost_of_tokens(self, tokens: int) -> Cost:
+        """Return the cost of this many tokens in short inputs."""
+        return Cost(tokens, round(tokens * self._token_us))
+
+    def cost_of_text(self, characters: int) -> Cost:
+        """Return the cost of a request with this many characters, whose inputs are not known yet."""
+        return self.cost_of_tokens(characters // CHARACTERS_PER_TOKEN)
+
+    def run_s(self, us: int) -> float:
+        """Return the seconds in which the lane does `us` microseconds of work."""
+        return us / 1e6 / self.speed.value
+
+    def wait_s(self, cost: Cost) -> float:
+        """Return the estimated wait of a new request, in seconds.
 
         Under round robin, each queued request gets at most as many turns as the new request needs.
         """
-        turns = -(-tokens // self.quantum)
-        return self.backlog.tokens_ahead_of(turns * self.quantum) / self.rate.tokens_per_second
+        turns = -(-cost.us // self.quantum)
+        return self.run_s(self.backlog.us_ahead_of(turns * self.quantum))
 
-    def check(self, tokens: int, deadline: float) -> None:
-        """Raise `QueueFull` if a request of this many tokens cannot be queued now. An empty queue admits any request.
+    def check(self, cost: Cost, deadline: float) -> None:
+        """Raise `QueueFull` if a request of this cost cannot be queued now. An empty queue admits any request.
 
         The wait limit is `max_queue_ms` plus the time the request itself takes; `deadline` is a
-        time.monotonic() reading. A request of several turns counts against the token limit with one slice, and leaves
-        one slice free, so that no large request locks out small ones.
+        time.monotonic() reading. A request of several batches counts against the token limit with one slice, and
+        leaves one slice free, so that no large request locks out small ones.
         """
         queued = self.backlog.held
         if not queued:
             return
-        wait, own = self.wait_s(tokens), tokens / self.rate.tokens_per_second
-        requested = self.backlog.held_tokens(tokens)
-        limit = self._max_tokens - (self._slice if tokens > self.quantum else 0)
+        wait, own = self.wait_s(cost), self.run_s(cost.us)
+        requested = self.backlog.held_tokens(cost.tokens)
+        limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
         if queued + requested > limit:
             raise QueueFull(
                 f"Queue full ({queued} tokens queued, {requested} requested, limit {limit})",
                 "Retry later.",
-                retry_after_s=(queued + requested - limit) / self.rate.tokens_per_second,
+                retry_after_s=self.run_s(round((queued + requested - limit) * self._token_us)),
             )
         if wait > self._max_wait_s + own:
             raise QueueFull(
@@ -122,10 +154,10 @@ def count_characters(item: Input) -> int:
     return len(source.text) + len(source.pair or "") + CHARACTERS_PER_TOKEN * len(source.token_ids or ())
 
 
-def estimate_tokens(lengths: Iterable[int], max_tokens: int, prompt_tokens: int = 0) -> int:
-    """Return the estimated number of tokens of inputs with these numbers of characters.
+def estimate_tokens(lengths: Iterable[int], max_tokens: int, prompt_tokens: int = 0) -> list[int]:
+    """Return the estimated number of tokens of each input, given their numbers of characters.
 
     Longer inputs than `max_tokens` are truncated or rejected before inference.
     """
     extra = SPECIAL_TOKENS + prompt_tokens
-    return sum(min(max_tokens, extra + length // CHARACTERS_PER_TOKEN) for length in lengths)
+    return [min(max_tokens, extra + length // CHARACTERS_PER_TOKEN) for length in lengths]

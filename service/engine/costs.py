@@ -37,7 +37,7 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int) 
         return cost
     spans = sum(len(item.spans) for item in inputs)
     means = layers * sum(output in ("words", "spans") for output in arrays)
-    tokens = estimate_tokens((2 * length for length in lengths), manifest.max_input_tokens)
+    tokens = sum(estimate_tokens((2 * length for length in lengths), manifest.max_input_tokens))
     elements = (tokens + spans) * manifest.hidden_size * layers * len(arrays) if layers > 1 else 0
     cost += (DESCRIBED_CHARACTER - 1) * sum(lengths) + OUTPUT * (len(arrays) + means) * len(inputs)
     return cost + SPAN * spans + elements // ELEMENTS

@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.config import Settings
-from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, count_characters, estimate_tokens
+from service.engine.admission import Admission, count_characters, estimate_tokens
 from service.engine.costs import INLINE_COST, compare_cost, describe_cost, encode_cost
 from service.engine.encode.response import build_results
 from service.engine.explain.compare import compare
+from service.engine.fair_queue import Cost
+from service.engine.lane import Lane
 from service.engine.lane_metrics import ModelMetrics
 from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
 from service.engine.preparation import Preparation, similarity_cost
-from service.engine.scheduler import Lane
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import (
     AppliedPrompt,
@@ -78,13 +79,18 @@ class Engine:
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
         self._tokenizing = Tokenizing(settings.max_queue_tokens)
         fast = Admission(
-            model.tokens_per_second / engines, settings.max_queue_ms, settings.max_queue_tokens, self.max_batch_tokens
+            model.backend.seconds,
+            model.backend.choice.streams / engines,
+            settings.max_queue_ms,
+            settings.max_queue_tokens,
+            self.max_batch_tokens,
         )
         self._fast: FastLane = Lane(FAST_LANE, model.backend, fast, self._metrics)
         fast_lanes = [] if fast_lanes is None else fast_lanes
         fast_lanes.append(self._fast)
         explain = Admission(
-            model.explain.warm_up() / engines,
+            model.explain.seconds,
+            1 / engines,
             settings.max_explain_queue_ms,
             settings.max_explain_queue_tokens,
             model.explain.max_batch_tokens,
@@ -121,11 +127,11 @@ class Engine:
 
     def check_capacity(self, characters: int) -> None:
         """Raise `QueueFull` or `Unavailable` unless the fast lane admits a request of `characters` now."""
-        self._fast.check_capacity(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
+        self._fast.check_capacity(self._fast.admission.cost_of_text(characters), self._deadline(None))
 
     def reserve(self, characters: int) -> AbstractContextManager[None]:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
-        return self._fast.reserve(characters // CHARACTERS_PER_TOKEN, self._deadline(None))
+        return self._fast.reserve(self._fast.admission.cost_of_text(characters), self._deadline(None))
 
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""
@@ -150,7 +156,7 @@ class Engine:
         async with deadline_scope(deadline):
             prompt_tokens = await self._count_prompt(prompt, len(request.inputs))
             size = encode_cost(request, self._manifest, 0 if prompt is None else len(prompt.text))
-            with lane.reserve(self._estimate(request.inputs, prompt_tokens), deadline):
+            with lane.reserve(self._estimate(lane, request.inputs, prompt_tokens), deadline):
                 prepare = partial(self._preparation.encode, request, prompt, last=last)
                 prepared, tasks = await self._run(size, prepare)
                 timer.tokenized()
@@ -172,7 +178,7 @@ class Engine:
         spec = check_attend(request, self._manifest)
         lane, deadline, timer = self._explain, self._deadline(request.deadline), Timer()
         async with deadline_scope(deadline):
-            with lane.reserve(self._estimate(request.inputs), deadline):
+            with lane.reserve(self._estimate(lane, request.inputs), deadline):
                 prepare = partial(self._preparation.attend, request, spec)
                 tasks = await self._run(describe_cost(request), prepare)
                 timer.tokenized()
@@ -189,7 +195,7 @@ class Engine:
         inputs = [Input(TokenizerInput(text)) for text in {occurrence.text for occurrence in request.occurrences}]
         cost = compare_cost(request, inputs, len(layers))
         async with deadline_scope(deadline):
-            with lane.reserve(self._estimate(inputs), deadline):
+            with lane.reserve(self._estimate(lane, inputs), deadline):
                 tasks = await self._run(cost, partial(self._preparation.compare, request, len(layers)))
                 timer.tokenized()
                 token_count, _ = self._count([task.tokens for task in tasks])
@@ -211,8 +217,11 @@ class Engine:
                 await self._count_prompt(spec.query_prompt, len(request.queries), "query_prompt"),
                 await self._count_prompt(spec.document_prompt, len(request.documents), "document_prompt"),
             )
-            size, tokens = similarity_cost(request, spec, prompt_tokens, self._limits, self._manifest.max_input_tokens)
-            with lane.reserve(tokens, deadline):
+            size, tokens, explanation = similarity_cost(
+                request, spec, prompt_tokens, self._limits, self._manifest.max_input_tokens
+            )
+            admission = lane.admission
+            with lane.reserve(admission.cost(tokens).plus(admission.cost_of_tokens(explanation)), deadline):
                 prepared, tasks = await self._run(size, partial(self._preparation.similarity, request, spec))
                 timer.tokenized()
                 token_count, truncated = self._count([text.tokens for text in prepared.texts])
@@ -251,8 +260,9 @@ class Engine:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
         return self._model.tokenizer.content_ids(token_ids)
 
-    def _estimate(self, inputs: Sequence[Input], prompt_tokens: int = 0) -> int:
-        return estimate_tokens(map(count_characters, inputs), self._manifest.max_input_tokens, prompt_tokens)
+    def _estimate(self, lane: Lane[Any, Any], inputs: Sequence[Input], prompt_tokens: int = 0) -> Cost:
+        lengths = map(count_characters, inputs)
+        return lane.admission.cost(estimate_tokens(lengths, self._manifest.max_input_tokens, prompt_tokens))
 
     async def _count_prompt(self, prompt: AppliedPrompt | None, inputs: int, field: str = "prompt") -> int:
         """Return the number of tokens of a prompt, 0 for None. Raises a `ServiceError` if it is too long."""

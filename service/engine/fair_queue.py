@@ -1,17 +1,17 @@
-"""Scheduling order: deficit round robin over requests, in tokens.
+"""Scheduling order: deficit round robin over requests, in microseconds of estimated run time.
 
-Each queued request gets a quantum of tokens per round, so a request of 256 passages delays a short request by a few
-batches, not by its full duration, and a stream of short requests cannot starve it. A task larger than the quantum waits
-for several rounds. Tasks that do not fit in a batch are passed over, and are first in the next one.
+Each queued request gets a quantum per round, so a request of 256 passages delays a short request by a few batches, not
+by its full duration, and a stream of short requests cannot starve it. A task larger than the quantum waits for several
+rounds. Tasks that do not fit in a batch are passed over, and are first in the next one.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
-Not thread-safe: the scheduler holds its lock around every call.
+Not thread-safe: the workers hold their lock around every call.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from model.packing import BatchFill
 
@@ -21,27 +21,51 @@ LOOKAHEAD = 16
 """Maximum number of tasks that a batch passes over because they do not fit."""
 
 
+class Cost(NamedTuple):
+    """The size of a task or a request: tokens, which need memory, and microseconds of estimated run time."""
+
+    tokens: int
+    us: int
+
+    @classmethod
+    def total(cls, costs: Iterable["Cost"]) -> "Cost":
+        """Return the sum."""
+        tokens = us = 0
+        for cost in costs:
+            tokens += cost.tokens
+            us += cost.us
+        return cls(tokens, us)
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Return the sum."""
+        return Cost(self.tokens + other.tokens, self.us + other.us)
+
+    def minus(self, other: "Cost") -> "Cost":
+        """Return the difference."""
+        return Cost(self.tokens - other.tokens, self.us - other.us)
+
+
 @dataclass(slots=True, eq=False)
 class WaitingRequest(Generic[Item]):
-    """A queued request: its pending tasks with their sizes, and its deficit in tokens.
+    """A queued request: its pending tasks, their total cost, and its deficit in microseconds.
 
     `in_turn`: its next task did not fit in the batch; its turn continues in the next batch, without a new quantum.
     """
 
-    entries: deque[tuple[int, Item]]
-    tokens: int
+    entries: deque[tuple[Cost, Item]]
+    cost: Cost
     is_stale: Callable[[], bool]
     deficit: int = 0
     in_turn: bool = False
 
 
 class Backlog:
-    """Histogram of request sizes in power-of-two bins, so that an estimate takes constant time.
+    """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
 
     `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request.
     """
 
-    BINS = 40
+    BINS = 48
 
     def __init__(self, slice_tokens: int | None = None) -> None:
         self.slice_tokens = slice_tokens
@@ -49,35 +73,43 @@ class Backlog:
         self._counts = [0] * self.BINS
         self._sums = [0] * self.BINS
 
-    def add(self, tokens: int, count: int = 1) -> None:
-        """Count a request of `tokens`; with `count=-1`, remove it again."""
-        number = tokens.bit_length()
+    def add(self, cost: Cost, count: int = 1) -> None:
+        """Count a request of this cost; with `count=-1`, remove it again."""
+        number = cost.us.bit_length()
         self._counts[number] += count
-        self._sums[number] += count * tokens
-        self.tokens += count * tokens
-        self.held += count * self.held_tokens(tokens)
+        self._sums[number] += count * cost.us
+        self.tokens += count * cost.tokens
+        self.held += count * self.held_tokens(cost.tokens)
 
     def held_tokens(self, tokens: int) -> int:
         """Return how many tokens of a request count against the limit of the queue."""
         return tokens if self.slice_tokens is None else min(tokens, self.slice_tokens)
 
-    def tokens_ahead_of(self, tokens: int) -> int:
-        """Return an upper bound on the tokens that run before a new request of `tokens` has finished.
+    def us_ahead_of(self, us: int) -> int:
+        """Return an upper bound on the microseconds that run before a new request of `us` has finished.
 
-        The exact value is the sum over queued requests of min(their tokens, `tokens`), which is what round robin
-        gives them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
+        The exact value is the sum over queued requests of min(their run time, `us`), which is what round robin gives
+        them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
         """
-        own = tokens.bit_length()
+        own = us.bit_length()
         smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
-        return smaller + larger * tokens + min(self._sums[own], self._counts[own] * tokens)
+        return smaller + larger * us + min(self._sums[own], self._counts[own] * us)
+
+    def count_above(self, us: int) -> int:
+        """Return the number of requests in bins above the bin of `us`."""
+        return sum(self._counts[us.bit_length() + 1 :])
+
+    def us_up_to(self, us: int) -> int:
+        """Return the microseconds of the requests in bins up to the bin of `us`."""
+        return sum(self._sums[: us.bit_length() + 1])
 
 
 class FairQueue(Generic[Item]):
-    """Queued requests, served round robin; `quantum` tokens per turn. `backlog` counts them, and other requests."""
+    """Queued requests, served round robin; `quantum` microseconds per turn. `backlog` counts them, and others."""
 
     def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
         self.backlog = backlog or Backlog()
-        self.tokens = 0
+        self.cost = Cost(0, 0)
         self._quantum = quantum
         self._size = 0
         self._ring: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
@@ -87,60 +119,57 @@ class FairQueue(Generic[Item]):
         return self._size
 
     def add(
-        self, items: Sequence[Item], sizes: Sequence[int], is_stale: Callable[[], bool] = lambda: False
+        self, items: Sequence[Item], costs: Sequence[Cost], is_stale: Callable[[], bool] = lambda: False
     ) -> WaitingRequest[Item]:
         """Append a request at the tail. If it `is_stale` when its turn comes, it is dropped."""
-        request = WaitingRequest(deque(zip(sizes, items, strict=True)), sum(sizes), is_stale)
+        request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale)
         self._ring[id(request)] = request
-        self._count(request, len(items), request.tokens)
+        self._size += len(items)
+        self.cost = self.cost.plus(request.cost)
+        self.backlog.add(request.cost)
         return request
 
     def discard(self, request: WaitingRequest[Item]) -> list[Item]:
         """Remove and return the tasks of a request that have not started."""
         if self._ring.pop(id(request), None) is None:
             return []
-        items = [item for _, item in request.entries]
-        self._count(request, -len(items), -request.tokens)
-        return items
+        self._remove(request, len(request.entries), request.cost)
+        return [item for _, item in request.entries]
 
     def clear(self) -> list[Item]:
         """Remove and return every queued task."""
         return [item for request in list(self._ring.values()) for item in self.discard(request)]
 
-    def select_batch(self, fill: BatchFill, max_size: int) -> tuple[list[Item], int]:
+    def select_batch(
+        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: int | None = None
+    ) -> tuple[list[Item], int]:
         """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
 
-        A task that does not fit is passed over, and is first in the next batch.
+        A task that does not fit is passed over, and is first in the next batch. `quantum` replaces that of the queue.
+        Requests whose next task takes more than `max_us` keep their place.
         """
-        batch: list[Item] = []
-        dropped = passed_over = 0
+        quantum = self._quantum if quantum is None else quantum
+        selection: _Selection[Item] = _Selection(fill, max_size, max_us)
+        dropped = 0
         waiting: list[WaitingRequest[Item]] = []
-        while self._ring and fill.free and len(batch) < max_size and passed_over < LOOKAHEAD:
+        while self._ring and selection.open:
             request = next(iter(self._ring.values()))
             if request.is_stale():
                 dropped += len(self.discard(request))
                 continue
+            if not selection.allows(request.entries[0][0]):
+                waiting.append(self._ring.pop(id(request)))
+                continue
             if not request.in_turn:
-                request.deficit += self._quantum
-            entries, before, taken = request.entries, len(batch), 0
-            skipped: list[tuple[int, Item]] = []
-            while entries and fill.free and len(batch) < max_size and passed_over < LOOKAHEAD:
-                size, item = entries[0]
-                if size > request.deficit:
-                    break  # the deficit is carried to the next round
-                entries.popleft()
-                if not fill.add(size):
-                    skipped.append((size, item))
-                    passed_over += 1
-                    continue
-                batch.append(item)
-                taken += size
-                request.deficit -= size
-            entries.extendleft(reversed(skipped))
+                request.deficit += quantum
+            else:  # its turn may have begun with a larger quantum
+                request.deficit = min(request.deficit, quantum + request.entries[0][0].us)
+            before = len(selection.batch)
+            taken = selection.take(request)
             # The batch is full before the turn is: it continues in the next batch.
-            request.in_turn = bool(entries) and entries[0][0] <= request.deficit
-            self._count(request, before - len(batch), -taken)
-            if not entries:
+            request.in_turn = bool(request.entries) and request.entries[0][0].us <= request.deficit
+            self._remove(request, len(selection.batch) - before, taken)
+            if not request.entries:
                 del self._ring[id(request)]
             elif request.in_turn:
                 waiting.append(self._ring.pop(id(request)))
@@ -149,17 +178,52 @@ class FairQueue(Generic[Item]):
         for request in reversed(waiting):
             self._ring[id(request)] = request
             self._ring.move_to_end(id(request), last=False)
-        return batch, dropped
+        return selection.batch, dropped
 
-    def _count(self, request: WaitingRequest[Item], tasks: int, tokens: int) -> None:
-        """Update the counters after adding tasks to a request, or removing them (negative numbers)."""
-        self._size += tasks
-        self.tokens += tokens
-        if tokens > 0:
-            self.backlog.add(request.tokens)
-        elif tokens < 0:
-            self.backlog.add(request.tokens, -1)
-            remaining = request.tokens + tokens
-            request.tokens = remaining
-            if remaining:
-                self.backlog.add(remaining)
+    def _remove(self, request: WaitingRequest[Item], tasks: int, cost: Cost) -> None:
+        """Update the counters after removing tasks of a request."""
+        self._size -= tasks
+        self.cost = self.cost.minus(cost)
+        self.backlog.add(request.cost, -1)
+        request.cost = request.cost.minus(cost)
+        if request.cost.tokens:
+            self.backlog.add(request.cost)
+
+
+class _Selection(Generic[Item]):
+    """A batch while its tasks are selected."""
+
+    def __init__(self, fill: BatchFill, max_size: int, max_us: int | None) -> None:
+        self.batch: list[Item] = []
+        self._fill = fill
+        self._max_size = max_size
+        self._max_us = max_us
+        self._passed_over = 0
+
+    @property
+    def open(self) -> bool:
+        """True while the batch may have room."""
+        return self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
+
+    def allows(self, cost: Cost) -> bool:
+        """Return whether a task is short enough."""
+        return self._max_us is None or cost.us <= self._max_us
+
+    def take(self, request: WaitingRequest[Item]) -> Cost:
+        """Move tasks of a request to the batch, as far as its deficit goes, and return their cost."""
+        entries, taken = request.entries, Cost(0, 0)
+        skipped: list[tuple[Cost, Item]] = []
+        while entries and self.open:
+            cost, item = entries[0]
+            if cost.us > request.deficit or not self.allows(cost):
+                break  # the deficit is carried to the next round
+            entries.popleft()
+            if self._fill.add(cost.tokens):
+                self.batch.append(item)
+                request.deficit -= cost.us
+                taken = taken.plus(cost)
+            else:
+                skipped.append((cost, item))
+                self._passed_over += 1
+        entries.extendleft(reversed(skipped))
+        return taken

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.engine.backends.base import Task
-from service.engine.fair_queue import WaitingRequest
+from service.engine.fair_queue import Cost, WaitingRequest
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
@@ -50,6 +50,7 @@ class Entry(Generic[TaskT, Result]):
     job: Job[Result]
     index: int
     task: TaskT
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)

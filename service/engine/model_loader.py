@@ -23,12 +23,11 @@ log = logging.getLogger("attendant.model")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An opened artifact. `tokens_per_second`: the rate of the fast graph, measured by warm-up."""
+    """An opened artifact with its warm backend."""
 
     artifact: Artifact
     tokenizer: ServingTokenizer
     backend: Backend[EncodeTask, TextVectors]
-    tokens_per_second: float
     explain: ExplainBackend
     dense_layers: DenseLayers
     blocks: tuple[BlockWeights, ...]
@@ -64,7 +63,6 @@ class LoadedModel:
             artifact,
             tokenizer,
             opened.backend,
-            opened.tokens_per_second,
             ExplainBackend(artifact, explain_choice(settings.threads)),
             DenseLayers(artifact),
             BlockWeights.of(artifact),
@@ -74,10 +72,9 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class OpenedBackend:
-    """A warm backend, its rate, and its smallest cosine to the golden vectors: a number, or why there is none."""
+    """A warm backend, and its smallest cosine to the golden vectors: a number, or why there is none."""
 
     backend: Backend[EncodeTask, TextVectors]
-    tokens_per_second: float
     min_cosine: str
 
 
@@ -92,12 +89,12 @@ def open_accurate_backend(
     """
     choice = select_backend(options, artifact.manifest.graphs, machine)
     backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
-    rate = backend.warm_up()
+    backend.warm_up()
     cosine, limit = min_golden_cosine(artifact, tokenizer, backend), MIN_COSINE[choice.precision]
     if cosine is None:
-        return OpenedBackend(backend, rate, "unknown")
+        return OpenedBackend(backend, "unknown")
     if cosine >= limit:
-        return OpenedBackend(backend, rate, f"{cosine:.6f}")
+        return OpenedBackend(backend, f"{cosine:.6f}")
     measured = f"(min cosine {cosine:.6f}, limit {limit})"
     if choice.precision == "float32":
         raise ArtifactError(f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again.")

@@ -214,24 +214,24 @@ PRODUCTS_PER_TOKEN = 3_000
 
 def similarity_cost(
     request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: tuple[int, int], limits: Limits, max_tokens: int
-) -> tuple[int, int]:
-    """Return the cost of preparation as a number of characters, and the estimated cost of inference in tokens.
+) -> tuple[int, list[int], int]:
+    """Return the cost of preparation in characters, the estimated tokens of each text, and those of the explanation.
 
-    The latter is at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the document prompt.
+    The latter are at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the document prompt.
     """
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
     texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]
     size = sum(INPUT + len(text) + prompts[side] for text, side in texts)
-    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side]) for text, side in texts]
-    cost = sum(tokens)
+    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side])[0] for text, side in texts]
+    explanation = 0
     if request.explain:
         size += PAIR_CHARACTERS * request.pair_count
         queries = len(request.queries)
         products = sum(tokens[query] * tokens[queries + document] for query, document in request.index_pairs())
-        cost += products // PRODUCTS_PER_TOKEN
+        explanation += products // PRODUCTS_PER_TOKEN
         size += products // PRODUCTS_PER_CHARACTER
         if request.effect == "occlusion":
             occluded = sum(count * count for count in tokens)
-            cost += occluded
+            explanation += occluded
             size += occluded
-    return size, min(cost, limits.max_queue_tokens)
+    return size, tokens, min(explanation, limits.max_queue_tokens)

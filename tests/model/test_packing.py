@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import BatchShape, BatchShapes, RowFill, pack_batch
+from model.packing import BatchShape, BatchShapes, CostModel, RowFill, pack_batch
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 
@@ -55,8 +55,48 @@ def test_row_fill_holds_what_one_shape_holds(
     batch = [size for size in sizes if fill.add(size)]
     assert batch[0] == sizes[0]
     assert sum(batch) <= max_batch_tokens or len(batch) == 1
-    assert shapes.fit(batch)[0].cost <= shapes.full_shape(batch[0]).cost
+    assert shapes.costs.seconds(shapes.fit(batch)[0]) <= shapes.costs.seconds(shapes.full_shape(batch[0]))
     assert fill.free == 0 or not fill.add(fill.free + 1)
+
+
+@given(st.sampled_from(SHAPES), LIMITS, st.floats(0.001, 0.2), st.data())
+def test_row_fill_keeps_to_its_time(
+    pairs: tuple[tuple[int, int], ...], limits: tuple[int, int], max_seconds: float, data: st.DataObject
+) -> None:
+    """Only a sequence that takes longer by itself exceeds it, and then nothing cheaper holds it."""
+    max_input_tokens, max_batch_tokens = limits
+    shapes = BatchShapes(max_input_tokens, max_batch_tokens, pairs)
+    fill = RowFill(shapes, max_seconds)
+    sizes = data.draw(st.lists(st.integers(1, max_input_tokens), min_size=1, max_size=60))
+    batch = [size for size in sizes if fill.add(size)]
+    seconds = shapes.costs.seconds(shapes.fit(batch)[0])
+    assert seconds <= max(max_seconds, shapes.costs.seconds(shapes.fit(batch[:1])[0]))
+
+
+COSTS = st.floats(1e-7, 1e-2)
+
+
+@given(st.builds(CostModel, COSTS, COSTS, st.floats(1e-10, 1e-5)), st.sampled_from(SHAPES), LIMITS)
+def test_costs_are_fitted_exactly_without_noise(
+    costs: CostModel, pairs: tuple[tuple[int, int], ...], limits: tuple[int, int]
+) -> None:
+    shapes = BatchShapes(*limits, pairs)
+    fitted = CostModel.fit([(shape, costs.seconds(shape)) for shape in shapes.sample(6)])
+    shapes.use(fitted)
+    for shape in shapes.sample(20):
+        assert fitted.seconds(shape) == pytest.approx(costs.seconds(shape), rel=1e-3)
+
+
+@given(st.lists(st.floats(1e-5, 1.0), min_size=1, max_size=6), st.sampled_from(SHAPES), LIMITS)
+def test_fitted_costs_are_never_negative(
+    seconds: list[float], pairs: tuple[tuple[int, int], ...], limits: tuple[int, int]
+) -> None:
+    """Whatever a busy machine measures, longer batches do not become cheaper."""
+    shapes = BatchShapes(*limits, pairs)
+    costs = CostModel.fit(list(zip(shapes.sample(6), seconds, strict=False)))
+    assert min(costs.fixed, costs.token, costs.square) >= 0
+    shapes.use(costs)
+    assert all(shapes.sequence_seconds(size) > 0 for size in range(1, limits[0] + 1))
 
 
 def test_row_fill_selects_short_rows_for_short_sequences() -> None:

@@ -24,9 +24,9 @@ from model.tokenizer import TokenizerInput
 from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
+from service.engine.lane import Lane
 from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
-from service.engine.scheduler import Lane
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics

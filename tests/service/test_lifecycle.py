@@ -10,6 +10,7 @@ from service.errors import QueueFull, Unavailable
 from service.lifecycle import Lifecycle, Status
 from service.metrics import Metrics
 from tests.service.conftest import fast_lane, open_harness
+from tests.service.engine.fake_backend import cost_of
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) ->
     async with open_harness(model, max_queue_tokens=100) as harness:
         assert not Lifecycle(harness.metrics).near_capacity
         assert not harness.lifecycle.near_capacity
-        with fast_lane(harness).reserve(100):
+        with fast_lane(harness).reserve(cost_of(100)):
             assert harness.lifecycle.near_capacity
             with pytest.raises(QueueFull):
                 harness.engine.check_capacity(8)
@@ -82,7 +83,7 @@ async def test_lifecycle_is_unhealthy_with_its_engine(
     assert lifecycle.healthy
     lifecycle.become_ready(Models([engine]))
     assert lifecycle.healthy
-    monkeypatch.setattr(engine._fast, "_failure", RuntimeError("device lost"))
+    monkeypatch.setattr(engine._fast._workers, "failure", RuntimeError("device lost"))
     assert not lifecycle.healthy
     lifecycle.fail()
     assert (lifecycle.ready, lifecycle.alive) == (False, False)

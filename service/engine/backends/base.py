@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact
 from model.manifest import Pooling
-from model.packing import BatchFill, BatchShape, BatchShapes, Ints, PackedBatch, RowFill, pack_batch
+from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, PackedBatch, RowFill, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
@@ -19,6 +19,10 @@ from service.errors import NonFiniteOutput
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 ProviderName = Literal["cuda", "openvino", "cpu"]
 Floats = NDArray[np.float32]
+
+MEASURED_SHAPES = 6
+LONG_RUN_S = 0.2
+"""Shapes that run for longer are measured once: their run time varies less, and warm-up would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,14 @@ class Backend(Protocol[Task_contra, Result]):
     def length_buckets(self) -> tuple[int, ...]:
         """Allowed batch sizes in tokens, ascending."""
 
-    def full_batch_fill(self) -> BatchFill:
-        """Return an empty batch of `max_batch_tokens`."""
+    def full_batch_fill(self, max_seconds: float, /) -> BatchFill:
+        """Return an empty batch of `max_batch_tokens` that runs for at most `max_seconds`.
+
+        A longer task has its own batch.
+        """
+
+    def seconds(self, size: int, /) -> float:
+        """Return the estimated share of a sequence of this size in the run time of a full batch on one stream."""
 
     def padded_tokens(self, sizes: Sequence[int], /) -> int:
         """Return the length of the batch that holds sequences of these sizes, padding included."""
@@ -91,8 +101,8 @@ class Backend(Protocol[Task_contra, Result]):
     def run(self, tasks: Sequence[Task_contra], /) -> list[Result]:
         """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions."""
 
-    def warm_up(self) -> float:
-        """Run each shape that is slow on first use; return the measured rate in tokens per second."""
+    def warm_up(self) -> None:
+        """Run each shape that is slow on first use, and measure the run times from which `seconds` is computed."""
 
     def probe(self) -> None:
         """Run a tiny valid batch. Raises an exception of the runtime if the session or its device is broken."""
@@ -127,8 +137,11 @@ class PackedBackend(ABC):
     def infer(self, inputs: dict[str, Ints]) -> Floats:
         """Return `last_hidden_state` (R, T, D), an array owned by the caller."""
 
-    def full_batch_fill(self) -> BatchFill:
-        return RowFill(self.shapes)
+    def full_batch_fill(self, max_seconds: float) -> BatchFill:
+        return RowFill(self.shapes, max_seconds)
+
+    def seconds(self, size: int) -> float:
+        return self.shapes.sequence_seconds(size)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return self.shapes.fit(sizes)[0].tokens
@@ -158,12 +171,16 @@ class PackedBackend(ABC):
         """Return the inputs of a batch without padding."""
         return pack_batch([([0] * shape.length, None)] * shape.rows, shape).inputs
 
-    def measure_rate(self, runs: int = 3) -> float:
-        """Return the tokens per second of full batches on all streams, from the fastest of a few runs on one."""
-        fitting = [shape for shape in self.shapes.shapes if shape.tokens <= self.max_batch_tokens]
-        shape = max(fitting or self.shapes.shapes[:1], key=lambda shape: shape.tokens / shape.cost)
-        seconds = min(_timed(self.infer, self.full_batch(shape)) for _ in range(runs))
-        return shape.tokens * self.choice.streams / seconds
+    def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
+        """Measure a few shapes with `run`, which executes a batch on one stream, and fit the cost of all shapes."""
+        measured = []
+        for shape in self.shapes.sample(MEASURED_SHAPES):
+            inputs = self.full_batch(shape)
+            seconds = _timed(run, inputs)
+            if seconds < LONG_RUN_S:
+                seconds = min(seconds, _timed(run, inputs))
+            measured.append((shape, seconds))
+        self.shapes.use(CostModel.fit(measured))
 
     def _pack(self, sequences: Sequence[ModelInput]) -> PackedBatch:
         shape, starts = self.shapes.fit([len(tokens) for tokens in sequences])
@@ -178,7 +195,7 @@ def segment_types(tokens: ModelInput, type_vocab_size: int) -> list[int] | None:
     return tokens.token_type_ids if any(tokens.token_type_ids) else None
 
 
-def _timed(run: Any, inputs: dict[str, Ints]) -> float:
+def _timed(run: Callable[[dict[str, Ints]], Any], inputs: dict[str, Ints]) -> float:
     started = time.perf_counter()
     run(inputs)
     return time.perf_counter() - started

@@ -54,6 +54,7 @@ class CudaBackend:
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
         self._segment_types = manifest.type_vocab_size
+        self._token_seconds = 1e-6  # until warm-up measures it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         self._pooling: Pooling | None = manifest.pooling if POOLED in graph.outputs else None
         self._device = _Device(session or self._open(), device, choice.gpu.device, manifest.hidden_size)
@@ -71,19 +72,22 @@ class CudaBackend:
         device = _Device(self._open(), "cuda", self.choice.gpu.device, manifest.hidden_size)
         self._device = self._thread.submit(lambda: device).result()
 
-    def full_batch_fill(self) -> BatchFill:
-        return TokenLimit(self.max_batch_tokens)
+    def full_batch_fill(self, max_seconds: float) -> BatchFill:
+        return TokenLimit(int(min(self.max_batch_tokens, max_seconds / self._token_seconds)))
+
+    def seconds(self, size: int) -> float:
+        return size * self._token_seconds
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return self.shapes.fit(sizes).tokens
 
-    def warm_up(self) -> float:
-        """Run every shape, so that no request captures one; return tokens per second of the largest."""
+    def warm_up(self) -> None:
+        """Run every shape, so that no request captures one, and measure the largest."""
         for shape in self.shapes.shapes:
             self._infer(pack_varlen([([0], None)], shape), hidden=False)
         started = time.perf_counter()
         self._infer(pack_varlen([([0], None)], self.shapes.shapes[-1]), hidden=False)
-        return self.shapes.shapes[-1].tokens / (time.perf_counter() - started)
+        self._token_seconds = (time.perf_counter() - started) / self.shapes.shapes[-1].tokens
 
     def probe(self) -> None:
         self._infer(pack_varlen([([0], None)], self.shapes.shapes[0]), hidden=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with 
 
 CPU = "CPUExecutionProvider"
 EXPLAIN_TOKENS_PER_SECOND = 3000.0
-"""Initial estimate for the explain lane, whose session opens with its first request; measurements replace it."""
+"""Estimate for the explain lane, whose session opens with its first request; the measured speed corrects it."""
 
 
 class OnnxRuntimeCpuBackend(PackedBackend):
@@ -38,11 +38,11 @@ class OnnxRuntimeCpuBackend(PackedBackend):
         (hidden,) = self._session.run(None, inputs)
         return hidden  # type: ignore[no-any-return]
 
-    def warm_up(self) -> float:
+    def warm_up(self) -> None:
         """Run the longest batch twice: the second run allocates its memory in one piece, and keeps it."""
         for _ in range(2):
             self.infer(self.full_batch(self.shapes.shapes[-1]))
-        return self.measure_rate()
+        self.fit_costs(self.infer)
 
 
 class ExplainBackend:
@@ -71,7 +71,8 @@ class ExplainBackend:
         threadpool_limits(1, user_api="blas")
         return open_cpu_session(self._artifact, self.choice.graph, self.choice.threads_per_stream, arena=False)
 
-    def full_batch_fill(self) -> BatchFill:
+    def full_batch_fill(self, max_seconds: float) -> BatchFill:
+        del max_seconds  # one task per batch
         return TokenLimit(self.max_batch_tokens)
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
@@ -80,8 +81,11 @@ class ExplainBackend:
     def run(self, tasks: Sequence[ExplainTask]) -> list[Any]:
         return [task(self._hidden_states(task.tokens)) for task in tasks]
 
-    def warm_up(self) -> float:
-        return EXPLAIN_TOKENS_PER_SECOND
+    def seconds(self, size: int) -> float:
+        return size / EXPLAIN_TOKENS_PER_SECOND
+
+    def warm_up(self) -> None:
+        """Do nothing: the session opens with the first request."""
 
     def probe(self) -> None:
         self._session.run(None, pack_batch([([0], None)], BatchShape(1, 1)).inputs)

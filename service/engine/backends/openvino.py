@@ -81,7 +81,7 @@ class OpenVinoBackend(PackedBackend):
             with pool.borrow() as latency_request:
                 return _infer(latency_request, inputs)
 
-    def warm_up(self) -> float:
+    def warm_up(self) -> None:
         """Run the largest shape, which allocates most of the memory, then the others for `WARM_UP_S`, smallest first.
 
         Each stream compiles each shape separately.
@@ -96,7 +96,8 @@ class OpenVinoBackend(PackedBackend):
                     self._latency.infer(inputs)
                 if time.monotonic() > deadline:
                     break
-        return self.measure_rate()
+        # Not `infer`, which runs small batches on several threads.
+        self.fit_costs(self._throughput.infer)
 
     def _compile(self, core: Any, model: Any, streams: int, threads: int, requests: int) -> "RequestPool":
         properties: dict[str, Any] = {

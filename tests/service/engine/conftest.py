@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from model.artifact import TOKENIZER
 from model.tokenizer import Tokenizer
 from service.engine.admission import Admission
+from service.engine.lane import Lane
 from service.engine.lane_metrics import ModelMetrics
-from service.engine.scheduler import Lane
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import FakeBackend, FakeTask
 from tests.service.engine.lane_cases import StartLane
@@ -27,8 +27,16 @@ async def start_lane() -> AsyncIterator[StartLane]:
     """A function that creates lanes and closes them after the test."""
     started: list[tuple[Lane[FakeTask, int], FakeBackend]] = []
 
-    def make(backend: FakeBackend, *, max_tokens: int = 10**6, metrics: Metrics | None = None, **options: Any) -> Any:
-        admission = Admission(backend.warm_up(), 2000, max_tokens, backend.max_batch_tokens)
+    def make(
+        backend: FakeBackend,
+        *,
+        max_tokens: int = 10**6,
+        max_queue_ms: int = 2000,
+        metrics: Metrics | None = None,
+        **options: Any,
+    ) -> Any:
+        streams = backend.choice.streams
+        admission = Admission(backend.seconds, streams, max_queue_ms, max_tokens, backend.max_batch_tokens)
         lane = Lane("test", backend, admission, ModelMetrics(metrics or Metrics(CollectorRegistry()), "m"), **options)
         started.append((lane, backend))
         return lane

@@ -1,4 +1,4 @@
-"""A backend for scheduler tests whose tasks are numbers. A result is ten times its task's value."""
+"""A backend for tests of lanes whose tasks are numbers. A result is ten times its task's value."""
 
 import threading
 from collections.abc import Sequence
@@ -7,9 +7,15 @@ from typing import Any
 
 from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice
+from service.engine.fair_queue import Cost
 from service.errors import NonFiniteOutput
 
 HANG_TIMEOUT_S = 20  # limits how long a broken test hangs
+
+
+def cost_of(tokens: int) -> Cost:
+    """Return the cost of a sequence on a `FakeBackend`: one microsecond per token."""
+    return Cost(tokens, tokens)
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,14 @@ class FakeBackend:
 
     length_buckets = (64,)
 
-    def __init__(self, *, streams: int = 1, max_batch_tokens: int = 8, max_batch_size: int = 64) -> None:
+    def __init__(
+        self, *, streams: int = 1, max_batch_tokens: int = 8, max_batch_size: int = 64, token_seconds: float = 1e-6
+    ) -> None:
         self.choice = BackendChoice("cpu", "float32", "fast", streams, 1, max_batch_tokens, "test")
         self.workers = streams + 1
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_size = max_batch_size
+        self.token_seconds = token_seconds
         self.batches: list[list[int]] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -41,8 +50,11 @@ class FakeBackend:
         self.session_lost = self.device_lost = False
         self.probes = self.reopened = 0
 
-    def full_batch_fill(self) -> BatchFill:
-        return TokenLimit(self.max_batch_tokens)
+    def full_batch_fill(self, max_seconds: float) -> BatchFill:
+        return TokenLimit(round(min(self.max_batch_tokens, max_seconds / self.token_seconds)))
+
+    def seconds(self, size: int) -> float:
+        return size * self.token_seconds
 
     def padded_tokens(self, sizes: Sequence[int]) -> int:
         return 64
@@ -59,8 +71,8 @@ class FakeBackend:
             raise ValueError("thirteen")
         return [task.value * 10 for task in tasks]
 
-    def warm_up(self) -> float:
-        return 1e6
+    def warm_up(self) -> None:
+        pass
 
     def probe(self) -> None:
         self.probes += 1

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from service.engine.scheduler import Lane
+from service.engine.lane import Lane
 from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
 
 FOREVER = math.inf

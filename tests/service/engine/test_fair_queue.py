@@ -1,5 +1,6 @@
 """Deficit round robin with numbers as tasks and a virtual clock: no lost tasks and no starvation."""
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -11,12 +12,18 @@ from model.packing import BatchShapes, RowFill, TokenLimit
 from model.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.select import OPENVINO_BATCH_TOKENS
-from service.engine.fair_queue import Backlog, FairQueue
+from service.engine.fair_queue import Backlog, Cost, FairQueue
+from tests.service.engine.fake_backend import cost_of
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)
 BATCH_TOKENS = OPENVINO_BATCH_TOKENS
 SHAPES = BatchShapes(300, BATCH_TOKENS, OpenVinoBackend.batch_shapes)
-TOKENS_PER_SECOND = 10_000.0
+FULL_US = round(1e6 * BATCH_TOKENS * SHAPES.sequence_seconds(64) / 64)
+SHORT_US = 12_000
+
+
+def costs_of(sizes: list[int]) -> list[Cost]:
+    return [cost_of(size) for size in sizes]
 
 
 def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -> Iterator[list[tuple[int, int]]]:
@@ -31,7 +38,7 @@ def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -
 def test_every_task_runs_once(requests: list[list[int]], tokens: int, size: int) -> None:
     queue: FairQueue[tuple[int, int]] = FairQueue(256)
     for number, sizes in enumerate(requests):
-        queue.add([(number, index) for index in range(len(sizes))], sizes)
+        queue.add([(number, index) for index in range(len(sizes))], costs_of(sizes))
     completed: list[tuple[int, int]] = []
     for batch in drained(queue, tokens, size):
         assert len(batch) <= size
@@ -42,50 +49,51 @@ def test_every_task_runs_once(requests: list[list[int]], tokens: int, size: int)
     assert sorted(completed) == [
         (number, index) for number, sizes in enumerate(requests) for index in range(len(sizes))
     ]
-    assert (len(queue), queue.tokens, queue.backlog.tokens) == (0, 0, 0)
+    assert (len(queue), queue.cost, queue.backlog.tokens) == (0, Cost(0, 0), 0)
 
 
 @given(REQUESTS, st.data())
 def test_counts_stay_exact_when_requests_are_discarded(requests: list[list[int]], data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue(64)
-    waiting = [queue.add(list(sizes), sizes) for sizes in requests]
+    waiting = [queue.add(list(sizes), costs_of(sizes)) for sizes in requests]
     for _ in range(data.draw(st.integers(0, 5))):
         queue.select_batch(TokenLimit(100), 8)
         discarded = queue.discard(data.draw(st.sampled_from(waiting)))
         assert all(isinstance(size, int) for size in discarded)
         rest = [request for request in waiting if request.entries and id(request) in queue._ring]
-        assert queue.tokens == queue.backlog.tokens == sum(size for request in rest for size, _ in request.entries)
+        assert queue.cost == Cost.total(cost for request in rest for cost, _ in request.entries)
+        assert queue.cost.tokens == queue.backlog.tokens
         assert len(queue) == sum(len(request.entries) for request in rest)
 
 
 def test_stale_requests_are_dropped_at_selection() -> None:
     queue: FairQueue[str] = FairQueue(64)
-    queue.add(["stale"] * 3, [5] * 3, lambda: True)
-    queue.add(["current"], [5])
+    queue.add(["stale"] * 3, costs_of([5] * 3), lambda: True)
+    queue.add(["current"], costs_of([5]))
     assert queue.select_batch(TokenLimit(256), 64) == (["current"], 3)
 
 
 def test_batches_take_from_several_requests() -> None:
     queue: FairQueue[str] = FairQueue(8)
-    queue.add(["a1", "a2", "a3"], [4, 4, 4])
-    queue.add(["b1"], [4])
-    queue.add(["c1"], [4])
+    queue.add(["a1", "a2", "a3"], costs_of([4, 4, 4]))
+    queue.add(["b1"], costs_of([4]))
+    queue.add(["c1"], costs_of([4]))
     assert queue.select_batch(TokenLimit(16), 64)[0] == ["a1", "a2", "b1", "c1"]
     assert queue.select_batch(TokenLimit(16), 64)[0] == ["a3"]
 
 
 def test_task_that_does_not_fit_is_first_in_the_next_batch() -> None:
     queue: FairQueue[str] = FairQueue(200)
-    queue.add(["small", "large"], [30, 90])
-    queue.add(["other"], [60])
-    queue.add(["late"], [60])
+    queue.add(["small", "large"], costs_of([30, 90]))
+    queue.add(["other"], costs_of([60]))
+    queue.add(["late"], costs_of([60]))
     assert queue.select_batch(TokenLimit(100), 64)[0] == ["small", "other"]
     assert queue.select_batch(TokenLimit(100), 64)[0][0] == "large"
 
 
 def test_tasks_that_do_not_fit_do_not_end_the_turn_of_their_request() -> None:
     queue: FairQueue[str] = FairQueue(200)
-    queue.add(["first", "long", "short"], [60, 90, 40])
+    queue.add(["first", "long", "short"], costs_of([60, 90, 40]))
     assert queue.select_batch(TokenLimit(100), 64)[0] == ["first", "short"]
     assert queue.select_batch(TokenLimit(100), 64)[0] == ["long"]
 
@@ -94,19 +102,20 @@ def test_tasks_that_do_not_fit_do_not_end_the_turn_of_their_request() -> None:
 def test_backlog_estimate_is_at_most_twice_the_exact_value(waiting: list[int], own: int) -> None:
     backlog = Backlog()
     for tokens in waiting:
-        backlog.add(tokens)
+        backlog.add(cost_of(tokens))
     exact = sum(min(tokens, own) for tokens in waiting)
-    assert exact <= backlog.tokens_ahead_of(own) <= 2 * exact
+    assert exact <= backlog.us_ahead_of(own) <= 2 * exact
     for tokens in waiting:
-        backlog.add(tokens, -1)
-    assert backlog.tokens_ahead_of(own) == backlog.tokens == 0
+        backlog.add(cost_of(tokens), -1)
+    assert backlog.us_ahead_of(own) == backlog.tokens == 0
 
 
 class Simulation:
-    """One stream of a fake backend with a virtual clock. A batch takes time in proportion to its tokens."""
+    """One stream with a virtual clock. A batch runs as long as its shape; `quantum` microseconds are a turn."""
 
-    def __init__(self) -> None:
-        self.queue: FairQueue[tuple[int, float]] = FairQueue(BATCH_TOKENS)
+    def __init__(self, quantum: int) -> None:
+        self.queue: FairQueue[tuple[int, int]] = FairQueue(FULL_US)
+        self.quantum = quantum
         self.now = 0.0
         self.missing: dict[int, int] = {}
         self.finished: dict[int, float] = {}
@@ -115,48 +124,71 @@ class Simulation:
     def submit(self, sizes: list[int]) -> int:
         number = next(self._numbers)
         self.missing[number] = len(sizes)
-        self.queue.add([(number, self.now)] * len(sizes), sizes)
+        costs = [Cost(size, round(1e6 * SHAPES.sequence_seconds(size))) for size in sizes]
+        self.queue.add([(number, size) for size in sizes], costs)
         return number
 
     def run_batch(self) -> None:
-        before = self.queue.tokens
-        batch, _ = self.queue.select_batch(RowFill(SHAPES), BATCH_TOKENS)
-        self.now += (before - self.queue.tokens) / TOKENS_PER_SECOND
+        fill = RowFill(SHAPES, self.quantum / 1e6 if self.quantum < FULL_US else math.inf)
+        batch, _ = self.queue.select_batch(fill, BATCH_TOKENS, self.quantum)
+        self.now += SHAPES.costs.seconds(SHAPES.fit([size for _, size in batch])[0])
         for number, _ in batch:
             self.missing[number] -= 1
             if not self.missing[number]:
                 self.finished[number] = self.now
 
 
+def seconds_alone(sizes: list[int], quantum: int) -> float:
+    simulation = Simulation(quantum)
+    number = simulation.submit(sizes)
+    while number not in simulation.finished:
+        simulation.run_batch()
+    return simulation.now
+
+
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 64), st.integers(0, 1000))
-def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int) -> None:
+@given(st.integers(1, 64), st.integers(0, 1000), st.sampled_from([FULL_US, SHORT_US]))
+def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int, quantum: int) -> None:
     """Clients send the next sentence as soon as they get a response, so the queue always contains sentences."""
-    chance, simulation = random.Random(seed), Simulation()
-    bulk = simulation.submit([chance.randint(96, 256) for _ in range(256)])
-    tokens = simulation.queue.tokens
+    chance, simulation = random.Random(seed), Simulation(quantum)
+    sizes = [chance.randint(96, 256) for _ in range(256)]
+    bulk = simulation.submit(sizes)
     waiting = {simulation.submit([chance.randint(3, 60)]) for _ in range(clients)}
     while bulk not in simulation.finished:
         simulation.run_batch()
         finished = {number for number in waiting if number in simulation.finished}
         waiting = (waiting - finished) | {simulation.submit([chance.randint(3, 60)]) for _ in finished}
-    # Per round, the bulk request gets a batch and each client at most 60 tokens.
-    assert simulation.now <= tokens / TOKENS_PER_SECOND * (1 + clients * 60 / BATCH_TOKENS) + 1
+    # Per round, the bulk request gets a turn, and each client at most one sentence of 60 tokens.
+    sentence_us = 1e6 * SHAPES.sequence_seconds(60)
+    assert simulation.now <= 1.3 * seconds_alone(sizes, quantum) * (1 + clients * sentence_us / quantum) + 1
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(1, 8), st.integers(0, 1000))
-def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int, seed: int) -> None:
-    chance, simulation = random.Random(seed), Simulation()
+@given(st.integers(1, 8), st.integers(0, 1000), st.sampled_from([FULL_US, SHORT_US]))
+def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int, seed: int, quantum: int) -> None:
+    chance, simulation = random.Random(seed), Simulation(quantum)
     for _ in range(bulk_clients):
         simulation.submit([chance.randint(96, 256) for _ in range(256)])
+    longest = max(quantum / 1e6, SHAPES.costs.seconds(SHAPES.full_shape(256)))
     for _ in range(50):
         simulation.run_batch()
         sentence, started = simulation.submit([chance.randint(3, 60)]), simulation.now
         while sentence not in simulation.finished:
             simulation.run_batch()
         # One turn per bulk request, the sentence's batch, and one partial batch.
-        assert simulation.now - started <= (bulk_clients + 2) * 2 * BATCH_TOKENS / TOKENS_PER_SECOND
+        assert simulation.now - started <= (bulk_clients + 2) * 2 * longest
+
+
+def test_tasks_over_the_limit_keep_their_place() -> None:
+    queue: FairQueue[str] = FairQueue(100)
+    queue.add(["long"], [cost_of(500)])
+    queue.add(["short", "also long"], [cost_of(60), cost_of(300)])
+    queue.add(["last"], [cost_of(70)])
+    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == (["short"], 0)
+    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == (["last"], 0)
+    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == ([], 0)
+    assert queue.select_batch(TokenLimit(100), 64) == (["also long"], 0)
+    assert queue.select_batch(TokenLimit(100), 64) == (["long"], 0)
 
 
 @settings(deadline=None, max_examples=25)
@@ -164,16 +196,16 @@ def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int,
 def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, large: int, small: int) -> None:
     queue: FairQueue[int] = FairQueue(quantum)
     rounds = 40 * max(large, quantum)
-    queue.add([0] * (rounds // large + 1), [large] * (rounds // large + 1))
-    queue.add([1] * (rounds // small + 1), [small] * (rounds // small + 1))
+    queue.add([0] * (rounds // large + 1), [cost_of(large)] * (rounds // large + 1))
+    queue.add([1] * (rounds // small + 1), [cost_of(small)] * (rounds // small + 1))
     served = [0, 0]
     while sum(served) < rounds:
-        before = queue.tokens
+        before = queue.cost.us
         batch, _ = queue.select_batch(TokenLimit(quantum), quantum)
         assert len(set(batch)) > 0
         for number in batch:
             served[number] += (large, small)[number]
-        assert queue.tokens == before - sum((large, small)[number] for number in batch)
+        assert queue.cost.us == before - sum((large, small)[number] for number in batch)
     assert abs(served[0] - served[1]) <= 2 * (large + quantum)
 
 
@@ -185,7 +217,7 @@ def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
     queue: FairQueue[int] = FairQueue(max_tokens)
     for start in range(0, len(sizes), per_request):
         part = sizes[start : start + per_request]
-        queue.add(part, part)
+        queue.add(part, costs_of(part))
     shapes = BatchShapes(256, max_tokens, OpenVinoBackend.batch_shapes)
     padded = batches = 0
     while len(queue):

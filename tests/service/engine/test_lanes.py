@@ -6,6 +6,7 @@ import pytest
 from service.engine.model_loader import LoadedModel
 from service.errors import QueueFull
 from tests.service.conftest import ServiceHarness, encode, open_harness
+from tests.service.engine.fake_backend import cost_of
 from tests.shared_models import load_anew
 
 TEXT = "He cashed a check at the bank."
@@ -32,7 +33,7 @@ async def test_explain_session_opens_at_the_first_request(harness: ServiceHarnes
 
 async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_queue_tokens=1) as opened:
-        with opened.engine._explain.reserve(1):
+        with opened.engine._explain.reserve(cost_of(1)):
             with pytest.raises(QueueFull):
                 await encode(opened.engine, TEXT, layers=(2,))
             assert (await encode(opened.engine, TEXT)).token_count == 11
@@ -41,11 +42,11 @@ async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedMod
 async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast lane never yields."""
     fast, explain = harness.engine._fast, harness.engine._explain
-    assert not explain._yields_to()
+    assert not explain._workers._yields_to()
     monkeypatch.setattr(type(fast), "busy", property(lambda lane: lane is fast))
-    assert explain._yields_to()
+    assert explain._workers._yields_to()
     monkeypatch.setattr(type(fast), "busy", property(lambda lane: lane is explain))
-    assert not fast._yields_to()
+    assert not fast._workers._yields_to()
 
 
 async def test_both_lanes_agree_on_the_last_layer(harness: ServiceHarness) -> None:

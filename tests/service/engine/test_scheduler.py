@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from service.engine.admission import Admission
+from service.engine.lane import Lane
 from service.engine.lane_metrics import ModelMetrics
-from service.engine.scheduler import Lane
 from service.errors import NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
-from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
+from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask, cost_of
 from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 
@@ -89,12 +89,60 @@ async def test_next_batch_is_prepared_only_if_it_is_full(start_lane: StartLane) 
     assert (await partial, await full) == ([20, 30], [40, 50])
 
 
+async def test_batches_are_short_while_short_requests_arrive_beside_long_ones(start_lane: StartLane) -> None:
+    """A full batch runs for 80 ms; a request of one task for 10 ms, so it counts as short."""
+    backend = FakeBackend(max_batch_tokens=8, token_seconds=0.01)
+    lane = start_lane(backend, max_queue_ms=10_000)
+    held = await hold(lane, backend)
+    bulk = send(lane, list(range(20, 40)))
+    with lane.reserve(lane.admission.task_cost(1), FOREVER):
+        short = send(lane, [2])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert backend.batches == [[1]]  # none is prepared in advance
+    backend.gate.set()
+    assert await short == [20]
+    await asyncio.gather(held, bulk)
+    assert backend.batches[1] == [20, 21]
+    assert backend.batches[2][0] == 2
+    assert max(map(len, backend.batches[:5])) <= 3  # the rest fits in a full batch or two
+
+
+async def test_batches_are_full_without_short_requests(start_lane: StartLane) -> None:
+    backend = FakeBackend(max_batch_tokens=8, token_seconds=0.01)
+    lane = start_lane(backend, max_queue_ms=10_000)
+    held = await hold(lane, backend)
+    bulk = send(lane, list(range(20, 36)))
+    backend.gate.set()
+    await asyncio.gather(held, bulk)
+    assert [len(batch) for batch in backend.batches] == [1, 8, 8]
+
+
+async def test_long_tasks_leave_one_stream_to_shorter_ones(start_lane: StartLane) -> None:
+    backend = FakeBackend(streams=2, max_batch_tokens=8)
+    lane = start_lane(backend)
+    backend.gate.clear()
+    long = [send(lane, [value], [100]) for value in (1, 2)]
+    for _ in range(2):  # nothing else is waiting, so both streams run them
+        assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    backend.gate.set()
+    await asyncio.gather(*long)
+    backend.gate.clear()
+    first = send(lane, [3], [100])
+    assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    rest = [send(lane, [4], [100]), send(lane, [5])]
+    assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    backend.gate.set()
+    await asyncio.gather(first, *rest)
+    assert backend.batches[2:] == [[3], [5], [4]]
+
+
 @pytest.mark.parametrize("busy", [True, False])
 async def test_worker_pauses_while_a_lane_of_higher_priority_is_busy(
     start_lane: StartLane, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("service.engine.scheduler.time.sleep", pauses.append)
+    monkeypatch.setattr("service.engine.workers.time.sleep", pauses.append)
     lane = start_lane(FakeBackend(max_batch_tokens=1), yields_to=lambda: busy)
     assert await send(lane, [1, 2, 3]) == [10, 20, 30]
     await lane.close()
@@ -104,9 +152,9 @@ async def test_worker_pauses_while_a_lane_of_higher_priority_is_busy(
 
 async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLane) -> None:
     lane = start_lane(FakeBackend(), max_tokens=10)
-    with lane.reserve(6, FOREVER), pytest.raises(QueueFull), lane.reserve(6, FOREVER):
+    with lane.reserve(cost_of(6), FOREVER), pytest.raises(QueueFull), lane.reserve(cost_of(6), FOREVER):
         pass
-    with pytest.raises(KeyError), lane.reserve(6, FOREVER):
+    with pytest.raises(KeyError), lane.reserve(cost_of(6), FOREVER):
         raise KeyError
     assert lane.admission.backlog.tokens == 0
 
@@ -114,9 +162,9 @@ async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLa
 async def test_empty_queue_accepts_a_request_larger_than_its_limit(start_lane: StartLane) -> None:
     """Small requests are still admitted alongside it, large ones are not."""
     lane = start_lane(FakeBackend(max_batch_tokens=8), max_tokens=10)
-    with lane.reserve(50, FOREVER), lane.reserve(2, FOREVER):
+    with lane.reserve(cost_of(50), FOREVER), lane.reserve(cost_of(2), FOREVER):
         for tokens in (1, 9):
-            with pytest.raises(QueueFull), lane.reserve(tokens, FOREVER):
+            with pytest.raises(QueueFull), lane.reserve(cost_of(tokens), FOREVER):
                 pass
 
 
@@ -127,7 +175,7 @@ async def test_reservations_are_released_after_any_outcome(start_lane: StartLane
     jobs = []
     for item in range(100, 400):
         expires, bad = chance.random() < 0.2, chance.random() < 0.1
-        with lane.reserve(4, FOREVER):
+        with lane.reserve(cost_of(4), FOREVER):
             deadline = 0.0 if expires else FOREVER
             jobs.append(send(lane, [-item if bad else item], [chance.randint(1, 9)], deadline))
         if chance.random() < 0.3:
@@ -177,14 +225,14 @@ async def test_closing_fails_waiting_requests_and_ends_the_threads(start_lane: S
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("attendant-test-")]
     with pytest.raises(Unavailable, match="shutting down"):
         lane.submit([FakeTask(3)], FOREVER)
-    with pytest.raises(Unavailable, match="shutting down"), lane.reserve(1, FOREVER):
+    with pytest.raises(Unavailable, match="shutting down"), lane.reserve(cost_of(1), FOREVER):
         pass
 
 
 async def test_closing_does_not_wait_for_a_hanging_backend(
     start_lane: StartLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.engine.scheduler.JOIN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("service.engine.workers.JOIN_TIMEOUT_S", 0.0)
     backend = FakeBackend()
     lane = start_lane(backend)
     held = await hold(lane, backend)
@@ -201,7 +249,7 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
         lane: Lane[FakeTask, int] = Lane(
             "test",
             backend,
-            Admission(1e6, 2000, 100, backend.max_batch_tokens),
+            Admission(backend.seconds, 1, 2000, 100, backend.max_batch_tokens),
             ModelMetrics(Metrics(CollectorRegistry()), "m"),
         )
         await hold(lane, backend)

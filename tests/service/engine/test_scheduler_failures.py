@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from service.errors import Internal, NonFiniteOutput, Unavailable
 from service.metrics import Metrics
-from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
+from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask, cost_of
 from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 
@@ -56,7 +56,7 @@ async def test_lost_device_fails_the_lane_in_two_runs(start_lane: StartLane) -> 
             await job
     assert (backend.reopened, len(backend.batches)) == (1, 1)
     assert not lane.healthy
-    with pytest.raises(Unavailable, match="backend failed"), lane.reserve(1, FOREVER):
+    with pytest.raises(Unavailable, match="backend failed"), lane.reserve(cost_of(1), FOREVER):
         pass
     with pytest.raises(Unavailable, match="backend failed"):
         lane.submit([FakeTask(1)], FOREVER)
@@ -67,10 +67,10 @@ async def test_dead_worker_makes_the_lane_unhealthy(start_lane: StartLane, monke
     monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.set())
     lane = start_lane(FakeBackend())
     assert lane.healthy
-    monkeypatch.setattr(lane._queue, "select_batch", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(lane._workers.queue, "select_batch", lambda *arguments: 1 / 0)
     job = send(lane, [1])
     assert await asyncio.to_thread(raised.wait, HANG_TIMEOUT_S)
-    for thread in lane._threads:
+    for thread in lane._workers._threads:
         await asyncio.to_thread(thread.join, HANG_TIMEOUT_S)
     assert not lane.healthy
     job.cancel()

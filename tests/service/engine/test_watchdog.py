@@ -63,5 +63,5 @@ async def test_lane_with_a_stuck_worker_is_stalled_until_the_batch_returns(start
     assert metrics.registry.get_sample_value("attendant_lane_up", labels) == 1
     backend.gate.set()
     assert await held == [10]
-    await asyncio.to_thread(lane._wait_until_idle)
+    await asyncio.to_thread(lane._workers.wait_until_idle)
     assert not lane.stalled

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from model.packing import TokenLimit
 from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, pack_varlen
 from service.engine.fair_queue import FairQueue
+from tests.service.engine.fake_backend import cost_of
 
 
 def first_batch(sizes: list[int], max_tokens: int, max_size: int) -> list[int]:
     queue: FairQueue[int] = FairQueue(max_tokens)
     for size in sizes:
-        queue.add([size], [size])
+        queue.add([size], [cost_of(size)])
     return queue.select_batch(TokenLimit(max_tokens), max_size)[0]
 
 

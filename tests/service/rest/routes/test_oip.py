@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.engine.fair_queue import Cost
 from service.engine.model_loader import LoadedModel
 from service.errors import Internal
 from tests.conftest import RunningServer
@@ -231,9 +232,9 @@ async def test_deadlines(harness: ServiceHarness) -> None:
     response = await post(harness, text(GOLDEN), parameters={"timeout": 1})
     assert (response.status_code, response.json()["error"].partition(" ")[0]) == (504, "Deadline")
     backlog = fast_lane(harness).admission.backlog
-    backlog.add(480, count=600)  # more than the queue may hold
+    backlog.add(Cost(480, 40_000), count=600)  # more than the queue may hold
     assert (await post(harness, text(GOLDEN), parameters={"timeout": 10_000_000})).status_code == 429
-    backlog.add(480, count=-600)
+    backlog.add(Cost(480, 40_000), count=-600)
 
 
 async def test_internal_errors_reveal_nothing(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,321 @@
+"""The worker threads of a lane: they take batches from its queue, run them, and recover from failures.
+
+Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
+`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
+beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from model.packing import BatchFill, TokenLimit
+from service.engine.admission import Admission
+from service.engine.backends.base import Backend, Task
+from service.engine.backends.cpu import lower_thread_priority
+from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
+from service.engine.jobs import Entry
+from service.engine.lane_metrics import LaneMetrics
+from service.engine.watchdog import Watchdog
+from service.errors import BackendFailed, NonFiniteOutput
+
+TaskT = TypeVar("TaskT", bound=Task)
+Result = TypeVar("Result")
+
+SHORT_US = 25_000
+"""Run time of a short batch, and of the largest request for which batches are kept short."""
+SHORT_FOR_S = 1.0
+"""Batches stay short this long after the last short request: a client that waits for each response sends the next."""
+LONG_BATCHES = 2
+"""Tasks that run for longer than this many full batches leave one stream to shorter ones, while such are waiting."""
+JOIN_TIMEOUT_S = 5.0
+
+log = logging.getLogger("attendant.scheduler")
+
+
+class Workers(Generic[TaskT, Result]):
+    """The threads of one lane, started by construction, and the queue from which they take tasks.
+
+    `lock` guards `queue`, `closing` and `failure`. `call_soon` runs a function on the event loop of the lane's callers.
+    `yields_to` returns True while a higher-priority lane has queued tasks; workers then pause after each batch for half
+    its duration.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend[TaskT, Result],
+        admission: Admission,
+        metrics: LaneMetrics,
+        call_soon: Callable[..., None],
+        yields_to: Callable[[], bool],
+    ) -> None:
+        self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
+        self.lock = threading.Lock()
+        self.watchdog = Watchdog()
+        self.closing = False
+        self.failure: BaseException | None = None
+        self._name = name
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._admission = admission
+        self._metrics = metrics
+        self._call_soon = call_soon
+        self._yields_to = yields_to
+        self._tasks_available = threading.Condition(self.lock)
+        self._idle = threading.Condition(self.lock)
+        self._recovery_lock = threading.Lock()
+        self._reserved = 0
+        self._running = 0
+        self._long_running = 0
+        self._long_us = LONG_BATCHES * admission.quantum
+        self._short_until = 0.0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
+            for number in range(backend.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # From the event loop.
+
+    def reserve(self, cost: Cost) -> None:
+        """Count a request in preparation. The caller holds `lock`."""
+        self.queue.backlog.add(cost)
+        self._reserved += 1
+        if cost.us <= SHORT_US:
+            self._short_until = time.monotonic() + SHORT_FOR_S
+
+    def release(self, cost: Cost) -> None:
+        """Remove a request that was in preparation."""
+        with self.lock:
+            self.queue.backlog.add(cost, -1)
+            self._reserved -= 1
+            self._notify_if_idle()
+
+    def wake(self) -> None:
+        """Wake the workers after tasks were queued."""
+        with self.lock:
+            self._tasks_available.notify_all()
+
+    def discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
+        """Drop the tasks of a request that have not started."""
+        with self.lock:
+            dropped = len(self.queue.discard(request))
+            self._notify_if_idle()
+        if dropped:
+            self._metrics.cancelled_in_queue.inc(dropped)
+
+    def close(self) -> list[Entry[TaskT, Result]]:
+        """Stop the threads after their current batches; return the queued tasks, which will not run."""
+        with self.lock:
+            self.closing = True
+            left = self.queue.clear()
+            self._tasks_available.notify_all()
+            self._notify_if_idle()
+        return left
+
+    # From any other thread.
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request is in preparation, queued or running."""
+        with self._idle:
+            self._idle.wait_for(self._is_idle)
+
+    def join(self) -> None:
+        """Wait for the threads after `close`, for at most `JOIN_TIMEOUT_S`."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _is_idle(self) -> bool:
+        return not (len(self.queue) or self._running or self._reserved)
+
+    def _notify_if_idle(self) -> None:
+        if self._is_idle():
+            self._idle.notify_all()
+
+    # On a worker thread.
+
+    def _work(self) -> None:
+        lower_thread_priority()
+        try:
+            self._run_batches()
+        except BaseException as error:
+            self._stop_serving([], error)
+            raise
+
+    def _run_batches(self) -> None:
+        while (batch := self._take()) is not None:
+            started = time.perf_counter()
+            try:
+                if batch:
+                    self._run(batch)
+            finally:
+                seconds = time.perf_counter() - started
+                with self.lock:
+                    self._running -= 1
+                    self._long_running -= self._is_long(batch)
+                    self._admission.speed.observe(_work_s(batch), saturated=len(self.queue) > 0)
+                    self._tasks_available.notify()
+                    self._notify_if_idle()
+            if batch and self._yields_to():
+                time.sleep(seconds / 2)
+
+    def _take(self) -> list[Entry[TaskT, Result]] | None:
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
+        with self.lock:
+            while not (self.closing or self.failure or self._may_take()):
+                self._tasks_available.wait()
+            if self.closing or self.failure:
+                return None
+            batch, dropped = self._select()
+            self._running += 1
+            self._long_running += self._is_long(batch)
+        if dropped:
+            self._metrics.cancelled_in_queue.inc(dropped)
+        return batch
+
+    def _select(self) -> tuple[list[Entry[TaskT, Result]], int]:
+        """Select the next batch; return it and the number of stale tasks. Long tasks leave one stream to other work."""
+        quantum, max_size = self._quantum(), self._backend.max_batch_size
+        stale = 0
+        if 0 < self._long_running >= self._streams - 1:
+            batch, stale = self.queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
+            if batch:
+                return batch, stale
+        batch, dropped = self.queue.select_batch(self._fill(quantum), max_size, quantum)
+        return batch, stale + dropped
+
+    def _is_long(self, batch: Sequence[Entry[TaskT, Result]]) -> bool:
+        return any(entry.cost.us > self._long_us for entry in batch)
+
+    def _may_take(self) -> bool:
+        """Return whether a worker may take a batch.
+
+        Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
+        would run before a short request that arrives meanwhile.
+        """
+        if not len(self.queue):
+            return False
+        if self._running < self._streams:
+            return True
+        full = self.queue.cost.tokens >= self._backend.max_batch_tokens
+        return full and self._quantum() == self._admission.quantum
+
+    def _quantum(self) -> int:
+        """Return the microseconds per turn and batch.
+
+        Beside requests longer than a full batch, short requests that are waiting or arrived within `SHORT_FOR_S` wait
+        only for batches of `SHORT_US`, or for each other's.
+        """
+        full, backlog = self._admission.quantum, self.queue.backlog
+        if time.monotonic() >= self._short_until or not backlog.count_above(full):
+            return full
+        return min(full, max(SHORT_US, backlog.us_up_to(SHORT_US)))
+
+    def _fill(self, quantum: int) -> BatchFill:
+        """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
+        queued, free_streams = self.queue.cost, max(1, self._streams - self._running)
+        short = quantum < self._admission.quantum
+        # In a full batch every row is filled; otherwise waiting tasks are not passed over.
+        if short and queued.us >= free_streams * quantum:
+            return self._backend.full_batch_fill(quantum / 1e6)
+        if not short and queued.tokens >= free_streams * self._backend.max_batch_tokens:
+            return self._backend.full_batch_fill(math.inf)
+        return TokenLimit(-(-queued.tokens // free_streams))
+
+    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        started = time.perf_counter()
+        for job in {entry.job for entry in batch}:
+            if not job.started:
+                job.started, job.queue_s = True, started - job.submitted
+                self._metrics.observe_queue(job.queue_s)
+        try:
+            results = self._execute(batch)
+        except NonFiniteOutput as error:
+            self._metrics.inference_errors.inc()
+            self._bisect(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # a backend may raise anything
+            self._metrics.inference_errors.inc()
+            self._recover(batch, error)
+            return
+        seconds = time.perf_counter() - started
+        sizes = [entry.cost.tokens for entry in batch]
+        self._metrics.observe_batch(
+            sizes, self._backend.padded_tokens(sizes), seconds, self._backend.choice.threads_per_stream
+        )
+        self._call_soon(self._deliver, batch, results)
+
+    def _execute(self, batch: Sequence[Entry[TaskT, Result]]) -> list[Result]:
+        with self.watchdog.running(_work_s(batch) * self._streams / self._admission.speed.value):
+            results = self._backend.run([entry.task for entry in batch])
+        if len(results) != len(batch):
+            raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
+        return results
+
+    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+        """Run a tiny valid batch to determine whether the session or an input caused the error.
+
+        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently.
+        """
+        with self._recovery_lock:
+            try:
+                self._backend.probe()
+            except Exception:
+                log.exception("inference session failed, reopening lane=%s", self._name)
+                try:
+                    self._backend.reopen()
+                    self._backend.probe()
+                except Exception as fatal:  # noqa: BLE001
+                    self._stop_serving(batch, fatal)
+                    return
+                try:
+                    self._call_soon(self._deliver, batch, self._execute(batch))
+                    return
+                except Exception as again:  # noqa: BLE001
+                    error = again
+        self._bisect(batch, error)
+
+    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch, so that only the faulty task fails."""
+        if len(batch) == 1:
+            self._call_soon(batch[0].job.fail, error)
+            return
+        self._metrics.batch_retries.inc(2)
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            if self.failure is None:
+                self._run(half)
+            else:
+                self._reject(half)
+
+    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+        log.critical("lane failed model=%s lane=%s", self._metrics.model, self._name, exc_info=error)
+        with self.lock:
+            self.failure = error
+            left = self.queue.clear()
+            self._tasks_available.notify_all()
+            self._notify_if_idle()
+        self._reject([*batch, *left])
+
+    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
+        for entry in entries:
+            error = BackendFailed("Inference backend failed", "Retry on another instance.")
+            self._call_soon(entry.job.fail, error)
+
+    # On the event loop again.
+
+    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
+        for entry, result in zip(batch, results, strict=True):
+            if not entry.job.set_result(entry.index, result):
+                self._metrics.cancelled_in_batch.inc()
+
+
+def _work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
+    """Return the estimated run time of a batch, in seconds."""
+    return sum(entry.cost.us for entry in batch) / 1e6
