@@ -13,6 +13,7 @@ from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
 from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.explain.maps import BlockWeights
+from service.engine.explain.operations import ExplainOperations
 from service.engine.golden_check import MIN_COSINE, min_golden_cosine
 from service.engine.schema.encode import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
@@ -30,8 +31,6 @@ class LoadedModel:
     backend: Backend[EncodeTask, TextVectors]
     explain: ExplainBackend
     dense_layers: DenseLayers
-    blocks: tuple[BlockWeights, ...]
-    """Weights from which attention maps are computed, memory-mapped."""
     static: Floats
     """The embedding table, (V, E), memory-mapped."""
 
@@ -63,9 +62,8 @@ class LoadedModel:
             artifact,
             tokenizer,
             opened.backend,
-            ExplainBackend(artifact, explain_choice(settings.threads)),
+            ExplainBackend(artifact, explain_choice(settings.threads), ExplainOperations(BlockWeights.of(artifact))),
             DenseLayers(artifact),
-            BlockWeights.of(artifact),
             np.asarray(artifact.map(artifact.manifest.static)),
         )
 

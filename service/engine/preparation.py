@@ -47,7 +47,6 @@ class Preparation:
     def __init__(self, model: LoadedModel, limits: Limits) -> None:
         self._tokenizer = model.tokenizer
         self._manifest = model.artifact.manifest
-        self._blocks = model.blocks
         self._dense_layers = model.dense_layers
         self._limits = limits
         self._prompt_tokens: dict[str, int] = {}  # of the prompts of the model
@@ -98,12 +97,12 @@ class Preparation:
 
     def attend(self, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
         """Return one task per input."""
-        tasks = []
+        tasks, options = [], replace(request, inputs=())
         tokenized = self._tokenize([item.source for item in request.inputs], request)
         for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
             path = f"{request.spelling.inputs}[{index}]"
             units = find_units(item, tokens, self._tokenizer.token_texts(tokens), request, path)
-            tasks.append(AttendTask(tokens, units, spec, request, self._blocks))
+            tasks.append(AttendTask(tokens, units, spec, options))
         size = maps_bytes(tasks)
         remedy = partial(suggest_smaller_maps, tasks, self._limits.max_response_bytes)
         self._check_response_size(size, len(tasks), remedy)
@@ -125,7 +124,6 @@ class Preparation:
                 word_units(tokens[text], self._tokenizer.token_texts(tokens[text])),
                 text_occurrences,
                 request.top_contributors,
-                self._blocks,
             )
             for text, text_occurrences in occurrences.items()
         ]

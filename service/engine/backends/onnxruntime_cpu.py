@@ -1,6 +1,6 @@
 """ONNX Runtime on the CPU: float32 where OpenVINO is not installed, and the explain graph everywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +54,13 @@ class ExplainBackend:
     workers = 1
     max_batch_size = 1
 
-    def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
+    def __init__(
+        self, artifact: Artifact, choice: BackendChoice, execute: Callable[[ExplainTask, Floats], Any]
+    ) -> None:
+        """Open lazily. `execute` returns the result of a task, given its hidden states (L+1, T, D), layer 0 first."""
         self.choice = choice
         self._artifact = artifact
+        self._execute = execute
         self.max_batch_tokens = artifact.manifest.max_input_tokens
         self.length_buckets: tuple[int, ...] = ()
         self._segment_types = artifact.manifest.type_vocab_size
@@ -79,7 +83,7 @@ class ExplainBackend:
         return sum(sizes)
 
     def run(self, tasks: Sequence[ExplainTask]) -> list[Any]:
-        return [task(self._hidden_states(task.tokens)) for task in tasks]
+        return [self._execute(task, self._hidden_states(task.tokens)) for task in tasks]
 
     def seconds(self, size: int) -> float:
         return size / EXPLAIN_TOKENS_PER_SECOND

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResult,
     EncodeTask,
+    ExplainOperation,
     Input,
     MapDType,
     TextVectors,
@@ -59,22 +60,23 @@ class PreparedInput:
 class LayerTask:
     """One tokenized input of the explain lane, for vectors of the layers `layers`, 0..L. See `EncodeTask`."""
 
+    operation: ClassVar[ExplainOperation] = "layers"
+
     tokens: TokenizedInput
     pooling: Pooling | None
     hidden: bool
     pool_from: int
     layers: tuple[int, ...]
 
-    def __call__(self, hidden_states: Floats) -> TextVectors:
-        """Return the vectors of the layers; `hidden_states` is (L+1, T, D)."""
-        layers = hidden_states[list(self.layers)]
-        pooled = None
-        if self.pooling is not None:
-            lengths = [len(self.tokens)]
-            pooled = np.concatenate(
-                [pool_batch(layer, [0], lengths, self.pooling, [self.pool_from]) for layer in layers]
-            )
-        return TextVectors(layers if self.hidden else None, pooled)
+
+def layer_vectors(task: LayerTask, hidden: Floats) -> TextVectors:
+    """Return the vectors of the layers of a text; `hidden` is (L+1, T, D)."""
+    layers = hidden[list(task.layers)]
+    pooled = None
+    if task.pooling is not None:
+        lengths = [len(task.tokens)]
+        pooled = np.concatenate([pool_batch(layer, [0], lengths, task.pooling, [task.pool_from]) for layer in layers])
+    return TextVectors(layers if task.hidden else None, pooled)
 
 
 def prepare_input(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from service.engine.encode.pooling import Floats, cast_map
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.explain.maps import BlockWeights, TokenMaps, token_maps
 from service.engine.explain.units import Units
-from service.engine.schema.encode import DTYPES, Array
+from service.engine.schema.encode import DTYPES, Array, ExplainOperation
 from service.engine.schema.explain import (
     AttendRequest,
     AttendResult,
@@ -32,19 +32,14 @@ SUGGESTED_TOP_K = 10
 
 @dataclass(frozen=True, slots=True)
 class AttendTask:
-    """One input of an attend request; calling it with the hidden states computes its maps."""
+    """One input of an attend request. `request` has the options of the maps, without the inputs."""
+
+    operation: ClassVar[ExplainOperation] = "maps"
 
     tokens: TokenizedInput
     units: Units
     spec: AttentionMapSpec
     request: AttendRequest
-    blocks: Sequence[BlockWeights]
-
-    def __call__(self, hidden: Floats) -> AttendResult:
-        """Return the maps; `hidden` is (L+1, T, D). Maps over tokens exist for one layer at a time."""
-        maps = [unit_map for maps in token_maps(hidden, self.blocks, self.spec) for unit_map in self._aggregate(maps)]
-        units = self.units
-        return AttendResult(self.tokens.truncated, units.units, units.rows, units.columns, maps)
 
     def response_bytes(self) -> int:
         """Return the size of the result: exact for dense arrays in binary and base64, else an upper bound."""
@@ -66,7 +61,8 @@ class AttendTask:
             return values * min(JSON_VALUE_BYTES["float32"], request.decimals + 3)  # "0." and a comma
         return array_bytes(values, request.dtype, request.wire)
 
-    def _aggregate(self, maps: TokenMaps) -> list[AttentionMap]:
+    def aggregate(self, maps: TokenMaps) -> list[AttentionMap]:
+        """Return the maps of one layer over units, in the representation that the request asks for."""
         request, units = self.request, self.units
         if request.kind == "scores":
             scores = units.aggregate_scores(maps.values)
@@ -134,6 +130,13 @@ class AttendTask:
         ):  # in float32: np.round multiplies by powers of ten, which overflow float16
             values = np.round(values.astype(DTYPES["float32"], copy=False), self.request.decimals)
         return np.ascontiguousarray(values)
+
+
+def attention_maps(task: AttendTask, hidden: Floats, blocks: Sequence[BlockWeights]) -> AttendResult:
+    """Return the maps of a text; `hidden` is (L+1, T, D). Maps over tokens exist for one layer at a time."""
+    maps = [unit_map for maps in token_maps(hidden, blocks, task.spec) for unit_map in task.aggregate(maps)]
+    units = task.units
+    return AttendResult(task.tokens.truncated, units.units, units.rows, units.columns, maps)
 
 
 def maps_bytes(tasks: Sequence[AttendTask]) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from service.engine.encode.pooling import Floats
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.maps import BlockWeights, token_maps
 from service.engine.explain.units import Units
-from service.engine.schema.encode import Array
+from service.engine.schema.encode import Array, ExplainOperation
 from service.engine.schema.explain import (
     AttentionMapSpec,
     CompareRequest,
@@ -77,47 +78,44 @@ def find_occurrence(occurrence: Occurrence, tokens: TokenizedInput, path: str) -
 class CompareTask:
     """One text of a comparison, and its occurrences by their index in the request."""
 
+    operation: ClassVar[ExplainOperation] = "occurrences"
+
     tokens: TokenizedInput
     units: Units
     """The words of the text."""
     occurrences: Mapping[int, OccurrenceTokens]
     top_contributors: int
-    blocks: Sequence[BlockWeights]
 
-    def __call__(self, hidden: Floats) -> OccurrenceVectors:
-        """Return the vectors and contributors of the occurrences; `hidden` is (L+1, T, D)."""
-        occurrences = self.occurrences.values()
-        vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
-        contributors: list[list[Contributor]] = [[] for _ in occurrences]
-        if self.top_contributors:
-            rollout = self._rollout(hidden)
-            contributors = [self._contributors(item, rollout) for item in occurrences]
-        return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
 
-    def _rollout(self, hidden: Floats) -> Floats:
-        heads = tuple(range(self.blocks[0].heads))
-        (maps,) = token_maps(
-            hidden, self.blocks, AttentionMapSpec("projection", (len(self.blocks),), heads, "none", "rollout")
-        )
-        rollout: Floats = maps.values[0]
-        return rollout
+def occurrence_vectors(task: CompareTask, hidden: Floats, blocks: Sequence[BlockWeights]) -> OccurrenceVectors:
+    """Return the vectors and contributors of the occurrences in a text; `hidden` is (L+1, T, D)."""
+    occurrences = task.occurrences.values()
+    vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
+    contributors: list[list[Contributor]] = [[] for _ in occurrences]
+    if task.top_contributors:
+        heads = tuple(range(blocks[0].heads))
+        spec = AttentionMapSpec("projection", (len(blocks),), heads, "none", "rollout")
+        (maps,) = token_maps(hidden, blocks, spec)
+        contributors = [_contributors(task, item, maps.values[0]) for item in occurrences]
+    return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
 
-    def _contributors(self, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:
-        """Return the other words with the largest shares of the contributions of all other words, without zeros."""
-        units = self.units
-        row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
-        contributions: list[float] = (units.membership @ row).tolist()
-        own: list[bool] = np.any(units.membership[:, occurrence.first : occurrence.last], axis=1).tolist()
-        others = [  # in a causal model, later words contribute 0
-            index for index, unit in enumerate(units.units) if contributions[index] and not (unit.special or own[index])
-        ]
-        total = sum(contributions[index] for index in others)
-        largest = sorted(others, key=lambda index: -contributions[index])[: self.top_contributors]
-        return [
-            Contributor(unit.text, unit.start, unit.end, round(contributions[index] / total, SHARE_DECIMALS))
-            for index in largest
-            for unit in (units.units[index],)
-        ]
+
+def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:
+    """Return the other words with the largest shares of the contributions of all other words, without zeros."""
+    units = task.units
+    row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
+    contributions: list[float] = (units.membership @ row).tolist()
+    own: list[bool] = np.any(units.membership[:, occurrence.first : occurrence.last], axis=1).tolist()
+    others = [  # in a causal model, later words contribute 0
+        index for index, unit in enumerate(units.units) if contributions[index] and not (unit.special or own[index])
+    ]
+    total = sum(contributions[index] for index in others)
+    largest = sorted(others, key=lambda index: -contributions[index])[: task.top_contributors]
+    return [
+        Contributor(unit.text, unit.start, unit.end, round(contributions[index] / total, SHARE_DECIMALS))
+        for index in largest
+        for unit in (units.units[index],)
+    ]
 
 
 def compare(

@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,16 +240,17 @@ class EncodeTask:
     pool_from: int = 0
 
 
-class ExplainTask(Protocol):
-    """One tokenized input of the explain lane, and the work to do with its hidden states.
+ExplainOperation = Literal["layers", "maps", "occurrences"]
+"""What the explain lane computes from the hidden states of a text."""
 
-    The lane's worker calls it with the hidden states of all layers: float32, (L+1, T, D), layer 0 first.
-    """
+
+class ExplainTask(Protocol):
+    """One tokenized input of the explain lane: plain data, the operation and its parameters."""
+
+    operation: ClassVar[ExplainOperation]
 
     @property
     def tokens(self) -> TokenizedInput: ...
-
-    def __call__(self, hidden: NDArray[np.float32], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,9 @@ from model.manifest import Manifest
 from model.tokenizer import Offsets, Tokenizer, TokenizerInput
 from service.engine.explain.attend import (
     AttendTask,
+    attention_maps,
 )
+from service.engine.explain.maps import BlockWeights
 from service.engine.explain.units import find_units
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, Input
@@ -43,6 +46,11 @@ class AttendCase:
 
     request: AttendRequest
     task: AttendTask
+    blocks: Sequence[BlockWeights]
+
+    def run(self, hidden: Floats) -> AttendResult:
+        """Return the result for these hidden states, (L+1, T, D)."""
+        return attention_maps(self.task, hidden, self.blocks)
 
 
 @dataclass
@@ -51,6 +59,10 @@ class AttendFactory:
 
     model: LoadedModel
     manifest: Manifest
+
+    @cached_property
+    def blocks(self) -> Sequence[BlockWeights]:
+        return BlockWeights.of(self.model.artifact)
 
     def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
         """Create a case. Raises `InvalidArgument` for requests that `check_attend` rejects."""
@@ -61,7 +73,7 @@ class AttendFactory:
         tokenizer: Tokenizer = self.model.tokenizer
         (tokens,) = tokenizer.encode([item.source])
         units = find_units(item, tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
-        return AttendCase(request, AttendTask(tokens, units, spec, request, self.model.blocks))
+        return AttendCase(request, AttendTask(tokens, units, spec, request), self.blocks)
 
     def run(self, case: AttendCase) -> AttendResult:
         (result,) = self.model.explain.run([case.task])

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.explain.compare import (
     CompareTask,
+    OccurrenceVectors,
     find_occurrence,
+    occurrence_vectors,
 )
 from service.engine.explain.units import word_units
 from service.engine.schema.explain import Occurrence
@@ -20,6 +22,7 @@ CHEQUE = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
 TWICE = "The bank by the river bank was shut."
 LAYERS, WIDTH = 3, 32
+BLOCKS = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> TokenizedInput:
@@ -27,8 +30,7 @@ def tokenize(tokenizer: Tokenizer, text: str) -> TokenizedInput:
 
 
 def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
-    """Return one task per distinct text, with a random encoder's weights."""
-    blocks = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
+    """Return one task per distinct text."""
     tasks = []
     for text in dict.fromkeys(occurrence.text for occurrence in occurrences):
         tokens = tokenize(tokenizer, text)
@@ -38,8 +40,13 @@ def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contribu
             if occurrence.text == text
         }
         units = word_units(tokens, tokenizer.token_texts(tokens))
-        tasks.append(CompareTask(tokens, units, ranges, top_contributors, blocks))
+        tasks.append(CompareTask(tokens, units, ranges, top_contributors))
     return tasks
+
+
+def run_task(task: CompareTask, hidden: Floats) -> OccurrenceVectors:
+    """Return the result of a task with the weights of a random encoder."""
+    return occurrence_vectors(task, hidden, BLOCKS)
 
 
 def plain_cosine(left: Floats, right: Floats) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from service.engine.explain.attend import (
     AttendTask,
+    attention_maps,
 )
 from service.engine.explain.maps import BlockWeights
 from service.engine.schema.explain import (
@@ -56,7 +57,7 @@ def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
     tokens = case.task.tokens
     spec = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
     hidden = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = AttendTask(tokens, case.task.units, spec, case.request, block_weights(encoder))(hidden)
+    result = attention_maps(AttendTask(tokens, case.task.units, spec, case.request), hidden, block_weights(encoder))
     assert layers_and_heads(result) == [(2, head) for head in range(4)]
     np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
@@ -75,7 +76,7 @@ def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> 
     weights = BlockWeights(1, 1e-12, query, bias, eye, bias, eye, bias, eye, bias, bias + 1, bias)
     spec = AttentionMapSpec("probs", (1,), (0,), "none", "none")
     for case in (dense_case, sparse_case):
-        (probs,) = AttendTask(tokens, units, spec, case.request, [weights])(eye[None]).maps
+        (probs,) = attention_maps(AttendTask(tokens, units, spec, case.request), eye[None], [weights]).maps
         expected = [units.units.index(unit) for unit in units.units if unit.text in ("bank", "check")]
         assert probs.empty_rows == expected
         assert probs.excluded_mass is not None

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model.manifest import KINDS, Manifest
-from model.tokenizer import TokenizedInput
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
+from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, LayerTask, listed_bytes
 from service.engine.explain.attend import (
     BINARY_INDEX_BYTES,
     JSON_INDEX_BYTES,
@@ -21,7 +19,7 @@ from service.engine.explain.attend import (
     suggest_smaller_maps,
 )
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import MapDType, Timing
+from service.engine.schema.encode import MapDType, TextVectors, Timing
 from service.engine.schema.explain import (
     AttendResponse,
     AttendResult,
@@ -81,17 +79,11 @@ def cases(factory: AttendFactory) -> list[AttendCase]:
 @pytest.fixture(scope="module")
 def hidden(factory: AttendFactory) -> Floats:
     """Hidden states of the default text, computed once for all cases."""
-
-    @dataclass
-    class CopyTask:
-        tokens: TokenizedInput
-
-        def __call__(self, hidden: Floats) -> Floats:
-            return hidden.copy()
-
-    (copied,) = factory.model.explain.run([CopyTask(factory.case().task.tokens)])
-    assert isinstance(copied, np.ndarray)
-    return copied
+    layers = tuple(range(factory.manifest.num_hidden_layers + 1))
+    (vectors,) = factory.model.explain.run([LayerTask(factory.case().task.tokens, None, True, 0, layers)])
+    assert isinstance(vectors, TextVectors)
+    assert vectors.hidden is not None
+    return vectors.hidden
 
 
 def array_bytes(result: AttendResult) -> int:
@@ -112,7 +104,7 @@ def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Flo
         request, task = case.request, case.task
         if request.wire == "json" or request.sparse:
             continue
-        result = task(hidden)
+        result = case.run(hidden)
         rows, maps, units = len(result.rows), len(result.maps), result.units
         index = BINARY_INDEX_BYTES if request.wire == "binary" else JSON_INDEX_BYTES
         overhead = RESULT_BYTES + listed_bytes(units, request.wire) + 2 * len(units) * index
@@ -137,7 +129,7 @@ async def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[At
     for case in cases:
         if case.request.wire == "binary":
             estimate = case.task.response_bytes()
-            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.task(hidden)], 9, 1, Timing(0, 0, 0))
+            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.run(hidden)], 9, 1, Timing(0, 0, 0))
             size = sum([message.ByteSize() async for message in attend_responses(response)])
             assert size <= estimate, case.request
             largest = max(largest, size / estimate)

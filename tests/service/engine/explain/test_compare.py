@@ -22,6 +22,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import AttentionMapSpec, Occurrence
 from service.errors import InvalidArgument
 from tests.service.engine.explain.compare_cases import (
+    BLOCKS,
     CHEQUE,
     LAYERS,
     RIVER,
@@ -29,6 +30,7 @@ from tests.service.engine.explain.compare_cases import (
     WIDTH,
     make_tasks,
     plain_cosine,
+    run_task,
     tokenize,
 )
 
@@ -85,7 +87,7 @@ def test_occurrence_vector_is_the_mean_of_its_tokens_per_layer(tokenizer: Tokeni
     occurrences = [Occurrence(CHEQUE, word_index=1), Occurrence(CHEQUE, span=(12, 24)), Occurrence(CHEQUE, span=(4, 5))]
     (task,) = make_tasks(tokenizer, occurrences)
     hidden = random_hidden(task.tokens)
-    result = task(hidden)
+    result = run_task(task, hidden)
     for vector, rows in zip(result.vectors, ([2, 3], [5, 6, 7], [2]), strict=True):
         np.testing.assert_allclose(vector, hidden[:, rows].mean(axis=1), atol=1e-6)
     np.testing.assert_allclose(result.token_sum, hidden.sum(axis=1), atol=1e-5)
@@ -99,7 +101,7 @@ def test_similarities_match_their_definition_with_and_without_centering(
     occurrences = [Occurrence(SHORT, word_index=1), Occurrence(CHEQUE, word_index=6), Occurrence(SHORT, word_index=0)]
     tasks = make_tasks(tokenizer, occurrences)
     states = [random_hidden(task.tokens) + 2 for task in tasks]
-    results = [task(hidden) for task, hidden in zip(tasks, states, strict=True)]
+    results = [run_task(task, hidden) for task, hidden in zip(tasks, states, strict=True)]
     layers = [2, 0]
     _, _, similarities = compare(tasks, results, layers, model.static)
     assert [similarity.layer for similarity in similarities] == layers
@@ -131,7 +133,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
 
     def run(occurrences: list[Occurrence]) -> tuple[list[tuple[str, int, int]], Floats, Floats]:
         tasks = make_tasks(tokenizer, occurrences)
-        vectors = [task(random_hidden(task.tokens)) for task in tasks]
+        vectors = [run_task(task, random_hidden(task.tokens)) for task in tasks]
         results, static, similarities = compare(tasks, vectors, [LAYERS], model.static)
         places = [(result.text, result.start, result.end) for result in results]
         return places, static.values, similarities[0].cosine.values
@@ -196,10 +198,10 @@ def test_contributors_are_all_other_words_by_rollout_share(tokenizer: Tokenizer,
     """Shares come from the projection rollout without special tokens and the occurrence itself, and sum to 1."""
     (task,) = make_tasks(tokenizer, [occurrence], top_contributors=100)
     hidden = random_hidden(task.tokens)
-    (contributors,) = task(hidden).contributors
+    (contributors,) = run_task(task, hidden).contributors
     (own,) = task.occurrences.values()
     spec = AttentionMapSpec("projection", (LAYERS,), (0, 1, 2, 3), "none", "rollout")
-    (rollout,) = token_maps(hidden, task.blocks, spec)
+    (rollout,) = token_maps(hidden, BLOCKS, spec)
     units = task.units
     mass = units.membership @ rollout.values[0, own.first : own.last].mean(axis=0)
     own_units = {index for index, row in enumerate(units.membership) if row[own.first : own.last].any()}
@@ -223,9 +225,9 @@ def test_top_contributors_limits_the_list_but_not_the_shares(tokenizer: Tokenize
         make_tasks(tokenizer, [Occurrence(CHEQUE, word_index=6)], top_contributors=count) for count in (100, 3)
     )
     hidden = random_hidden(task.tokens)
-    assert limited(hidden).contributors[0] == task(hidden).contributors[0][:3]
+    assert run_task(limited, hidden).contributors[0] == run_task(task, hidden).contributors[0][:3]
 
 
 def test_single_word_has_no_contributors(tokenizer: Tokenizer) -> None:
     (task,) = make_tasks(tokenizer, [Occurrence("bank", word_index=0)], top_contributors=5)
-    assert task(random_hidden(task.tokens)).contributors == [[]]
+    assert run_task(task, random_hidden(task.tokens)).contributors == [[]]

@@ -1,0 +1,27 @@
+"""The operations of the explain lane: from the hidden states of a text to the result of its task."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from service.engine.encode.pooling import Floats
+from service.engine.encode.response import layer_vectors
+from service.engine.explain.attend import attention_maps
+from service.engine.explain.compare import occurrence_vectors
+from service.engine.explain.maps import BlockWeights
+from service.engine.schema.encode import ExplainOperation, ExplainTask
+
+
+class ExplainOperations:
+    """Executes tasks by their operation, with the weights of the model's L blocks."""
+
+    def __init__(self, blocks: Sequence[BlockWeights]) -> None:
+        self._operations: dict[ExplainOperation, Callable[[Any, Floats], Any]] = {
+            "layers": layer_vectors,
+            "maps": partial(attention_maps, blocks=blocks),
+            "occurrences": partial(occurrence_vectors, blocks=blocks),
+        }
+
+    def __call__(self, task: ExplainTask, hidden: Floats) -> Any:
+        """Return the result of a task; `hidden` is (L+1, T, D)."""
+        return self._operations[task.operation](task, hidden)
