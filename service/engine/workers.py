@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from model.packing import BatchFill, TokenLimit
 from service.engine.admission import Admission
-from service.engine.backends.base import Backend, Task
+from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
 from service.engine.jobs import Entry
@@ -97,9 +97,9 @@ class Workers(Generic[TaskT, Result]):
             self._notify_if_idle()
 
     def wake(self) -> None:
-        """Wake the workers after tasks were queued."""
+        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
         with self.lock:
-            self._tasks_available.notify_all()
+            self._tasks_available.notify()
 
     def discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
         """Drop the tasks of a request that have not started."""
@@ -160,7 +160,7 @@ class Workers(Generic[TaskT, Result]):
                     self._running -= 1
                     self._long_running -= self._is_long(batch)
                     self._admission.speed.observe(_work_s(batch), saturated=len(self.queue) > 0)
-                    self._tasks_available.notify()
+                    self._wake_next()
                     self._notify_if_idle()
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
@@ -175,6 +175,7 @@ class Workers(Generic[TaskT, Result]):
             batch, dropped = self._select()
             self._running += 1
             self._long_running += self._is_long(batch)
+            self._wake_next()
         if dropped:
             self._metrics.cancelled_in_queue.inc(dropped)
         return batch
@@ -206,6 +207,11 @@ class Workers(Generic[TaskT, Result]):
         full = self.queue.cost.tokens >= self._backend.max_batch_tokens
         return full and self._quantum() == self._admission.quantum
 
+    def _wake_next(self) -> None:
+        """Wake another worker if it can take a batch."""
+        if self._may_take():
+            self._tasks_available.notify()
+
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
 
@@ -234,8 +240,10 @@ class Workers(Generic[TaskT, Result]):
             if not job.started:
                 job.started, job.queue_s = True, started - job.submitted
                 self._metrics.observe_queue(job.queue_s)
+        sizes = [entry.cost.tokens for entry in batch]
         try:
-            results = self._execute(batch)
+            fitted = self._backend.fit(sizes)
+            results = self._execute(batch, fitted)
         except NonFiniteOutput as error:
             self._metrics.inference_errors.inc()
             self._bisect(batch, error)
@@ -245,15 +253,12 @@ class Workers(Generic[TaskT, Result]):
             self._recover(batch, error)
             return
         seconds = time.perf_counter() - started
-        sizes = [entry.cost.tokens for entry in batch]
-        self._metrics.observe_batch(
-            sizes, self._backend.padded_tokens(sizes), seconds, self._backend.choice.threads_per_stream
-        )
+        self._metrics.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
         self._call_soon(self._deliver, batch, results)
 
-    def _execute(self, batch: Sequence[Entry[TaskT, Result]]) -> list[Result]:
+    def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
         with self.watchdog.running(_work_s(batch) * self._streams / self._admission.speed.value):
-            results = self._backend.run([entry.task for entry in batch])
+            results = self._backend.run([entry.task for entry in batch], fitted)
         if len(results) != len(batch):
             raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
         return results

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.artifact import Artifact
 from model.manifest import Pooling
-from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, PackedBatch, RowFill, pack_batch
+from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
@@ -64,6 +64,14 @@ Task_contra = TypeVar("Task_contra", bound=Task, contravariant=True)
 Result = TypeVar("Result")
 
 
+class FittedBatch(Protocol):
+    """The shape of a batch."""
+
+    @property
+    def tokens(self) -> int:
+        """Its length in tokens, padding included."""
+
+
 class Backend(Protocol[Task_contra, Result]):
     """Executor of one graph. Methods may be called from `workers` threads at the same time."""
 
@@ -95,11 +103,14 @@ class Backend(Protocol[Task_contra, Result]):
     def seconds(self, size: int, /) -> float:
         """Return the estimated share of a sequence of this size in the run time of a full batch on one stream."""
 
-    def padded_tokens(self, sizes: Sequence[int], /) -> int:
-        """Return the length of the batch that holds sequences of these sizes, padding included."""
+    def fit(self, sizes: Sequence[int], /) -> FittedBatch:
+        """Return the shape of a batch of sequences of these sizes, for `run`."""
 
-    def run(self, tasks: Sequence[Task_contra], /) -> list[Result]:
-        """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions."""
+    def run(self, tasks: Sequence[Task_contra], fitted: Any = None, /) -> list[Result]:
+        """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions.
+
+        `fitted` is what `fit` returned for the tasks; without it, `run` calls `fit`.
+        """
 
     def warm_up(self) -> None:
         """Run each shape that is slow on first use, and measure the run times from which `seconds` is computed."""
@@ -143,11 +154,13 @@ class PackedBackend(ABC):
     def seconds(self, size: int) -> float:
         return self.shapes.sequence_seconds(size)
 
-    def padded_tokens(self, sizes: Sequence[int]) -> int:
-        return self.shapes.fit(sizes)[0].tokens
+    def fit(self, sizes: Sequence[int]) -> "PackedShape":
+        return PackedShape(*self.shapes.fit(sizes))
 
-    def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
-        batch = self._pack([task.tokens for task in tasks])
+    def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> list[TextVectors]:
+        fitted = fitted or self.fit([len(task.tokens) for task in tasks])
+        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        batch = pack_batch(sequences, fitted.shape, fitted.starts)
         last_hidden_state = self.infer(batch.inputs)
         # NaN and infinity propagate to the sum. Padding is computed like any sequence, so it is finite too.
         if not np.isfinite(last_hidden_state.sum()):
@@ -182,10 +195,17 @@ class PackedBackend(ABC):
             measured.append((shape, seconds))
         self.shapes.use(CostModel.fit(measured))
 
-    def _pack(self, sequences: Sequence[ModelInput]) -> PackedBatch:
-        shape, starts = self.shapes.fit([len(tokens) for tokens in sequences])
-        pairs = [(tokens.input_ids, segment_types(tokens, self._segment_types)) for tokens in sequences]
-        return pack_batch(pairs, shape, starts)
+
+@dataclass(frozen=True, slots=True)
+class PackedShape:
+    """The shape of a packed batch, and the start of each sequence in its tokens."""
+
+    shape: BatchShape
+    starts: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return self.shape.tokens
 
 
 def segment_types(tokens: ModelInput, type_vocab_size: int) -> list[int] | None:

@@ -78,8 +78,8 @@ class CudaBackend:
     def seconds(self, size: int) -> float:
         return size * self._token_seconds
 
-    def padded_tokens(self, sizes: Sequence[int]) -> int:
-        return self.shapes.fit(sizes).tokens
+    def fit(self, sizes: Sequence[int]) -> Shape:
+        return self.shapes.fit(sizes)
 
     def warm_up(self) -> None:
         """Run every shape, so that no request captures one, and measure the largest."""
@@ -92,8 +92,8 @@ class CudaBackend:
     def probe(self) -> None:
         self._infer(pack_varlen([([0], None)], self.shapes.shapes[0]), hidden=False)
 
-    def run(self, tasks: Sequence[EncodeTask]) -> list[TextVectors]:
-        shape = self.shapes.fit([len(task.tokens) for task in tasks])
+    def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> list[TextVectors]:
+        shape = fitted or self.fit([len(task.tokens) for task in tasks])
         sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
         batch = pack_varlen(sequences, shape)
         modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}

@@ -79,10 +79,11 @@ class ExplainBackend:
         del max_seconds  # one task per batch
         return TokenLimit(self.max_batch_tokens)
 
-    def padded_tokens(self, sizes: Sequence[int]) -> int:
-        return sum(sizes)
+    def fit(self, sizes: Sequence[int]) -> BatchShape:
+        return BatchShape(1, sum(sizes))
 
-    def run(self, tasks: Sequence[ExplainTask]) -> list[Any]:
+    def run(self, tasks: Sequence[ExplainTask], fitted: BatchShape | None = None) -> list[Any]:
+        del fitted  # each task is a run of its own
         return [self._execute(task, self._hidden_states(task.tokens)) for task in tasks]
 
     def seconds(self, size: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model.packing import BatchFill, TokenLimit
+from model.packing import BatchFill, BatchShape, TokenLimit
 from service.engine.backends.base import BackendChoice
 from service.engine.fair_queue import Cost
 from service.errors import NonFiniteOutput
@@ -56,10 +56,10 @@ class FakeBackend:
     def seconds(self, size: int) -> float:
         return size * self.token_seconds
 
-    def padded_tokens(self, sizes: Sequence[int]) -> int:
-        return 64
+    def fit(self, sizes: Sequence[int]) -> BatchShape:
+        return BatchShape(1, max(64, sum(sizes)))
 
-    def run(self, tasks: Sequence[FakeTask]) -> list[int]:
+    def run(self, tasks: Sequence[FakeTask], fitted: object = None) -> list[int]:
         self.batches.append([task.value for task in tasks])
         self.entered.release()
         assert self.gate.wait(HANG_TIMEOUT_S)
