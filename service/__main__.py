@@ -64,23 +64,23 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
     if command == "serve":
         return _serve(load_settings(rest))
     if command == "embed":
-        from service.commands import embed
+        from service.commands.embed import command as embed
 
         return embed.run(rest)
     if command == "ask":
-        from service.commands import ask
+        from service.commands.ask import command as ask
 
         return ask.run(rest)
     if command == "compare":
-        from service.commands import compare
+        from service.commands.compare import command as compare
 
         return compare.run(rest)
     if command == "evaluate":
-        from service.commands import evaluate
+        from service.commands.evaluate import command as evaluate
 
         return evaluate.run(rest)
     if command == "size":
-        from service.commands import size
+        from service.commands.size import command as size
 
         return size.run(rest)
     if command == "--version":

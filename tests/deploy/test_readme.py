@@ -6,7 +6,7 @@ import re
 import pytest
 
 from service import __version__
-from service.commands import size
+from service.commands.size import command as size
 from service.request_log import RequestRecord
 from tests.conftest import ROOT
 from tests.deploy.conftest import DEPLOY, run_tool

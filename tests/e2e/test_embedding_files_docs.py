@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.commands.embed_file import CHUNK_ROWS
+from service.commands.embed.file import CHUNK_ROWS
 from tests.conftest import ROOT, RunningServer, server_environment
 
 PAGE = (ROOT / "docs" / "embedding-files.md").read_text()

@@ -13,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands import embed, embed_file, row_encoders
+from service.commands.embed import command as embed
+from service.commands.embed import file as embed_file
+from service.commands.embed import row_encoders
 from tests.service.commands.embed_stub import open_stub
 
 RunEmbed = Callable[..., tuple[int, str]]

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands import embed, embed_file
+from service.commands.embed import command as embed
+from service.commands.embed import file as embed_file
 from service.commands.vector_sources import SourceError, SourceInfo, VectorOptions, VectorSource
 from service.config import Settings
 

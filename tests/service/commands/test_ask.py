@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from service import commands
 from service.__main__ import main
-from service.commands import ask
-from service.commands.ask_sources import Analysis
-from service.commands.ask_view import show_map, show_neighbors, show_words
+from service.commands import ask as ask_folder
+from service.commands.ask import command as ask
+from service.commands.ask.sources import Analysis
+from service.commands.ask.view import show_map, show_neighbors, show_words
 from tests.conftest import RunningServer
 
 TEXT = "He cashed a check at the bank."
@@ -128,8 +128,8 @@ def test_unreachable_server_is_an_error(run_ask: Ask, monkeypatch: pytest.Monkey
 
 
 def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(commands, "ask_view", raising=False)
-    monkeypatch.setitem(sys.modules, "service.commands.ask_view", None)
+    monkeypatch.delattr(ask_folder, "view", raising=False)
+    monkeypatch.setitem(sys.modules, "service.commands.ask.view", None)
     remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
     assert run_ask("a") == (78, "", f"attendant ask: rich is not installed. {remedy}\n")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.manifest import Manifest
-from service.commands.capacity import (
+from service.commands.size.capacity import (
     DEFAULT_MODEL,
     LOAD_MIB,
     MANIFEST_LIMIT_MIB,

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from model.sample_texts import sample_sentences
-from service import commands
-from service.commands import ray_encoder  # imports Ray
+from service.commands import embed as embed_folder
 from service.commands.arguments import CommandError
-from service.commands.embed_job import EmbedFile
-from service.commands.ray_worker import (  # imports Ray's dependencies
+from service.commands.embed import ray_encoder  # imports Ray
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.ray_worker import (  # imports Ray's dependencies
     INPUT_SCHEMA,
     EncodeWorker,
     pack,
@@ -30,8 +30,8 @@ from service.commands.ray_worker import (  # imports Ray's dependencies
     result_rows,
     unpack,
 )
+from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.vector_sources import VectorOptions
-from service.commands.work_directory import partial_path, rejected_path
 from service.config import Settings
 from tests.conftest import ROOT, server_environment
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
@@ -144,9 +144,9 @@ def test_unreachable_cluster_is_an_error(tmp_path: Path, run_embed: RunEmbed, mo
 
 
 def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "ray_encoder", None)
-    monkeypatch.delattr(commands, "ray_encoder")
-    monkeypatch.setitem(sys.modules, "service.commands.ray_encoder", None)
+    monkeypatch.setattr(embed_folder, "ray_encoder", None)
+    monkeypatch.delattr(embed_folder, "ray_encoder")
+    monkeypatch.setitem(sys.modules, "service.commands.embed.ray_encoder", None)
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
     problem = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
     expected = f"attendant embed: --ray: Ray is not installed. {problem}\n"

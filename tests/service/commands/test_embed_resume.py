@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from service.__main__ import main
-from service.commands import embed_file, row_encoders, work_directory
-from service.commands.embed_job import EmbedFile
-from service.commands.row_encoders import LocalRowEncoder
+from service.commands.embed import file as embed_file
+from service.commands.embed import row_encoders, work_directory
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.row_encoders import LocalRowEncoder
+from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.vector_sources import VectorOptions
-from service.commands.work_directory import partial_path, rejected_path
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, write_rows
 from tests.service.commands.embed_stub import DIMENSIONS, StubSource
 

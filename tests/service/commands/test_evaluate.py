@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact import WEIGHTS
-from service.commands import evaluation
-from service.commands.figures import SenseFigures
-from service.commands.measures import Flags, Values
+from service.commands.evaluate import evaluation
+from service.commands.evaluate.figures import SenseFigures
+from service.commands.evaluate.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import CompareRequest, Occurrence

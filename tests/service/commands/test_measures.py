@@ -13,8 +13,8 @@ from scipy.stats import pearsonr, spearmanr
 from sentence_transformers.util import cos_sim
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from service.commands import measures
-from service.commands.measures import (
+from service.commands.evaluate import measures
+from service.commands.evaluate.measures import (
     Estimate,
     best_threshold,
     bootstrap,

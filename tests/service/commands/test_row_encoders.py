@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.commands import row_encoders
-from service.commands.row_encoders import BATCH_CHARACTERS, split_batches
+from service.commands.embed import row_encoders
+from service.commands.embed.row_encoders import BATCH_CHARACTERS, split_batches
 from service.commands.row_files import Row
 
 TEXTS = st.none() | st.integers(0, 3 * BATCH_CHARACTERS // 2).map(lambda length: "a" * length)

@@ -9,7 +9,7 @@ import pytest
 
 from model.artifact import MANIFEST
 from service.__main__ import main
-from service.commands.capacity import TOKENS_PER_SECOND_PER_CORE
+from service.commands.size.capacity import TOKENS_PER_SECOND_PER_CORE
 
 LOAD = ("--texts-per-second", "100000", "--mean-tokens", "16")
 

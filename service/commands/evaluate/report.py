@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from service.commands.figures import Evaluation, RowKey, Rows
-from service.commands.measures import Estimate
-from service.commands.model_card import SavedCard
+from service.commands.evaluate.figures import Evaluation, RowKey, Rows
+from service.commands.evaluate.measures import Estimate
+from service.commands.evaluate.model_card import SavedCard
 from service.commands.report import describe_model, model_record
 
 TASKS = ("sts", "retrieval", "word_in_context", "attribution")

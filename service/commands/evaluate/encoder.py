@@ -11,10 +11,10 @@ import numpy as np
 
 from model.prompts import Role, role_prompt_name
 from model.tokenizer import Offsets, TokenizerInput
-from service.commands.datasets import Text, WordPlace
 from service.commands.encoding import Progress, TextError
+from service.commands.evaluate.datasets import Text, WordPlace
+from service.commands.evaluate.measures import Values
 from service.commands.lines import BATCH_SIZE, LabeledText, encode_texts, name_text
-from service.commands.measures import Values
 from service.commands.neighbors import DECIMALS, Floats, normalize
 from service.engine.schema.encode import (
     EncodeRequest,

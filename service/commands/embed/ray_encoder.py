@@ -18,9 +18,8 @@ import ray.data
 
 from model.console import EX_CONFIG, EX_UNAVAILABLE
 from service.commands.arguments import CommandError
-from service.commands.embed_job import EmbedFile
-from service.commands.model_selection import select_model
-from service.commands.ray_worker import (
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.ray_worker import (
     ERRORS,
     EncodeWorker,
     OpenSource,
@@ -29,7 +28,8 @@ from service.commands.ray_worker import (
     result_rows,
     unpack,
 )
-from service.commands.row_encoders import EncodedRows
+from service.commands.embed.row_encoders import EncodedRows
+from service.commands.model_selection import select_model
 from service.commands.row_files import RowFile
 from service.commands.vector_sources import SourceInfo, VectorOptions
 from service.config import Settings

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.commands.embed_job import EmbedFile
+from service.commands.embed.job import EmbedFile
 from service.commands.row_files import Row, RowFile
 from service.commands.vector_sources import Encoded, SourceInfo, VectorSource
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.commands.attribution import Attributor
-from service.commands.datasets import SIDES, AttributionData, RetrievalData, SimilarityData, WordData
-from service.commands.encoder import Encoder
-from service.commands.figures import (
+from service.commands.evaluate.attribution import Attributor
+from service.commands.evaluate.datasets import SIDES, AttributionData, RetrievalData, SimilarityData, WordData
+from service.commands.evaluate.encoder import Encoder
+from service.commands.evaluate.figures import (
     AttributionFigures,
     Evaluation,
     RetrievalFigures,
@@ -17,8 +17,7 @@ from service.commands.figures import (
     SimilarityFigures,
     WordFigures,
 )
-from service.commands.lines import BATCH_SIZE, open_engine
-from service.commands.measures import (
+from service.commands.evaluate.measures import (
     Flags,
     Values,
     cross_validate,
@@ -28,6 +27,7 @@ from service.commands.measures import (
     estimate_spearman,
     rank_measures,
 )
+from service.commands.lines import BATCH_SIZE, open_engine
 from service.commands.neighbors import Vectors
 from service.config import Settings
 

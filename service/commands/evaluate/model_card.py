@@ -6,8 +6,8 @@ from typing import NamedTuple
 from model.artifact import ArtifactError
 from model.manifest import EvaluationRecord, Manifest
 from model.manifest_update import update_manifest
-from service.commands.figures import Evaluation, RowKey
-from service.commands.measures import Estimate
+from service.commands.evaluate.figures import Evaluation, RowKey
+from service.commands.evaluate.measures import Estimate
 
 SAVED_DECIMALS = 4
 """Number of decimals, as in the printed table. Further digits could differ between runs and change the digest."""

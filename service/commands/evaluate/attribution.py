@@ -10,10 +10,10 @@ import numpy as np
 
 from model.manifest import Kind
 from model.tokenizer import TokenizerInput
-from service.commands.datasets import AttributionData, AttributionLine
 from service.commands.encoding import Progress, TextError
+from service.commands.evaluate.datasets import AttributionData, AttributionLine
+from service.commands.evaluate.measures import Flags, Values, top_precision
 from service.commands.lines import BATCH_SIZE
-from service.commands.measures import Flags, Values, top_precision
 from service.commands.neighbors import DECIMALS, Floats, normalize
 from service.engine.schema.encode import EncodeRequest, EncodeResult, Input, Token
 from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit

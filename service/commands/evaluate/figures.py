@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from service.commands.attribution import SIMILARITY_METHODS
-from service.commands.measures import Estimate
-from service.commands.records import LabeledFile
+from service.commands.evaluate.attribution import SIMILARITY_METHODS
+from service.commands.evaluate.measures import Estimate
+from service.commands.evaluate.records import LabeledFile
 from service.engine.schema.encode import ModelInfo
 
 

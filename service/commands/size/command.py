@@ -10,7 +10,7 @@ from typing import Any
 
 from model.artifact import Artifact
 from service.commands.arguments import Parser, integer, number
-from service.commands.capacity import (
+from service.commands.size.capacity import (
     DEFAULT_MODEL,
     LOAD_MIB,
     MANIFEST_LIMIT_MIB,

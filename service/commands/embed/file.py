@@ -12,13 +12,13 @@ import orjson
 
 from model.console import EX_DATAERR
 from service.commands.arguments import CommandError
-from service.commands.embed_job import EmbedFile
-from service.commands.file_progress import FileProgress
-from service.commands.row_encoders import RowEncoder
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.progress import FileProgress
+from service.commands.embed.row_encoders import RowEncoder
+from service.commands.embed.work_directory import Counts, RunKey, WorkDirectory, rejected_path
 from service.commands.row_files import Row, RowFile, open_rows
 from service.commands.vector_files import Chunk, JsonLines, Numpy, Parquet, VectorFormat
 from service.commands.vector_sources import Encoded
-from service.commands.work_directory import Counts, RunKey, WorkDirectory, rejected_path
 
 CHUNK_ROWS = 2048
 """Rows per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""

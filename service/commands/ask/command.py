@@ -10,7 +10,7 @@ from typing import get_args
 
 from model.console import EX_CONFIG, EX_DATAERR
 from service.commands.arguments import CommandError, Parser, integer
-from service.commands.ask_sources import (
+from service.commands.ask.sources import (
     Analyzer,
     MapKind,
     embed_texts,
@@ -97,11 +97,11 @@ def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str
 
 def _import_view() -> ModuleType:
     try:
-        from service.commands import ask_view
+        from service.commands.ask import view
     except ImportError:
         remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
         raise CommandError(f"rich is not installed. {remedy}", EX_CONFIG) from None
-    return ask_view
+    return view
 
 
 def _parser() -> Parser:

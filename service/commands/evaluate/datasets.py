@@ -6,7 +6,7 @@ from typing import Literal
 
 from model.tokenizer import Offsets
 from service.commands.encoding import TextError
-from service.commands.records import LabeledFile, Reader, Record
+from service.commands.evaluate.records import LabeledFile, Reader, Record
 
 MAX_DOCUMENTS = 100_000
 MIN_PAIRS = 3

@@ -11,7 +11,8 @@ from model.artifact import Artifact, ArtifactError
 from model.console import EX_DATAERR
 from model.manifest_update import check_writable
 from service.commands.arguments import PRECISIONS, Parser, integer
-from service.commands.datasets import (
+from service.commands.encoding import TextError
+from service.commands.evaluate.datasets import (
     MAX_DOCUMENTS,
     RetrievalData,
     read_attribution,
@@ -19,10 +20,9 @@ from service.commands.datasets import (
     read_similarity,
     read_words,
 )
-from service.commands.encoding import TextError
-from service.commands.evaluation import Datasets, evaluate
-from service.commands.evaluation_report import TASKS, evaluation_lines, evaluation_record
-from service.commands.model_card import save_measures
+from service.commands.evaluate.evaluation import Datasets, evaluate
+from service.commands.evaluate.model_card import save_measures
+from service.commands.evaluate.report import TASKS, evaluation_lines, evaluation_record
 from service.config import load_settings
 
 DEFAULT_LIMIT = 10_000

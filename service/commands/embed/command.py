@@ -22,10 +22,11 @@ from model.console import (
     output_path,
 )
 from service.commands.arguments import CommandError, Parser, integer
-from service.commands.embed_file import Report, embed_file
-from service.commands.embed_job import EmbedFile
+from service.commands.embed.file import Report, embed_file
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
+from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
-from service.commands.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
 from service.commands.vector_sources import (
@@ -35,7 +36,6 @@ from service.commands.vector_sources import (
     open_server_source,
     read_key,
 )
-from service.commands.work_directory import partial_path, rejected_path
 from service.config import Settings, load_settings
 from service.errors import ServiceError
 
@@ -153,7 +153,7 @@ def _import_ray() -> ModuleType:
     # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     try:
-        from service.commands import ray_encoder
+        from service.commands.embed import ray_encoder
     except ImportError:
         remedy = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
         raise CommandError(f"--ray: Ray is not installed. {remedy}", EX_CONFIG) from None

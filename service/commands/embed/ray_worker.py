@@ -19,8 +19,8 @@ import pyarrow as pa
 from model.artifact import ArtifactError
 from model.console import EX_CONFIG
 from service.commands.arguments import CommandError
-from service.commands.embed_job import EmbedFile
-from service.commands.row_encoders import IN_FLIGHT, EncodedRows, check_text, encode_batch, split_batches
+from service.commands.embed.job import EmbedFile
+from service.commands.embed.row_encoders import IN_FLIGHT, EncodedRows, check_text, encode_batch, split_batches
 from service.commands.row_files import Row, open_rows
 from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, VectorSource
 from service.config import ConfigError, Settings

@@ -1,0 +1,1 @@
+"""`attendant ask`: what the model sees in a text."""

@@ -1,0 +1,1 @@
+"""`attendant compare`: the embeddings of two artifacts."""

@@ -1,0 +1,1 @@
+"""`attendant embed`: embeddings of files and lines."""

@@ -1,0 +1,1 @@
+"""`attendant evaluate`: an artifact on labeled texts."""

@@ -1,0 +1,1 @@
+"""`attendant size`: replicas, cores and memory for a load."""
