@@ -42,6 +42,7 @@ def program(driver: PageDriver, section: str, form: str) -> str:
     panel = driver.page.locator(f"{section} .request")
     if panel.get_attribute("open") is None:
         panel.locator("summary").click()
+        panel.locator("pre").filter(has_text=re.compile(".")).wait_for()  # it is drawn after the event of the click
     panel.get_by_label(form, exact=True).check()
     return panel.locator("pre").inner_text()
 
