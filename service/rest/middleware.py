@@ -21,6 +21,7 @@ from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rest.codec import JSON
 from service.rest.hosts import HostCheck
+from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
 from service.rest.routes import health, native, oip, oip_conversion, openai, tei, tei_conversion
 
@@ -60,6 +61,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
         added_headers = [(HEADER.encode(), record.request_id.encode())]
@@ -116,18 +118,28 @@ class RequestMiddleware:
                 response = await endpoint(request) if endpoint else method_response(request, endpoints)
         except ServiceError as error:
             response = error_response(record, error)
-        except asyncio.CancelledError:  # uvicorn cancels a request only after the drain timeout
-            stopped = Draining("Server stopped before it finished the request", "Retry on another instance.")
-            response = error_response(record, stopped)
+        except asyncio.CancelledError:
+            response = error_response(record, reason_of_cancellation(scope))
         except Exception:  # noqa: BLE001  # log_exception logs it
             log_exception(record)
             response = error_response(record, Internal())
         try:
             await response(scope, receive, send)
+        except asyncio.CancelledError:
+            if not was_disconnected(scope):
+                raise
+            record.fail(Cancelled())
         except Exception:
             if response is not self._app:
                 raise
             log_exception(record)  # FastAPI has responded, and re-raises the error
+
+
+def reason_of_cancellation(scope: Scope) -> ServiceError:
+    """Return the error for a cancelled request. uvicorn cancels requests only after the drain timeout."""
+    if was_disconnected(scope):
+        return Cancelled()
+    return Draining("Server stopped before it finished the request", "Retry on another instance.")
 
 
 def log_exception(record: RequestRecord) -> None:

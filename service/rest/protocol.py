@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_ids import HEADER, request_id
 from service.rest.codec import JSON
+from service.rest.requests import cancel_request
 from service.rest.responses import native_error
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -86,7 +87,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        cycle = self.cycle
         super().connection_lost(exc)
+        if cycle is not None and cycle.disconnected and not cycle.response_started:
+            cancel_request(cycle.scope)
 
     def data_received(self, data: bytes) -> None:
         if self._discards:

@@ -5,7 +5,8 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -30,17 +31,16 @@ from service.rest.codec import JSON, TIMEOUT_HEADER
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 from service.rest.problems import invalid_body
 
-DISCONNECT_CHECK_DELAY_S = 0.25
-"""Most responses are ready earlier. Only later ones need a task that waits for the client to disconnect."""
 GC_PAUSE_MIN_BYTES = 64 * 1024
 EXTRA_CONTAINERS = 1024
 """Allowance for arrays and objects other than inputs, spans and occurrences."""
 STRINGS_PER_CONTAINER = 8
 MAX_TIMEOUT_DIGITS = 18
 MAX_NAME = 40
+HANDLING = "attendant.handling"
+"""A key of the ASGI scope."""
 
 Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
 
 
 class RequestReader:
@@ -199,31 +199,28 @@ def _not_json(body: bytes | bytearray, error: orjson.JSONDecodeError) -> Malform
     return MalformedRequest(f"Request body is not JSON ({reason})", "Correct it.")
 
 
-async def while_connected(request: Request, work: "asyncio.Future[T]") -> T:
-    """Await `work`, and cancel it when the client disconnects; uvicorn does not cancel it.
+@dataclass(slots=True)
+class _Handling:
+    """The task that handles a request, in the ASGI scope and its copies. `disconnected`: why it was cancelled."""
 
-    One task per waiting request sleeps until the connection closes. Polling connections several times a second took
-    most of a core when thousands of clients waited in a full queue.
-    """
-    watch: asyncio.Task[None] | None = None
-    try:
-        await asyncio.wait({work}, timeout=DISCONNECT_CHECK_DELAY_S)
-        if not work.done():
-            watch = asyncio.create_task(_disconnect(request))
-            either: list[asyncio.Future[Any]] = [work, watch]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            del either
-        if not work.done():
-            raise Cancelled
-        return work.result()
-    finally:
-        work.cancel()
-        if watch is not None:
-            watch.cancel()
-        del work, watch  # break the cycle exception -> traceback -> frame -> future
+    task: "asyncio.Task[Any] | None"
+    disconnected: bool = False
 
 
-async def _disconnect(request: Request) -> None:
-    """Wait until the client disconnects; the body has been read, so no other message follows."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def allow_cancellation(scope: MutableMapping[str, Any]) -> None:
+    """Let `cancel_request` cancel the current task, which handles the request of this ASGI scope."""
+    scope[HANDLING] = _Handling(asyncio.current_task())
+
+
+def cancel_request(scope: Mapping[str, Any]) -> None:
+    """Cancel the task of a request whose client has disconnected. uvicorn does not."""
+    handling: _Handling | None = scope.get(HANDLING)
+    if handling is not None and handling.task is not None:
+        handling.disconnected = True
+        handling.task.cancel()
+
+
+def was_disconnected(scope: Mapping[str, Any]) -> bool:
+    """Return whether the task of a request was cancelled by `cancel_request`."""
+    handling: _Handling = scope[HANDLING]
+    return handling.disconnected

@@ -1,6 +1,5 @@
 """The native API of attention maps and comparisons: /v1/attend and /v1/compare."""
 
-import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -44,7 +43,7 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import AttendResponseBody, CompareResponseBody, responses
 from service.steps import convert
@@ -130,7 +129,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         body = await reader.read(request, AttendBody)
         engine = lifecycle.models.find(body.model)
         work = engine.attend(_attend_request(body, reader.deadline(request)))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         headers = metadata_headers(response, engine.info.digest)
         document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format == "float")
@@ -147,7 +146,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         body = await reader.read(request, CompareBody)
         engine = lifecycle.models.find(body.model)
         work = engine.compare(_compare_request(body, reader.deadline(request)))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         return await json_response(request, _comparison(response), metadata_headers(response, engine.info.digest))
 
     return router

@@ -1,6 +1,5 @@
 """The native API: /v1/encode and /v1/tokenize."""
 
-import asyncio
 import re
 from typing import Annotated, Any
 
@@ -35,7 +34,7 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, tensor, usage_body
 from service.rest.schemas import EncodeResponseBody, TokenizeResponseBody, responses
 from service.steps import convert
@@ -113,7 +112,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         body = await reader.read(request, EncodeBody)
         engine = lifecycle.models.find(body.model)
         work = engine.encode(_encode_request(body, reader.deadline(request)))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         headers = metadata_headers(response, engine.info.digest)
         document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format == "float")
@@ -133,7 +132,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         deadline = reader.deadline(request)
         engine = lifecycle.models.find(body.model)
         work = engine.tokenize(TokenizeRequest(inputs, deadline=deadline))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         results = [
             {"token_count": result.token_count, "tokens": result.tokens, "words": result.words}
             for result in response.results

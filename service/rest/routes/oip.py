@@ -1,6 +1,5 @@
 """The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models."""
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +26,7 @@ from service.oip.models import (
     reject_load,
 )
 from service.rest.codec import body_schema
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
 from service.rest.routes.oip_bodies import (
     InferBody,
@@ -192,7 +191,7 @@ def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) ->
         body = parse_body(document, infos, has_length=length is not None)
         engine = model_of(request, lifecycle)
         work, flags = infer_request(body, binary, reader.deadline(request))
-        response = await while_connected(request, asyncio.ensure_future(infer(engine, work)))
+        response = await infer(engine, work)
         return await infer_response(request, body, response, flags, metadata_headers(response, engine.info.digest))
 
     described = responses(OipInferResponseBody, OipErrorBody, ERRORS, OIP_ERRORS)

@@ -1,6 +1,5 @@
 """The OpenAI API: /v1/embeddings, and the errors of /v1/models."""
 
-import asyncio
 from typing import Annotated, Any
 
 import orjson
@@ -25,7 +24,7 @@ from service.rest.codec import (
 )
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
 from service.rest.rendering import Base64
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
 from service.rest.routes import models
 from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
@@ -125,7 +124,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 max_inputs=MAX_INPUTS,
             )
         )
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         headers = metadata_headers(response, engine.info.digest)
         document = await _document(response, body.encoding_format)
         return await json_response(request, document, headers, compress=body.encoding_format != "base64")

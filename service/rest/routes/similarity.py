@@ -1,6 +1,5 @@
 """The native API of similarity: /v1/similarity."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,7 +18,7 @@ from service.engine.schema.similarity import (
 )
 from service.lifecycle import Lifecycle
 from service.rest.codec import MODEL_DESCRIPTION, TRUNCATION_DESCRIPTION, StrictModel, Texts, body_schema
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import SimilarityResponseBody, responses
 from service.steps import convert
@@ -78,7 +77,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         body = await reader.read(request, SimilarityBody)
         engine = lifecycle.models.find(body.model)
         work = engine.similarity(_request(body, reader.deadline(request)))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         return await json_response(request, await _document(response), metadata_headers(response, engine.info.digest))
 
     return router

@@ -13,7 +13,7 @@ from service.engine.schema.similarity import SimilarityRequest
 from service.errors import ConflictingFields, Unavailable, Unsupported
 from service.lifecycle import Lifecycle
 from service.rest.codec import JSON, body_schema
-from service.rest.requests import RequestReader, while_connected
+from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
     TeiDecodeBody,
@@ -84,7 +84,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
     """Add the routes that run the model."""
 
     async def encode(request: Request, encode_request: EncodeRequest) -> EncodeResponse:
-        return await while_connected(request, asyncio.ensure_future(lifecycle.models.find().encode(encode_request)))
+        return await lifecycle.models.find().encode(encode_request)
 
     @post(router, ROOT_PATH, "root", TeiEmbedBody, list[list[float]])
     @post(router, "/embed", "embed", TeiEmbedBody, list[list[float]])
@@ -153,7 +153,7 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
                 spelling=SPELLING,
             )
         )
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         headers = compute_headers(request, info, response, sum(map(len, (source, *sentences))))
         return await json_response(request, response.scores.values[0], headers)
 
@@ -169,7 +169,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         prompt = prompt_text(engine.info, body.prompt_name, "prompt_name")
         inputs = to_inputs([body.inputs] if isinstance(body.inputs, str) else body.inputs, "error", engine, prompt)
         work = engine.tokenize(TokenizeRequest(inputs, deadline=reader.deadline(request), spelling=SPELLING))
-        response = await while_connected(request, asyncio.ensure_future(work))
+        response = await work
         described = []
         for item, result in zip(inputs, response.results, strict=True):
             special = body.add_special_tokens is not False
@@ -185,7 +185,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         token_ids = tuple(tuple(item) for item in items_of(body.ids) if not isinstance(item, str))
         skip = body.skip_special_tokens is not False
         work = lifecycle.models.find().decode(DecodeRequest(token_ids, skip, reader.deadline(request), DECODE_SPELLING))
-        return await json_response(request, await while_connected(request, asyncio.ensure_future(work)))
+        return await json_response(request, await work)
 
     @router.get(
         "/info", operation_id="tei_info", responses=responses(TeiInfoBody, TeiErrorBody, GET_ERRORS, TEI_ERRORS)
