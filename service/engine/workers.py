@@ -1,21 +1,15 @@
-"""The worker threads of a lane: they take batches from its queue, run them, and recover from failures.
-
-Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
-`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
-beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
-"""
+"""The worker threads of a lane: they take batches from its queue, run them, and recover from failures."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from model.packing import BatchFill, TokenLimit
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.backends.cpu import lower_thread_priority
+from service.engine.batch_policy import BatchPolicy, work_s
 from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
 from service.engine.jobs import Entry
 from service.engine.lane_metrics import LaneMetrics
@@ -25,12 +19,6 @@ from service.errors import BackendFailed, NonFiniteOutput
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
 
-SHORT_US = 25_000
-"""Run time of a short batch, and of the largest request for which batches are kept short."""
-SHORT_FOR_S = 1.0
-"""Batches stay short this long after the last short request: a client that waits for each response sends the next."""
-LONG_BATCHES = 2
-"""Tasks that run for longer than this many full batches leave one stream to shorter ones, while such are waiting."""
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger("attendant.scheduler")
@@ -54,6 +42,7 @@ class Workers(Generic[TaskT, Result]):
         yields_to: Callable[[], bool],
     ) -> None:
         self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
+        self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
         self.lock = threading.Lock()
         self.watchdog = Watchdog()
         self.closing = False
@@ -69,10 +58,6 @@ class Workers(Generic[TaskT, Result]):
         self._idle = threading.Condition(self.lock)
         self._recovery_lock = threading.Lock()
         self._reserved = 0
-        self._running = 0
-        self._long_running = 0
-        self._long_us = LONG_BATCHES * admission.quantum
-        self._short_until = 0.0
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
             for number in range(backend.workers)
@@ -86,8 +71,7 @@ class Workers(Generic[TaskT, Result]):
         """Count a request in preparation. The caller holds `lock`."""
         self.queue.backlog.add(cost)
         self._reserved += 1
-        if cost.us <= SHORT_US:
-            self._short_until = time.monotonic() + SHORT_FOR_S
+        self._policy.expect(cost)
 
     def release(self, cost: Cost) -> None:
         """Remove a request that was in preparation."""
@@ -132,7 +116,7 @@ class Workers(Generic[TaskT, Result]):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _is_idle(self) -> bool:
-        return not (len(self.queue) or self._running or self._reserved)
+        return not (len(self.queue) or self._policy.running or self._reserved)
 
     def _notify_if_idle(self) -> None:
         if self._is_idle():
@@ -157,9 +141,8 @@ class Workers(Generic[TaskT, Result]):
             finally:
                 seconds = time.perf_counter() - started
                 with self.lock:
-                    self._running -= 1
-                    self._long_running -= self._is_long(batch)
-                    self._admission.speed.observe(_work_s(batch), saturated=len(self.queue) > 0)
+                    self._policy.finish(batch)
+                    self._admission.speed.observe(work_s(batch), saturated=len(self.queue) > 0)
                     self._wake_next()
                     self._notify_if_idle()
             if batch and self._yields_to():
@@ -168,71 +151,20 @@ class Workers(Generic[TaskT, Result]):
     def _take(self) -> list[Entry[TaskT, Result]] | None:
         """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
         with self.lock:
-            while not (self.closing or self.failure or self._may_take()):
+            while not (self.closing or self.failure or self._policy.may_take()):
                 self._tasks_available.wait()
             if self.closing or self.failure:
                 return None
-            batch, dropped = self._select()
-            self._running += 1
-            self._long_running += self._is_long(batch)
+            batch, dropped = self._policy.take()
             self._wake_next()
         if dropped:
             self._metrics.cancelled_in_queue.inc(dropped)
         return batch
 
-    def _select(self) -> tuple[list[Entry[TaskT, Result]], int]:
-        """Select the next batch; return it and the number of stale tasks. Long tasks leave one stream to other work."""
-        quantum, max_size = self._quantum(), self._backend.max_batch_size
-        stale = 0
-        if 0 < self._long_running >= self._streams - 1:
-            batch, stale = self.queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
-            if batch:
-                return batch, stale
-        batch, dropped = self.queue.select_batch(self._fill(quantum), max_size, quantum)
-        return batch, stale + dropped
-
-    def _is_long(self, batch: Sequence[Entry[TaskT, Result]]) -> bool:
-        return any(entry.cost.us > self._long_us for entry in batch)
-
-    def _may_take(self) -> bool:
-        """Return whether a worker may take a batch.
-
-        Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
-        would run before a short request that arrives meanwhile.
-        """
-        if not len(self.queue):
-            return False
-        if self._running < self._streams:
-            return True
-        full = self.queue.cost.tokens >= self._backend.max_batch_tokens
-        return full and self._quantum() == self._admission.quantum
-
     def _wake_next(self) -> None:
         """Wake another worker if it can take a batch."""
-        if self._may_take():
+        if self._policy.may_take():
             self._tasks_available.notify()
-
-    def _quantum(self) -> int:
-        """Return the microseconds per turn and batch.
-
-        Beside requests longer than a full batch, short requests that are waiting or arrived within `SHORT_FOR_S` wait
-        only for batches of `SHORT_US`, or for each other's.
-        """
-        full, backlog = self._admission.quantum, self.queue.backlog
-        if time.monotonic() >= self._short_until or not backlog.count_above(full):
-            return full
-        return min(full, max(SHORT_US, backlog.us_up_to(SHORT_US)))
-
-    def _fill(self, quantum: int) -> BatchFill:
-        """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
-        queued, free_streams = self.queue.cost, max(1, self._streams - self._running)
-        short = quantum < self._admission.quantum
-        # In a full batch every row is filled; otherwise waiting tasks are not passed over.
-        if short and queued.us >= free_streams * quantum:
-            return self._backend.full_batch_fill(quantum / 1e6)
-        if not short and queued.tokens >= free_streams * self._backend.max_batch_tokens:
-            return self._backend.full_batch_fill(math.inf)
-        return TokenLimit(-(-queued.tokens // free_streams))
 
     def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         started = time.perf_counter()
@@ -257,7 +189,7 @@ class Workers(Generic[TaskT, Result]):
         self._call_soon(self._deliver, batch, results)
 
     def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
-        with self.watchdog.running(_work_s(batch) * self._streams / self._admission.speed.value):
+        with self.watchdog.running(work_s(batch) * self._streams / self._admission.speed.value):
             results = self._backend.run([entry.task for entry in batch], fitted)
         if len(results) != len(batch):
             raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
@@ -319,8 +251,3 @@ class Workers(Generic[TaskT, Result]):
         for entry, result in zip(batch, results, strict=True):
             if not entry.job.set_result(entry.index, result):
                 self._metrics.cancelled_in_batch.inc()
-
-
-def _work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
-    """Return the estimated run time of a batch, in seconds."""
-    return sum(entry.cost.us for entry in batch) / 1e6

@@ -1,0 +1,108 @@
+"""Which tasks the next batch of a lane has.
+
+Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
+`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
+beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
+
+Not thread-safe: the workers hold their lock around every call.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from model.packing import BatchFill, TokenLimit
+from service.engine.backends.base import Backend, Task
+from service.engine.fair_queue import Cost, FairQueue
+from service.engine.jobs import Entry
+
+TaskT = TypeVar("TaskT", bound=Task)
+Result = TypeVar("Result")
+
+SHORT_US = 25_000
+"""Run time of a short batch, and of the largest request for which batches are kept short."""
+SHORT_FOR_S = 1.0
+"""Batches stay short this long after the last short request: a client that waits for each response sends the next."""
+LONG_BATCHES = 2
+"""Tasks that run for longer than this many full batches leave one stream to shorter ones, while such are waiting."""
+
+
+class BatchPolicy(Generic[TaskT, Result]):
+    """Takes batches from the queue of a lane. `full_us`: the run time of a full batch."""
+
+    def __init__(self, queue: FairQueue[Entry[TaskT, Result]], backend: Backend[TaskT, Result], full_us: int) -> None:
+        self.running = 0
+        self._queue = queue
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._full_us = full_us
+        self._long_us = LONG_BATCHES * full_us
+        self._long_running = 0
+        self._short_until = 0.0
+
+    def expect(self, cost: Cost) -> None:
+        """Note a request that will be queued."""
+        if cost.us <= SHORT_US:
+            self._short_until = time.monotonic() + SHORT_FOR_S
+
+    def may_take(self) -> bool:
+        """Return whether a worker may take a batch.
+
+        Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
+        would run before a short request that arrives meanwhile.
+        """
+        if not len(self._queue):
+            return False
+        if self.running < self._streams:
+            return True
+        return self._queue.cost.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
+
+    def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
+        """Return the next batch, which counts as running until `finish`, and the number of stale tasks dropped."""
+        quantum, max_size = self._quantum(), self._backend.max_batch_size
+        batch: list[Entry[TaskT, Result]] = []
+        dropped = 0
+        if 0 < self._long_running >= self._streams - 1:
+            batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
+        if not batch:
+            batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
+            dropped += stale
+        self.running += 1
+        self._long_running += self._is_long(batch)
+        return batch, dropped
+
+    def finish(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        """Count a batch as finished."""
+        self.running -= 1
+        self._long_running -= self._is_long(batch)
+
+    def _is_long(self, batch: Sequence[Entry[TaskT, Result]]) -> bool:
+        return any(entry.cost.us > self._long_us for entry in batch)
+
+    def _quantum(self) -> int:
+        """Return the microseconds per turn and batch.
+
+        Beside requests longer than a full batch, short requests that are waiting or arrived within `SHORT_FOR_S` wait
+        only for batches of `SHORT_US`, or for each other's.
+        """
+        backlog = self._queue.backlog
+        if time.monotonic() >= self._short_until or not backlog.count_above(self._full_us):
+            return self._full_us
+        return min(self._full_us, max(SHORT_US, backlog.us_up_to(SHORT_US)))
+
+    def _fill(self, quantum: int) -> BatchFill:
+        """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
+        queued, free_streams = self._queue.cost, max(1, self._streams - self.running)
+        short = quantum < self._full_us
+        # In a full batch every row is filled; otherwise waiting tasks are not passed over.
+        if short and queued.us >= free_streams * quantum:
+            return self._backend.full_batch_fill(quantum / 1e6)
+        if not short and queued.tokens >= free_streams * self._backend.max_batch_tokens:
+            return self._backend.full_batch_fill(math.inf)
+        return TokenLimit(-(-queued.tokens // free_streams))
+
+
+def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
+    """Return the estimated run time of a batch on one stream, in seconds."""
+    return sum(entry.cost.us for entry in batch) / 1e6
