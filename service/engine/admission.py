@@ -89,7 +89,11 @@ class Admission:
     @property
     def near_capacity(self) -> bool:
         """True if the next request may be rejected."""
-        return self.utilization > NEAR_CAPACITY or self.backlog.held > NEAR_CAPACITY * self._max_tokens
+        if self.backlog.held > NEAR_CAPACITY * self._max_tokens:
+            return True
+        # No wait is longer than the whole backlog, whose sum is known.
+        longest_s, limit_s = self.run_s(self.backlog.us), NEAR_CAPACITY * self._max_wait_s
+        return longest_s > limit_s and self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) > limit_s
 
     def cost(self, sizes: Iterable[int]) -> Cost:
         """Return the cost of a request with inputs of these numbers of tokens."""
@@ -125,7 +129,10 @@ class Admission:
         queued = self.backlog.held
         if not queued:
             return
-        wait, own = self.wait_s(cost), self.run_s(cost.us)
+        own, remaining = self.run_s(cost.us), deadline - time.monotonic()
+        wait = self.run_s(self.backlog.us)
+        if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
+            wait = self.wait_s(cost)
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
         if queued + requested > limit:
@@ -140,7 +147,7 @@ class Admission:
                 "Retry later.",
                 retry_after_s=wait - self._max_wait_s,
             )
-        if wait + own > deadline - time.monotonic():
+        if wait + own > remaining:
             raise QueueFull(
                 f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms)",
                 "Retry later, or increase the timeout.",

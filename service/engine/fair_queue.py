@@ -69,7 +69,7 @@ class Backlog:
 
     def __init__(self, slice_tokens: int | None = None) -> None:
         self.slice_tokens = slice_tokens
-        self.tokens = self.held = 0
+        self.tokens = self.us = self.held = 0
         self._counts = [0] * self.BINS
         self._sums = [0] * self.BINS
 
@@ -79,6 +79,7 @@ class Backlog:
         self._counts[number] += count
         self._sums[number] += count * cost.us
         self.tokens += count * cost.tokens
+        self.us += count * cost.us
         self.held += count * self.held_tokens(cost.tokens)
 
     def held_tokens(self, tokens: int) -> int:

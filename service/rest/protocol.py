@@ -169,6 +169,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             super().on_body(body)
         super().on_message_complete()
+        if not self.pipeline:  # uvicorn stops reading during a large body, and only reading detects a disconnect
+            self.flow.resume_reading()
 
     def _special_app(self) -> ASGIApp | None:
         """Return the app that answers this request head in place of the main app; None for a valid head."""

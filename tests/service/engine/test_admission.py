@@ -97,6 +97,20 @@ def test_utilization_is_the_wait_of_a_small_request() -> None:
     assert admission(*[16] * 125, rate=1000).utilization == pytest.approx(1)
 
 
+@given(st.lists(st.integers(1, 3000), max_size=60), st.integers(1, 3000), st.floats(0.1, 6))
+def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, remaining_s: float) -> None:
+    """The whole backlog is tried first, because its sum is known. That must not change a decision."""
+    limits = admission(*waiting, quantum=480)
+    wait, own = wait_s(limits, tokens), tokens / 1000
+    assert limits.near_capacity == (limits.utilization > 0.9)
+    # The margins are for the time that passes between two readings of the clock.
+    if wait > 2 + own or wait + own > remaining_s + 0.01:
+        with pytest.raises(QueueFull) if waiting else contextlib.nullcontext():
+            check(limits, tokens, time.monotonic() + remaining_s)
+    elif wait + own < remaining_s - 0.05:
+        check(limits, tokens, time.monotonic() + remaining_s)
+
+
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

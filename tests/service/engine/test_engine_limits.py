@@ -46,10 +46,10 @@ class GatedBackend:
         self.gate, self._entered = threading.Event(), threading.Semaphore(0)
         run = backend.run
 
-        def wait_and_run(tasks: Any) -> Any:
+        def wait_and_run(tasks: Any, fitted: Any = None) -> Any:
             self._entered.release()
             assert self.gate.wait(20)
-            return run(tasks)
+            return run(tasks, fitted)
 
         monkeypatch.setattr(backend, "run", wait_and_run)
 
@@ -190,7 +190,7 @@ async def test_failed_explain_lane_rejects_its_own_requests_only(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_harness(model) as harness:
-        monkeypatch.setattr(model.explain, "run", lambda tasks: 1 / 0)
+        monkeypatch.setattr(model.explain, "run", lambda *arguments: 1 / 0)
         monkeypatch.setattr(model.explain, "probe", lambda: 1 / 0)
         with pytest.raises(Unavailable, match="backend failed"):
             await harness.engine.attend(attend_request(GOLDEN))

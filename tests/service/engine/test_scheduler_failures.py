@@ -14,7 +14,7 @@ from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 async def test_missing_results_are_an_internal_error(start_lane: StartLane, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
-    monkeypatch.setattr(backend, "run", lambda tasks: [])
+    monkeypatch.setattr(backend, "run", lambda *arguments: [])
     with pytest.raises(Internal):
         await send(start_lane(backend), [1])
 

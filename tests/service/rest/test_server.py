@@ -135,10 +135,14 @@ async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None
 
 
 @pytest.mark.parametrize(("api", "path"), [("rest", "/v1/encode"), ("tei", "/embed"), ("tei", "/")])
-async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel, api: str, path: str) -> None:
-    cancelled = asyncio.Event()
+@pytest.mark.parametrize("characters", [4, 300_000], ids=["small", "large"])
+async def test_work_is_cancelled_when_the_client_disconnects(
+    model: LoadedModel, api: str, path: str, characters: int
+) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def never(request: EncodeRequest) -> EncodeResponse:
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -148,9 +152,10 @@ async def test_work_is_cancelled_when_the_client_disconnects(model: LoadedModel,
     async with open_harness(model) as harness:
         harness.engine.encode = never  # type: ignore[method-assign]
         async with serving(make_app(harness.lifecycle, Settings(), harness.metrics, None), 10) as (_, writer):
-            request = post(b'{"inputs": "bank"}', b"Content-Type: application/json")
+            request = post(b'{"inputs": "%s"}' % (b"b" * characters), b"Content-Type: application/json")
             writer.write(request.replace(b"/x", path.encode()))
-            await until(lambda: harness.sample("attendant_requests_in_flight") == 1)
+            await writer.drain()
+            await asyncio.wait_for(started.wait(), 20)
             writer.close()
             await asyncio.wait_for(cancelled.wait(), 20)
             await until(lambda: harness.sample("attendant_requests_in_flight") == 0)
