@@ -214,8 +214,8 @@ def test_ray_writes_the_files_of_the_plain_command(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path) -> None:
     """Every row must be in the output once, in order, although a node with one of two workers is killed midway."""
-    sentences = sample_sentences(2400)
-    written = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:1200], "", *sentences[1200:]]])
+    sentences = sample_sentences(4800)
+    written = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in [*sentences[:2400], "", *sentences[2400:]]])
     path = Path(os.path.relpath(written, ROOT))
     plain, out = tmp_path / "plain.parquet", tmp_path / "ray.parquet"
     settings: dict[str, Any] = {"model_dir": default_artifact, "precision": "float32"}
@@ -224,7 +224,7 @@ def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path)
         state = partial_path(out) / "state.json"
         while not (state.exists() and json.loads(state.read_bytes())["counts"]["rows"]):
             assert process.poll() is None, finish(process)
-            time.sleep(0.05)
+            time.sleep(0.01)
         process.send_signal(signal.SIGSTOP)  # or a fast machine could finish while the node ends
         ray_cluster.remove_node(min(ray_cluster.worker_nodes, key=str), allow_graceful=False)
         assert not out.exists()
@@ -234,7 +234,7 @@ def test_run_survives_the_kill_of_a_node(tmp_path: Path, default_artifact: Path)
     assert finish(start(path, plain, **settings))[0] == 1
     numbers, _, vectors = read_vectors(out)
     expected_numbers, _, expected = read_vectors(plain)
-    assert numbers == expected_numbers == [number for number in range(1, 2402) if number != 1201]
+    assert numbers == expected_numbers == [number for number in range(1, 4802) if number != 2401]
     np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
     assert rejected_path(out).read_bytes() == rejected_path(plain).read_bytes()
 
