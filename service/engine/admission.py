@@ -56,7 +56,7 @@ class Admission:
     """The limits of one lane, and the cost of its requests.
 
     `seconds` estimates the run time of a sequence of some tokens in a full batch, on one stream. `backlog` counts
-    queued requests and requests in preparation. `quantum`: microseconds per turn, those of a full batch.
+    queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a full batch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which tasks the next batch of a lane has.
+"""Selection of the tasks of a lane's next batch.
 
 Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
 `max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive

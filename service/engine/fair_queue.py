@@ -146,7 +146,7 @@ class FairQueue(Generic[Item]):
     ) -> tuple[list[Item], int]:
         """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
 
-        A task that does not fit is passed over, and is first in the next batch. `quantum` replaces that of the queue.
+        A task that does not fit is passed over, and is first in the next batch. `quantum` replaces the default.
         Requests whose next task takes more than `max_us` keep their place.
         """
         quantum = self._quantum if quantum is None else quantum

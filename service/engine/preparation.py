@@ -213,9 +213,10 @@ PRODUCTS_PER_TOKEN = 3_000
 def similarity_cost(
     request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: tuple[int, int], limits: Limits, max_tokens: int
 ) -> tuple[int, list[int], int]:
-    """Return the cost of preparation in characters, the estimated tokens of each text, and those of the explanation.
+    """Return the cost of preparation in characters, and the estimated tokens of each text and of the explanation.
 
-    The latter are at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the document prompt.
+    The tokens of the explanation are at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the
+    document prompt.
     """
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
     texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]

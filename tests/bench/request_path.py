@@ -51,7 +51,7 @@ class RequestPath:
 
     @property
     def logic(self) -> list[str]:
-        """The files without those of metrics, logs and types."""
+        """The files, except those for metrics, logs and types."""
         return [name for name in self.calls if not any(word in name for word in NOT_LOGIC)]
 
     def describe(self) -> str:

@@ -241,7 +241,7 @@ class EncodeTask:
 
 
 ExplainOperation = Literal["layers", "maps", "occurrences"]
-"""What the explain lane computes from the hidden states of a text."""
+"""An operation of the explain lane on the hidden states of a text."""
 
 
 class ExplainTask(Protocol):

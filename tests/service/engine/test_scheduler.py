@@ -99,7 +99,7 @@ async def test_batches_are_short_while_short_requests_arrive_beside_long_ones(st
         short = send(lane, [2])
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert backend.batches == [[1]]  # none is prepared in advance
+    assert backend.batches == [[1]]  # no batch is prepared in advance
     backend.gate.set()
     assert await short == [20]
     await asyncio.gather(held, bulk)
