@@ -45,7 +45,14 @@ examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status, after one line on stderr if it is not 0."""
-    return run_command("attendant-model", lambda: _run(arguments))
+    status = run_command("attendant-model", lambda: _run(arguments))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
+        # A Gloo thread that releases its last tensor while the interpreter shuts down aborts the process, and torchrun
+        # then ends the others, e.g. the one that exports (https://github.com/pytorch/pytorch/pull/179291).
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _run(arguments: list[str] | None) -> int:
