@@ -39,59 +39,12 @@ ServiceError
     └── NonFiniteOutput
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from service.error_reasons import Reason
+from service.spelling import ENGINE, Remedy, Spelling
 
 DOMAIN = "attendant"
-
-Reason = Literal[
-    "BACKEND_FAILED",
-    "CANCELLED",
-    "CONFLICTING_FIELDS",
-    "DEADLINE_EXCEEDED",
-    "DRAINING",
-    "DTYPE_OVERFLOW",
-    "DUPLICATE",
-    "EMPTY",
-    "HEADERS_TOO_LARGE",
-    "HOST_NOT_ALLOWED",
-    "INTERNAL",
-    "INVALID_FORMAT",
-    "INVALID_HEADER",
-    "MALFORMED_REQUEST",
-    "METHOD_NOT_ALLOWED",
-    "METHOD_NOT_FOUND",
-    "MISSING_FIELD",
-    "MODEL_NOT_FOUND",
-    "NON_FINITE_OUTPUT",
-    "OUT_OF_RANGE",
-    "OVERLOADED",
-    "PROMPT_NOT_FOUND",
-    "QUEUE_FULL",
-    "REQUEST_TIMEOUT",
-    "REQUEST_TOO_LARGE",
-    "RESPONSE_TOO_LARGE",
-    "ROUTE_NOT_FOUND",
-    "SPANS_OVERLAP",
-    "SPAN_EMPTY",
-    "SPAN_TRUNCATED",
-    "STARTING",
-    "TOKEN_IDS_DISABLED",
-    "TOO_FEW",
-    "TOO_LONG",
-    "TOO_MANY",
-    "UNAUTHENTICATED",
-    "UNAVAILABLE",
-    "UNKNOWN_FIELD",
-    "UNKNOWN_VALUE",
-    "UNSUPPORTED",
-    "UNSUPPORTED_BY_MODEL",
-    "UNSUPPORTED_MEDIA_TYPE",
-    "UNSUPPORTED_METHOD",
-    "UNSUPPORTED_TRANSFER_ENCODING",
-    "WRONG_SHAPE",
-    "WRONG_TYPE",
-]
-"""Every reason; docs/api.md describes each, and a test compares the two."""
 
 Detail = int | float | str
 
@@ -128,7 +81,7 @@ class ServiceError(Exception):
     def __init__(  # noqa: PLR0913  # the parts of a message
         self,
         problem: str,
-        remedy: str = "",
+        remedy: str | Remedy = "",
         *,
         field: str | None = None,
         actual: Detail | None = None,
@@ -138,11 +91,11 @@ class ServiceError(Exception):
         reason: Reason | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        """Compose the message.
+        """Initialize the parts of the message. In `problem` and `remedy`, `{field.value}` names a value.
 
         Args:
             problem: What is wrong, without a final period; lower-case after a field, else a capitalized phrase.
-            remedy: What to do, one sentence.
+            remedy: What to do, one sentence, or a `Remedy`.
             field: See the class attributes.
             actual: See the class attributes.
             minimum: See the class attributes.
@@ -151,24 +104,37 @@ class ServiceError(Exception):
             reason: Replaces the reason of the class.
             retry_after_s: See the class attributes.
         """
+        super().__init__(problem)
         self.reason = reason or self.reason
-        quoted = isinstance(actual, str) and self.reason != "WRONG_TYPE"
-        shown = "" if actual is None else f'"{actual}"' if quoted else f"{actual}"
-        detail = _detail(shown, minimum, maximum, unit)
-        self.message = f"{field}: " if field else ""
-        self.message += f"{problem}{detail}." + (f" {remedy}" if remedy else "")
-        super().__init__(self.message)
         self.field = field
         self.actual = actual
         self.minimum = minimum
         self.maximum = maximum
         self.retry_after_s = retry_after_s
+        self._problem = problem
+        self._remedy = remedy
+        self._unit = unit
+        self._spelling = ENGINE
 
-    def rename_field(self, field: str) -> None:
-        """Replace the path of the field, for an API that has another one."""
-        self.message = field + self.message.removeprefix(self.field or "")
-        self.args = (self.message,)
-        self.field = field
+    @property
+    def message(self) -> str:
+        """The message, with the names of the engine's requests, or of the API after `spell`."""
+        spelling, remedy = self._spelling, self._remedy
+        quoted = isinstance(self.actual, str) and self.reason != "WRONG_TYPE"
+        shown = "" if self.actual is None else f'"{self.actual}"' if quoted else f"{self.actual}"
+        detail = _detail(shown, self.minimum, self.maximum, self._unit)
+        message = f"{self.field}: " if self.field else ""
+        message += f"{spelling.text(self._problem)}{detail}."
+        sentence = spelling.text(remedy) if isinstance(remedy, str) else spelling.remedy(remedy)
+        return f"{message} {sentence}" if sentence else message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def spell(self, spelling: Spelling) -> None:
+        """Use the names of an API in `message` and `field`. Call it once, for an error of the engine."""
+        self._spelling = spelling
+        self.field = None if self.field is None else spelling.path(self.field)
 
 
 def json_type(value: object) -> str:

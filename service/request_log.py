@@ -50,37 +50,13 @@ _current: ContextVar[RequestRecord | None] = ContextVar("current request", defau
 
 
 def set_current(record: RequestRecord) -> None:
-    """Make a record the one that the `note_` functions write to, in this task and the tasks it starts."""
+    """Make a record the one that `current_record` returns, in this task and the tasks it starts."""
     _current.set(record)
 
 
 def current_record() -> RequestRecord | None:
     """Return the record of the current request, if any."""
     return _current.get()
-
-
-def note_lane(lane: str) -> None:
-    """Note the lane of the current request, if any."""
-    if (record := current_record()) is not None:
-        record.lane = lane
-
-
-def note_model(name: str) -> None:
-    """Note the model of the current request, if any."""
-    if (record := current_record()) is not None:
-        record.model = name
-
-
-def note_timeout(seconds: float) -> None:
-    """Note the timeout that the client of the current request has set, if any."""
-    if (record := current_record()) is not None:
-        record.timeout_s = seconds
-
-
-def note_tokens(tokens: int) -> None:
-    """Add to the tokens of the current request, if any."""
-    if (record := current_record()) is not None:
-        record.tokens += tokens
 
 
 class RequestLog:

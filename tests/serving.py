@@ -67,10 +67,10 @@ class ServiceThread:
             await models.close()
 
     def _record_sizes(self, engine: Engine) -> None:
-        check = engine._preparation._check_response_size
+        check = engine._model.check_response_size
 
-        def record(size: int, inputs: int, remedy: Any) -> None:
+        def record(size: int, inputs: int, suggest: Any) -> None:
             self.largest_response = size
-            check(size, inputs, remedy)
+            check(size, inputs, suggest)
 
-        engine._preparation._check_response_size = record  # type: ignore[method-assign]
+        engine._model.check_response_size = record  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from service.config import Settings
-from service.errors import Reason
+from service.error_reasons import Reason
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()

@@ -76,7 +76,7 @@ async def encode_texts(
 
 
 def name_text(error: ServiceError, labels: Sequence[str]) -> None:
-    """Replace the input's path in the message with its label."""
-    match = re.match(r"inputs\[(\d+)\]", error.message)
+    """Replace the path of an input with its label."""
+    match = re.fullmatch(r"inputs\[(\d+)\](.*)", error.field or "")
     if match is not None:
-        error.message = labels[int(match[1])] + error.message[match.end() :]
+        error.field = labels[int(match[1])] + match[2]

@@ -1,13 +1,15 @@
 """Admission control: rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline."""
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from service.engine.fair_queue import Backlog, Cost
 from service.engine.schema.encode import Input
-from service.errors import QueueFull
+from service.errors import DeadlineExceeded, QueueFull
 
 SPEED_TIME_CONSTANT_S = 2.0
 """Time constant of the moving average, in seconds."""
@@ -17,6 +19,7 @@ SLICES = 4
 """A large request counts as at most this fraction of the token limit, and the last slice is kept for small requests."""
 NEAR_CAPACITY = 0.9
 """Fraction of a limit above which requests are checked early."""
+TOKENIZER_RETRY_S = 1.0
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
 CHARACTERS_PER_TOKEN = 4
@@ -122,14 +125,15 @@ class Admission:
     def check(self, cost: Cost, deadline: float) -> None:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An empty queue admits any request.
 
-        The wait limit is `max_queue_ms` plus the time the request itself takes; `deadline` is a
-        time.monotonic() reading. A request of several batches counts against the token limit with one slice, and
-        leaves one slice free, so that no large request locks out small ones.
+        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading. The wait limit is `max_queue_ms` plus
+        the time the request itself takes. A request of several batches counts against the token limit with one slice,
+        and leaves one slice free, so that no large request locks out small ones.
         """
+        remaining = remaining_s(deadline)
         queued = self.backlog.held
         if not queued:
             return
-        own, remaining = self.run_s(cost.us), deadline - time.monotonic()
+        own = self.run_s(cost.us)
         wait = self.run_s(self.backlog.us)
         if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
             wait = self.wait_s(cost)
@@ -153,6 +157,51 @@ class Admission:
                 "Retry later, or increase the timeout.",
                 retry_after_s=wait,
             )
+
+
+class TokenizerAdmission:
+    """The limit of requests that are tokenized but not run: they do not depend on the queue of a lane.
+
+    They have at most `max_tokens` estimated tokens unless there is only one. Not thread-safe.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def reserve(self, characters: int, deadline: float) -> Iterator[None]:
+        """Count a request of this many characters while it is tokenized. Raises as `Admission.check` does."""
+        remaining_s(deadline)
+        tokens = 1 + characters // CHARACTERS_PER_TOKEN
+        if self._tokens and self._tokens + tokens > self._max_tokens:
+            raise QueueFull(
+                f"Tokenizer busy ({self._tokens} tokens in progress, {tokens} requested, limit {self._max_tokens})",
+                "Retry later.",
+                retry_after_s=TOKENIZER_RETRY_S,
+            )
+        self._tokens += tokens
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._tokens -= tokens
+            if not self._tokens:
+                self._idle.set()
+
+    async def drain(self) -> None:
+        """Wait until no request is in tokenization."""
+        await self._idle.wait()
+
+
+def remaining_s(deadline: float) -> float:
+    """Return the seconds until a deadline, a time.monotonic() reading. Raises `DeadlineExceeded` after it."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineExceeded("Deadline exceeded before the request arrived", "Increase the timeout.")
+    return remaining
 
 
 def count_characters(item: Input) -> int:

@@ -6,21 +6,39 @@ has one future.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
 from service.engine.fair_queue import Cost
 from service.engine.jobs import Entry, Job, Submitted
-from service.engine.lane_metrics import LaneMetrics, ModelMetrics
+from service.engine.observer import LaneObserver, ModelObserver
 from service.engine.workers import Workers
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
-from service.request_log import note_lane
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
+
+
+class Reservation:
+    """The reserved cost of a request in preparation, to release once the request is queued or has failed."""
+
+    __slots__ = ("_cost", "_workers")
+
+    def __init__(self, workers: Workers[Any, Any], cost: Cost) -> None:
+        self._workers = workers
+        self._cost = cost
+
+    def release(self) -> None:
+        self._workers.release(self._cost)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
 
 class Lane(Generic[TaskT, Result]):
@@ -35,19 +53,19 @@ class Lane(Generic[TaskT, Result]):
         name: str,
         backend: Backend[TaskT, Result],
         admission: Admission,
-        metrics: ModelMetrics,
+        observer: ModelObserver,
         yields_to: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.precision = backend.choice.precision
         self.admission = admission
-        self.metrics = LaneMetrics(metrics, name)
+        self.observer = LaneObserver(observer, name)
         self._loop = asyncio.get_running_loop()
         self._waking = False
-        self._workers = Workers(name, backend, admission, self.metrics, self._call_soon, yields_to)
+        self._workers = Workers(name, backend, admission, self.observer, self._call_soon, yields_to)
         queue = self._workers.queue
-        self.metrics.watch_queue(lambda: len(queue), lambda: queue.cost.tokens, lambda: admission.utilization)
-        self.metrics.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
+        self.observer.watch_queue(lambda: len(queue), lambda: queue.cost.tokens, lambda: admission.utilization)
+        self.observer.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
 
     @property
     def busy(self) -> bool:
@@ -68,25 +86,16 @@ class Lane(Generic[TaskT, Result]):
         """Count `seconds` of run time for the running batches."""
         self._workers.watchdog.observe(seconds)
 
-    def check_capacity(self, cost: Cost, deadline: float) -> None:
-        """Raise `QueueFull` or `Unavailable` unless a request of this cost would be admitted now."""
-        self._check_running()
-        self.admission.check(cost, deadline)
-
-    @contextmanager
-    def reserve(self, cost: Cost, deadline: float = math.inf) -> Iterator[None]:
+    def reserve(self, cost: Cost, deadline: float = math.inf) -> "Reservation":
         """Admit a request and reserve its estimated cost during preparation.
 
-        Raises the same errors as `check_capacity`.
+        Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline.
         """
-        note_lane(self.name)
         with self._workers.lock:
-            self.check_capacity(cost, deadline)
+            self._check_running()
+            self.admission.check(cost, deadline)
             self._workers.reserve(cost)
-        try:
-            yield
-        finally:
-            self._workers.release(cost)
+        return Reservation(self._workers, cost)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float) -> "Submitted[TaskT, Result]":
         """Queue the tasks of one request. Pass the result to `wait`. `deadline` is a time.monotonic() reading."""
@@ -112,7 +121,7 @@ class Lane(Generic[TaskT, Result]):
         try:
             return await submitted.job.future
         except NonFiniteOutput:
-            self.metrics.nonfinite_outputs.inc()
+            self.observer.nonfinite_outputs.inc()
             raise
         except ServiceError:
             raise

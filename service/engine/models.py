@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from service.config import Settings
-from service.engine.engine import Engine, FastLane
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.operations.served_model import FastLane
 from service.engine.schema.encode import ModelInfo
 from service.errors import NotFound, echo
 from service.metrics import Metrics
-from service.request_log import note_model
+from service.request_log import current_record
 
 
 class Models:
@@ -58,7 +59,8 @@ class Models:
                 "not found", f"This server serves {_join(names)}.",
                 field=field, actual=echo(name or ""), reason="MODEL_NOT_FOUND",
             )  # fmt: skip
-        note_model(engine.info.name)
+        if (record := current_record()) is not None:
+            record.model = engine.name
         return engine
 
     @property

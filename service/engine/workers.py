@@ -12,7 +12,7 @@ from service.engine.backends.cpu import lower_thread_priority
 from service.engine.batch_policy import BatchPolicy, work_s
 from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
 from service.engine.jobs import Entry
-from service.engine.lane_metrics import LaneMetrics
+from service.engine.observer import LaneObserver
 from service.engine.watchdog import Watchdog
 from service.errors import BackendFailed, NonFiniteOutput
 
@@ -37,7 +37,7 @@ class Workers(Generic[TaskT, Result]):
         name: str,
         backend: Backend[TaskT, Result],
         admission: Admission,
-        metrics: LaneMetrics,
+        observer: LaneObserver,
         call_soon: Callable[..., None],
         yields_to: Callable[[], bool],
     ) -> None:
@@ -51,7 +51,7 @@ class Workers(Generic[TaskT, Result]):
         self._backend = backend
         self._streams = backend.choice.streams
         self._admission = admission
-        self._metrics = metrics
+        self._observer = observer
         self._call_soon = call_soon
         self._yields_to = yields_to
         self._tasks_available = threading.Condition(self.lock)
@@ -91,7 +91,7 @@ class Workers(Generic[TaskT, Result]):
             dropped = len(self.queue.discard(request))
             self._notify_if_idle()
         if dropped:
-            self._metrics.cancelled_in_queue.inc(dropped)
+            self._observer.cancelled_in_queue.inc(dropped)
 
     def close(self) -> list[Entry[TaskT, Result]]:
         """Stop the threads after their current batches; return the queued tasks, which will not run."""
@@ -158,7 +158,7 @@ class Workers(Generic[TaskT, Result]):
             batch, dropped = self._policy.take()
             self._wake_next()
         if dropped:
-            self._metrics.cancelled_in_queue.inc(dropped)
+            self._observer.cancelled_in_queue.inc(dropped)
         return batch
 
     def _wake_next(self) -> None:
@@ -171,21 +171,21 @@ class Workers(Generic[TaskT, Result]):
         for job in {entry.job for entry in batch}:
             if not job.started:
                 job.started, job.queue_s = True, started - job.submitted
-                self._metrics.observe_queue(job.queue_s)
+                self._observer.observe_queue(job.queue_s)
         sizes = [entry.cost.tokens for entry in batch]
         try:
             fitted = self._backend.fit(sizes)
             results = self._execute(batch, fitted)
         except NonFiniteOutput as error:
-            self._metrics.inference_errors.inc()
+            self._observer.inference_errors.inc()
             self._bisect(batch, error)
             return
         except Exception as error:  # noqa: BLE001  # a backend may raise anything
-            self._metrics.inference_errors.inc()
+            self._observer.inference_errors.inc()
             self._recover(batch, error)
             return
         seconds = time.perf_counter() - started
-        self._metrics.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
+        self._observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
         self._call_soon(self._deliver, batch, results)
 
     def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
@@ -223,7 +223,7 @@ class Workers(Generic[TaskT, Result]):
         if len(batch) == 1:
             self._call_soon(batch[0].job.fail, error)
             return
-        self._metrics.batch_retries.inc(2)
+        self._observer.batch_retries.inc(2)
         middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
             if self.failure is None:
@@ -232,7 +232,7 @@ class Workers(Generic[TaskT, Result]):
                 self._reject(half)
 
     def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
-        log.critical("lane failed model=%s lane=%s", self._metrics.model, self._name, exc_info=error)
+        log.critical("lane failed model=%s lane=%s", self._observer.model, self._name, exc_info=error)
         with self.lock:
             self.failure = error
             left = self.queue.clear()
@@ -250,4 +250,4 @@ class Workers(Generic[TaskT, Result]):
     def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
         for entry, result in zip(batch, results, strict=True):
             if not entry.job.set_result(entry.index, result):
-                self._metrics.cancelled_in_batch.inc()
+                self._observer.cancelled_in_batch.inc()

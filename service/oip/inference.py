@@ -20,15 +20,7 @@ from service.engine.schema.encode import (
 from service.engine.schema.explain import AttendRequest, AttendResponse
 from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, echo
 from service.oip.inputs import InferSpelling, to_inputs
-from service.oip.parameters import (
-    OUTPUT_PARAMETERS,
-    PATH,
-    Options,
-    check_tensor_parameters,
-    listed,
-    parse_parameters,
-    renamed,
-)
+from service.oip.parameters import OUTPUT_PARAMETERS, PATH, Options, check_tensor_parameters, listed, parse_parameters
 from service.oip.tensors import InputTensor, OutputTensor
 
 POOLED, TOKENS, TOKEN_COUNTS, ATTENTION = "pooled", "tokens", "token_counts", "attention"
@@ -90,7 +82,8 @@ async def infer(engine: Engine, request: InferRequest) -> InferResponse:
         encoded = await _encode(engine, plan)
         attended = await _attend(engine, plan)
     except ServiceError as error:
-        raise renamed(error) from error.__cause__
+        error.spell(plan.spelling)
+        raise
     outputs = [OutputTensor(name, await _values(name, encoded, attended)) for name in plan.outputs]
     response = encoded or attended
     assert response is not None
@@ -157,7 +150,6 @@ async def _encode(engine: Engine, plan: _Plan) -> EncodeResponse | None:
             prompt_name=options.prompt_name,
             wire=plan.wire,
             deadline=plan.deadline,
-            spelling=plan.spelling,
             padded=True,
         )
     )
@@ -176,7 +168,6 @@ async def _attend(engine: Engine, plan: _Plan) -> AttendResponse | None:
             truncation=options.truncation or "error",
             wire=plan.wire,
             deadline=plan.deadline,
-            spelling=plan.spelling,
             padded=True,
         )
     )

@@ -1,10 +1,11 @@
 """Input tensors of a request as inputs of the engine."""
 
+import re
 from collections.abc import Sequence
 
 from model.tokenizer import TokenizerInput
 from service.engine.engine import Engine
-from service.engine.schema.encode import ApiSpelling, Input
+from service.engine.schema.encode import Input
 from service.errors import (
     ConflictingFields,
     Duplicate,
@@ -16,22 +17,33 @@ from service.errors import (
     missing_or_conflicting,
 )
 from service.limits import item_limits
-from service.oip.parameters import INPUT_PARAMETERS, check_tensor_parameters, listed
+from service.oip.parameters import INPUT_PARAMETERS, PATH, TYPES, check_tensor_parameters, listed
 from service.oip.tensors import InputTensor, check_axes, check_datatype, integers_of, strings_of
+from service.spelling import Spelling
 
 TEXT, INPUT_IDS, ATTENTION_MASK = "text", "input_ids", "attention_mask"
 INPUT_DATATYPES = {TEXT: ("BYTES",), INPUT_IDS: ("INT64", "INT32"), ATTENTION_MASK: ("INT64", "INT32", "BOOL")}
 
+IDS_SUFFIX = ".token_ids"
+"""The end of the path of token ids in the native API, where an input is an object."""
+
 TEXT_SHAPES, IDS_SHAPE = "[N] or [N, 1]", "[N, T]"
 
 
-class InferSpelling(ApiSpelling):
-    """Names of tensors and parameters in error messages."""
-
-    array_options = False
+class InferSpelling(Spelling):
+    """The names of tensors and parameters in error messages. `inputs`: the tensor of the inputs."""
 
     def __init__(self, inputs: str) -> None:
-        self.inputs = inputs
+        self._inputs = inputs
+
+    def path(self, path: str) -> str:
+        if re.split(r"[.\[]", path, maxsplit=1)[0] in TYPES:
+            return f"{PATH}.{path}"
+        path = path.replace("inputs", self._inputs, 1) if path.startswith("inputs") else path
+        return path.removesuffix(IDS_SUFFIX)
+
+    def option(self, field: str) -> str | None:
+        return field if field in TYPES else None
 
 
 def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpelling, tuple[Input, ...]]:

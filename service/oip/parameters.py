@@ -14,7 +14,6 @@ from service.errors import (
     InvalidArgument,
     InvalidFormat,
     OutOfRange,
-    ServiceError,
     UnknownField,
     UnknownValue,
     Unsupported,
@@ -42,8 +41,6 @@ UNSUPPORTED_OF_OUTPUTS = ("classification",)
 SHARED_MEMORY = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 INPUT_PARAMETERS, OUTPUT_PARAMETERS = ("binary_data_size",), ("binary_data",)
 PATH = "parameters"
-IDS_SUFFIX = ".token_ids"
-"""The end of the path of token ids in the native API, where an input is an object."""
 LAYERS = re.compile(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_NAME = 64
@@ -133,16 +130,6 @@ def _unknown(name: str, field: str, known: Sequence[str]) -> InvalidArgument:
     if nearest:
         remedy = f'Did you mean "{nearest[0]}"? {remedy}'
     return UnknownField("unknown parameter", remedy, field=path)
-
-
-def renamed(error: ServiceError) -> ServiceError:
-    """Return an error of the engine with the path that its field has in this protocol."""
-    field = error.field or ""
-    if re.split(r"[.\[]", field, maxsplit=1)[0] in TYPES:
-        error.rename_field(f"{PATH}.{field}")
-    elif field.endswith(IDS_SUFFIX):
-        error.rename_field(field.removesuffix(IDS_SUFFIX))
-    return error
 
 
 def listed(names: Iterable[str]) -> str:

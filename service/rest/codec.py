@@ -10,6 +10,7 @@ from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input
 from service.errors import ConflictingFields, MissingField
 from service.rest.problems import ITEM_TAG, LIST_TAG, NUMBERS_TAG, OTHER_TAG, TOO_MANY
+from service.spelling import Spelling
 
 JSON = "application/json"
 EncodingFormat = Literal["float", "base64"]
@@ -33,6 +34,16 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     content = {JSON: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}, "parameters": [TIMEOUT_PARAMETER]}
+
+
+class NativeSpelling(Spelling):
+    """The names of the native API in error messages."""
+
+    def option(self, field: str) -> str | None:
+        return "encoding_format" if field == "wire" else field
+
+
+NATIVE = NativeSpelling()
 
 
 class StrictModel(BaseModel):

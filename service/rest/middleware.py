@@ -19,7 +19,7 @@ from service.errors import Cancelled, Draining, Internal, MethodNotAllowed, Over
 from service.lifecycle import Lifecycle
 from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
 from service.request_log import OTHER, RequestLog, RequestRecord, set_current
-from service.rest.codec import JSON
+from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
 from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
@@ -28,9 +28,6 @@ from service.rest.routes import health, native, oip, oip_conversion, openai, tei
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("attendant.rest")
-
-IDS_SUFFIX = ".token_ids"
-"""The end of paths to token ids, which are items of an array themselves in some APIs."""
 
 
 class RequestMiddleware:
@@ -208,14 +205,15 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
 
 def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes, int]:
     """Return an error in the format of an API, and its HTTP status there."""
-    if api in (openai.API, tei.API) and (error.field or "").endswith(IDS_SUFFIX):
-        error.rename_field((error.field or "").removesuffix(IDS_SUFFIX))
     if api == openai.API:
+        error.spell(openai.OPENAI)
         return openai.render_error(error), openai.http_status(error)
     if api == tei.API:
+        error.spell(tei_conversion.TEI)
         return tei_conversion.render_error(error), tei_conversion.http_status(error)
     if api == oip.API:
         return oip_conversion.render_error(error), oip_conversion.http_status(error)
+    error.spell(NATIVE)
     return native_error(error, request_id), error.http_status
 
 

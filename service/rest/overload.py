@@ -5,7 +5,6 @@ rejections by the engine took half a core from the accepted requests.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,14 +55,12 @@ class LoadShedder:
             return None
         record = make_record("POST", route, headers)
         record.endpoint, record.lane = target.endpoint, FAST_LANE
-        reservation = contextlib.ExitStack()
         try:
             if self._keys is not None:
                 self._keys.check(headers.get(b"authorization"))
             engine = self._lifecycle.models.find(target.model)
             record.model = engine.name
-            engine.check_capacity(len(body))  # the most common outcome is an error, which costs less from here
-            reservation.enter_context(engine.reserve(len(body)))
+            reservation = engine.reserve(len(body))
         except ServiceError as error:
             response = error_response(record, error)
             response.headers[HEADER] = record.request_id
@@ -77,7 +74,7 @@ class LoadShedder:
         # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.
         # Without this reservation, all requests of a step are accepted here, and most of them rejected by the engine.
         loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, reservation.close)
+        loop.call_soon(loop.call_soon, reservation.release)
         return None
 
     def _find_target(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:

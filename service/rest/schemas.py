@@ -8,7 +8,7 @@ from model.manifest import Similarity
 from service.engine.schema.encode import Token, Word
 from service.engine.schema.explain import OccurrenceResult, Unit
 from service.engine.schema.similarity import ContributionRest, UnavailableReason
-from service.errors import Reason
+from service.error_reasons import Reason
 
 
 class TensorBody(BaseModel):

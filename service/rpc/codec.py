@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from model.tokenizer import TokenizerInput
-from service.engine.schema.encode import ApiSpelling, Array, DType, Input, MapDType, Truncation
+from service.engine.schema.encode import Array, DType, Input, MapDType, Truncation
 from service.engine.schema.explain import Unit
 from service.errors import ConflictingFields, MissingField, UnknownValue
 from service.limits import too_many
 from service.pb import encoder_pb2 as pb
+from service.spelling import Spelling
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 TRUNCATIONS = ("error", *get_args(Truncation))
@@ -34,11 +35,14 @@ ENUM_PREFIXES = {
 }
 
 
-class ProtoSpelling(ApiSpelling):
-    """The spelling of gRPC: enum values by their names in the proto."""
+class ProtoSpelling(Spelling):
+    """The names of gRPC in error messages: enum values by their names in the proto."""
 
     def value(self, field: str, value: str) -> str:
         return enum_label(ENUM_PREFIXES[field], value)
+
+    def option(self, field: str) -> str | None:
+        return None if field in ("wire", "decimals") else field
 
 
 PROTO = ProtoSpelling()

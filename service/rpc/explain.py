@@ -23,7 +23,7 @@ from service.engine.schema.explain import (
 )
 from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs, unit_message
+from service.rpc.codec import TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs, unit_message
 from service.steps import convert
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
@@ -65,7 +65,6 @@ def attend_request(request: pb.AttendRequest, limits: Mapping[str, int], deadlin
         dtype=MAP_DTYPES[request.dtype],  # type: ignore[arg-type]  # its values are the Literal's
         wire="binary",
         deadline=deadline,
-        spelling=PROTO,
     )
 
 
@@ -100,7 +99,6 @@ def compare_request(request: pb.CompareRequest, limits: Mapping[str, int], deadl
         top_contributors=request.top_contributors if request.HasField("top_contributors") else TOP_CONTRIBUTORS,
         wire="binary",
         deadline=deadline,
-        spelling=PROTO,
     )
 
 

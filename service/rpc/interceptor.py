@@ -17,6 +17,7 @@ from service.request_log import OTHER, RequestLog, RequestRecord, set_current
 from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
 from service.rpc.receiving import Parser, Receiver
 from service.rpc.status import retry_after_ms, status_of
+from service.spelling import Spelling
 
 API = "grpc"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
@@ -31,12 +32,16 @@ log = logging.getLogger("attendant.rpc")
 
 @dataclass(frozen=True)
 class Method:
-    """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key."""
+    """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key.
+
+    `spelling`: the names of its API in errors; None if its handler spells them.
+    """
 
     name: str
     api: str = API
     layout: Layout = NO_LAYOUT
     is_probe: bool = False
+    spelling: Spelling | None = None
 
 
 OTHER_METHOD = Method(OTHER)
@@ -172,6 +177,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if error is not None:
             log_internal(error, record)
             error.__cause__ = None
+            if method.spelling is not None:
+                error.spell(method.spelling)
             await abort(context, error, record)
 
 

@@ -16,6 +16,7 @@ from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
 from service.rpc import inference
+from service.rpc.codec import PROTO
 from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import INFER_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
@@ -27,7 +28,11 @@ MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
 SERVICES = (SERVICE, inference.SERVICE)
 ENCODER_METHODS = [
-    Method(f"/{SERVICE}/{method.name}", layout=STREAM_LAYOUT if method.client_streaming else REQUEST_LAYOUT)
+    Method(
+        f"/{SERVICE}/{method.name}",
+        layout=STREAM_LAYOUT if method.client_streaming else REQUEST_LAYOUT,
+        spelling=PROTO,
+    )
     for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
 ]
 INFERENCE_METHODS = [

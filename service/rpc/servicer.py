@@ -101,9 +101,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         engine = self._lifecycle.models.find(request.model or None)
         inputs = to_inputs(request.inputs, self._limits(engine))
         reject_spans(inputs)
-        response = await engine.tokenize(
-            TokenizeRequest(inputs, wire="binary", deadline=deadline_of(context), spelling=PROTO)
-        )
+        response = await engine.tokenize(TokenizeRequest(inputs, wire="binary", deadline=deadline_of(context)))
         message = pb.TokenizeResponse(model=response.model, usage=pb.Usage(tokens=response.token_count))
         steps = Steps()
         async for result in steps.each(response.results):
@@ -144,6 +142,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
         result = await run_in_stream(encode, call, self._requests)
         if isinstance(result, Failed):
+            result.error.spell(PROTO)
             return pb.EncodeStreamResponse(id=request_id, error=status_of(result.error, result.request_id))
         return pb.EncodeStreamResponse(id=request_id, response=await _encode_response(result))
 
@@ -182,7 +181,6 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
         dtype=_dtype(request.dtype),
         wire="binary",
         deadline=deadline,
-        spelling=PROTO,
     )
 
 

@@ -17,7 +17,7 @@ from service.engine.schema.similarity import (
 )
 from service.errors import UnknownValue
 from service.pb import encoder_pb2 as pb
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, unit_message
+from service.rpc.codec import TRUNCATIONS, check_count, enum_label, enum_value, tensor, unit_message
 from service.steps import Steps
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
@@ -54,7 +54,6 @@ def similarity_request(
         effect=enum_value(EFFECTS, request.effect, "effect"),
         wire="binary",
         deadline=deadline,
-        spelling=PROTO,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from service.errors import Reason
+from service.error_reasons import Reason
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text()

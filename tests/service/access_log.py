@@ -4,7 +4,7 @@ import json
 import logging
 from typing import Any, get_args
 
-from service.errors import Reason
+from service.error_reasons import Reason
 from service.logs import JsonFormatter
 
 LINE_FIELDS = {"time", "level", "logger", "message", "request_id", "api", "endpoint", "status", "ms", "tokens"}

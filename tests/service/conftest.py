@@ -129,7 +129,7 @@ async def open_harness(
 
 
 def fast_lane(harness: ServiceHarness) -> Lane[EncodeTask, TextVectors]:
-    return harness.engine._fast
+    return harness.engine.fast_lane
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) ->
         with fast_lane(harness).reserve(cost_of(100)):
             assert harness.lifecycle.near_capacity
             with pytest.raises(QueueFull):
-                harness.engine.check_capacity(8)
-        harness.engine.check_capacity(8)
+                harness.engine.reserve(8).release()
+        harness.engine.reserve(8).release()
 
 
 async def test_lifecycle_serves_while_draining_until_it_rejects(lifecycle: Lifecycle, engine: Engine) -> None:
@@ -83,7 +83,7 @@ async def test_lifecycle_is_unhealthy_with_its_engine(
     assert lifecycle.healthy
     lifecycle.become_ready(Models([engine]))
     assert lifecycle.healthy
-    monkeypatch.setattr(engine._fast._workers, "failure", RuntimeError("device lost"))
+    monkeypatch.setattr(engine.fast_lane._workers, "failure", RuntimeError("device lost"))
     assert not lifecycle.healthy
     lifecycle.fail()
     assert (lifecycle.ready, lifecycle.alive) == (False, False)

@@ -176,7 +176,7 @@ class Attributor:
             try:
                 occluded = await self._explain([text], "occlusion", precisions)
             except ServiceError as error:
-                error.message = f"line {text.line.line}: reference: {error.message}"
+                error.field = f"line {text.line.line}: reference" + (f": {error.field}" if error.field else "")
                 raise
             (pair,), (units,) = _pairs(occluded)
             assert pair.query_effects is not None

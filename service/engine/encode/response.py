@@ -26,7 +26,7 @@ from service.engine.schema.encode import (
     Wire,
     Word,
 )
-from service.engine.validation.encode import needs_last_layer_only, pooled_size
+from service.spelling import Change, Remedy
 
 # Upper bounds of sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).
 JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
@@ -148,26 +148,23 @@ def total_bytes(sizes: Sequence[int], *, padded: bool) -> int:
 
 def suggest_smaller_vectors(
     prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest, limit: int
-) -> str:
-    """Return the remedy for a response over the limit: changes that are each sufficient, if there are any."""
+) -> Remedy:
+    """Return the remedy for a response over the limit."""
     assert request.layers is not None
-    changes = {}
-    options = request.spelling.array_options
-    if options and request.wire == "json":
-        changes['encoding_format to "base64"'] = replace(request, wire="base64")
-    if options and request.dtype == "float32":
-        changes[f"dtype to {request.spelling.value('dtype', 'float16')}"] = replace(request, dtype="float16")
-    if len(request.layers) > 1:
-        changes["layers to one layer"] = replace(request, layers=request.layers[:1])
-    sufficient = [change for change, smaller in changes.items() if response_bytes(prepared, smaller, manifest) <= limit]
-    if sufficient:
-        return f"Set {' or '.join(sufficient)}."
-    fewer = [
-        name
-        for name, values in (("inputs", prepared), ("layers", request.layers), ("outputs", request.outputs))
-        if len(values) > 1
-    ]
-    return f"Request fewer {' or '.join(fewer)}." if fewer else "Send a shorter text."
+
+    def fits(smaller: EncodeRequest) -> bool:
+        return response_bytes(prepared, smaller, manifest) <= limit
+
+    changes: list[Change] = []
+    if request.wire == "json" and fits(replace(request, wire="base64")):
+        changes.append({"wire": "base64"})
+    if request.dtype == "float32" and fits(replace(request, dtype="float16")):
+        changes.append({"dtype": "float16"})
+    if len(request.layers) > 1 and fits(replace(request, layers=request.layers[:1])):
+        return Remedy("Request one layer", changes)
+    lists = (("inputs", prepared), ("layers", request.layers), ("outputs", request.outputs))
+    fewer = [name for name, values in lists if len(values) > 1]
+    return Remedy(f"Request fewer {' or '.join(fewer)}" if fewer else "Send a shorter text", changes)
 
 
 def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
@@ -185,14 +182,14 @@ def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
 
 
 def encode_tasks(
-    request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput], *, last: bool
-) -> Sequence[EncodeTask | LayerTask]:
-    """Return the tasks of the fast lane if only the `last` layer is needed, else of the explain lane."""
+    request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput]
+) -> list[EncodeTask] | list[LayerTask]:
+    """Return the tasks of the fast lane if only the last layer is needed, else of the explain lane."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
     pooling = (request.pooling or manifest.pooling) if "pooled" in request.outputs else None
     if not hidden and pooling is None:
         return []
-    if last:
+    if needs_last_layer_only(request, manifest):
         return [
             EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest)) for item in prepared
         ]
@@ -201,6 +198,19 @@ def encode_tasks(
     return [
         LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
     ]
+
+
+def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:
+    """Return whether the request needs only the last layer, which the fast lane computes."""
+    return request.layers is not None and set(request.layers) <= {-1, manifest.num_hidden_layers}
+
+
+def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
+    """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
+    assert request.layers is not None
+    if needs_last_layer_only(request, manifest):
+        return manifest.dimensions
+    return manifest.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
 
 
 def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:

@@ -18,9 +18,9 @@ from service.engine.schema.explain import (
     AttendResult,
     AttentionMap,
     AttentionMapSpec,
-    HeadReduce,
     SparseMatrix,
 )
+from service.spelling import Change, Remedy
 
 # Upper bounds in bytes: a map without its values, and an index in JSON and in binary.
 MAP_BYTES = 256
@@ -144,52 +144,39 @@ def maps_bytes(tasks: Sequence[AttendTask]) -> int:
     return total_bytes([task.response_bytes() for task in tasks], padded=tasks[0].request.padded)
 
 
-def suggest_smaller_maps(tasks: Sequence[AttendTask], limit: int) -> str:
-    """Return the remedy for a response over the limit: changes that are each sufficient."""
+def suggest_smaller_maps(tasks: Sequence[AttendTask], limit: int) -> Remedy:
+    """Return the remedy for a response over the limit."""
     request, spec = tasks[0].request, tasks[0].spec
-    changes = [change for change, smaller in _smaller_requests(request, spec) if _fits(tasks, smaller, limit)]
-    if changes:
-        return f"Set {' or '.join(changes)}."
+    changes = [change for change in _smaller_options(request, spec) if _fits(tasks, change, limit)]
+    fewer = "Request fewer layers or " if len(spec.layers) > 1 and spec.layer_reduce == "none" else ""
     if len(tasks) == 1:
-        return "Request fewer layers or send a shorter text."
+        return Remedy(f"{fewer}send a shorter text".capitalize(), changes)
     largest = max(tasks, key=AttendTask.response_bytes)
-    if largest.response_bytes() <= limit:
-        return "Request fewer layers or send fewer inputs."
-    return f"Send fewer inputs; for the largest alone: {suggest_smaller_maps([largest], limit)}"
+    if changes or largest.response_bytes() <= limit:
+        return Remedy(f"{fewer}send fewer inputs".capitalize(), changes)
+    return replace(suggest_smaller_maps([largest], limit), text="Send each input alone", connective="and")
 
 
-def _fits(tasks: Sequence[AttendTask], request: AttendRequest, limit: int) -> bool:
+def _fits(tasks: Sequence[AttendTask], change: Change, limit: int) -> bool:
+    options: dict[str, Any] = dict(change)
+    request = replace(tasks[0].request, **options)
     spec = replace(tasks[0].spec, head_reduce=request.head_reduce)
     return maps_bytes([replace(task, request=request, spec=spec) for task in tasks]) <= limit
 
 
-def _smaller_requests(request: AttendRequest, spec: AttentionMapSpec) -> Iterator[tuple[str, AttendRequest]]:
-    """Yield single changes to a request, from the least to the greatest loss, in the spelling of its API."""
-    if request.spelling.array_options:
-        yield from _smaller_arrays(request, spec)
-    if spec.by_head:
-        reduce: HeadReduce = "sum" if request.kind == "norm" else "mean"
-        yield (
-            f"head_reduce to {request.spelling.value('head_reduce', reduce)}",
-            replace(request, head_reduce=reduce),
-        )
-    if request.kind != "scores" and request.spelling.array_options:
-        yield f"top_k to {SUGGESTED_TOP_K}", replace(request, top_k=SUGGESTED_TOP_K)
-
-
-def _smaller_arrays(request: AttendRequest, spec: AttentionMapSpec) -> Iterator[tuple[str, AttendRequest]]:
-    """Yield changes to the encoding of the arrays."""
-    spell = request.spelling.value
+def _smaller_options(request: AttendRequest, spec: AttentionMapSpec) -> Iterator[Change]:
+    """Yield single changes to a request, from the least to the greatest loss."""
     bounded = spec.at_most_one(request.special_tokens)
     if request.wire == "json":
         if request.decimals is None and bounded:
-            yield "decimals to 4", replace(request, decimals=4)
-        yield (
-            'encoding_format to "base64"' + (" without decimals" if request.decimals else ""),
-            replace(request, wire="base64", decimals=None),
-        )
+            yield {"decimals": 4}
+        yield {"wire": "base64"} if request.decimals is None else {"wire": "base64", "decimals": None}
     else:
         if request.dtype == "float32":
-            yield f"dtype to {spell('dtype', 'float16')}", replace(request, dtype="float16")
+            yield {"dtype": "float16"}
         if request.dtype != "sqrt_uint8" and bounded:
-            yield f"dtype to {spell('dtype', 'sqrt_uint8')}", replace(request, dtype="sqrt_uint8")
+            yield {"dtype": "sqrt_uint8"}
+    if spec.by_head:
+        yield {"head_reduce": "sum" if request.kind == "norm" else "mean"}
+    if request.kind != "scores":
+        yield {"top_k": SUGGESTED_TOP_K}

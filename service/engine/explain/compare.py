@@ -118,7 +118,7 @@ def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floa
     ]
 
 
-def compare(
+def compare_occurrences(
     tasks: Sequence[CompareTask], results: Sequence[OccurrenceVectors], layers: Sequence[int], table: Floats
 ) -> tuple[list[OccurrenceResult], Array, list[LayerSimilarity]]:
     """Return the N occurrences in request order, their static similarity, and their similarity in each layer.

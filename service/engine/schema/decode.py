@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from service.engine.schema.encode import NATIVE, ApiSpelling
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
@@ -13,10 +11,8 @@ class DecodeRequest:
         token_ids: One sequence per text.
         skip_special_tokens: Whether to leave out the special tokens.
         deadline: See `EncodeRequest`.
-        spelling: See `EncodeRequest`.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     skip_special_tokens: bool = True
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE

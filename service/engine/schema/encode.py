@@ -26,34 +26,6 @@ DTYPES: dict[DType | MapDType, np.dtype[Any]] = {
 }
 
 
-class ApiSpelling:
-    """The names of fields and values in error messages; the default is the native REST API's."""
-
-    inputs = "inputs"
-    """The field of the inputs."""
-    array_options = True
-    """Whether requests have the fields `encoding_format`, `dtype` and `layers`, which errors may then suggest."""
-
-    def value(self, field: str, value: str) -> str:
-        """Return the value of an enumeration."""
-        return f'"{value}"'
-
-    def side(self, side: str, index: int | None = None) -> str:
-        """Return the path of the queries or documents of a similarity request, or of one of them."""
-        return side if index is None else f"{side}[{index}]"
-
-    split = "Split the text. Truncation does not apply to this limit."
-    """The remedy for an input over the limit of characters."""
-
-    @property
-    def shorten(self) -> str:
-        """The remedy for an input over the token limit."""
-        return f"Shorten it or set truncation to {self.value('truncation', 'right')}."
-
-
-NATIVE = ApiSpelling()
-
-
 @dataclass(frozen=True, slots=True)
 class Input:
     """One text, a pair, or token ids; `spans` are ranges of characters of the text."""
@@ -72,7 +44,6 @@ class EncodeRequest:
         prompt: Text to prepend to each text; "" selects none. With neither, the model's default prompt applies.
         wire: The encoding of arrays in the response, which decides its size.
         deadline: A time.monotonic() reading; None selects the maximum timeout.
-        spelling: How errors spell fields and values.
         max_inputs: Overrides `Limits.max_inputs` for an API with its own limit.
         padded: Whether all inputs take the space of the longest one in the response, which then has arrays alone.
     """
@@ -90,7 +61,6 @@ class EncodeRequest:
     dtype: DType = "float32"
     wire: Wire = "json"
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE
     max_inputs: int | None = None
     padded: bool = False
 
@@ -102,7 +72,6 @@ class TokenizeRequest:
     inputs: tuple[Input, ...]
     wire: Wire = "json"
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE
 
 
 @dataclass(frozen=True, slots=True)

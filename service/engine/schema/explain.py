@@ -6,7 +6,7 @@ from typing import Literal
 
 from model.manifest import Kind
 from model.tokenizer import Offsets
-from service.engine.schema.encode import NATIVE, ApiSpelling, Array, Input, MapDType, Timing, Truncation, Wire
+from service.engine.schema.encode import Array, Input, MapDType, Timing, Truncation, Wire
 
 HeadReduce = Literal["none", "mean", "max", "sum"]
 MapLayerReduce = Literal["none", "mean", "rollout"]
@@ -38,7 +38,6 @@ class AttendRequest:
     dtype: MapDType = "float32"
     wire: Wire = "json"
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE
     padded: bool = False
 
     @property
@@ -166,7 +165,6 @@ class CompareRequest:
     top_contributors: int = TOP_CONTRIBUTORS
     wire: Wire = "json"
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model.manifest import Similarity
-from service.engine.schema.encode import NATIVE, ApiSpelling, AppliedPrompt, Array, Timing, Truncation, Wire
+from service.engine.schema.encode import AppliedPrompt, Array, Timing, Truncation, Wire
 from service.engine.schema.explain import Unit
 
 Pairs = Literal["all", "zip"]
@@ -48,7 +48,6 @@ class SimilarityRequest:
     effect: Effect = "none"
     wire: Wire = "json"
     deadline: float | None = None
-    spelling: ApiSpelling = NATIVE
 
     @property
     def pair_count(self) -> int:

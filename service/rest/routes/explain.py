@@ -8,6 +8,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from model.manifest import Kind
+from service.engine.operations.attend import MAX_DECIMALS
+from service.engine.operations.compare import MAX_OCCURRENCES, MIN_OCCURRENCES
 from service.engine.schema.encode import Array, MapDType, Truncation
 from service.engine.schema.explain import (
     TOP_CONTRIBUTORS,
@@ -25,7 +27,7 @@ from service.engine.schema.explain import (
     SpecialTokens,
     UnitKind,
 )
-from service.engine.validation.explain import MAX_DECIMALS, MAX_OCCURRENCES, MIN_OCCURRENCES
+from service.errors import ConflictingFields
 from service.lifecycle import Lifecycle
 from service.rest.codec import (
     ENCODING_DESCRIPTION,
@@ -153,6 +155,10 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
 
 
 def _attend_request(body: AttendBody, deadline: float | None) -> AttendRequest:
+    if body.decimals is not None and body.encoding_format != "float":
+        raise ConflictingFields('set, but encoding_format is not "float"', "Leave it out.", field="decimals")
+    if body.dtype == "sqrt_uint8" and body.encoding_format == "float":
+        raise ConflictingFields('"sqrt_uint8" requires encoding_format "base64"', "Set encoding_format.", field="dtype")
     return AttendRequest(
         inputs=to_inputs(body.inputs),
         kind=body.kind,

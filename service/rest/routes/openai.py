@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.prompts import Role, role_prompt_name
 from model.tokenizer import TokenizerInput
-from service.engine.schema.encode import ApiSpelling, EncodeRequest, EncodeResponse, EncodeResult, Input
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
 from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
 from service.rest.codec import (
@@ -28,6 +28,7 @@ from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
 from service.rest.routes import models
 from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
+from service.spelling import Spelling
 from service.steps import convert
 
 API = "openai"
@@ -59,14 +60,26 @@ OpenAIInput = Annotated[
 ]
 
 
-class OpenAISpelling(ApiSpelling):
-    """Field names and remedies of the OpenAI API in error messages."""
-
-    inputs = "input"
-    shorten = "Shorten it or set truncate to true."
+OPTIONS = {"wire": "encoding_format", "truncation": "truncate"}
+IDS_SUFFIX = ".token_ids"
+"""The end of paths to token ids, which are items of an array themselves in this API."""
 
 
-SPELLING = OpenAISpelling()
+class OpenAISpelling(Spelling):
+    """The names of the OpenAI API in error messages."""
+
+    def path(self, path: str) -> str:
+        path = path.replace("inputs", "input", 1) if path.startswith("inputs") else path
+        return path.removesuffix(IDS_SUFFIX)
+
+    def value(self, field: str, value: str) -> str:
+        return "true" if field == "truncation" else super().value(field, value)
+
+    def option(self, field: str) -> str | None:
+        return OPTIONS.get(field)
+
+
+OPENAI = OpenAISpelling()
 
 
 class EmbeddingsBody(StrictModel):
@@ -120,7 +133,6 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 prompt_name=role_prompt_name(body.input_type, engine.info.prompts),
                 wire="base64" if body.encoding_format == "base64" else "json",
                 deadline=reader.deadline(request),
-                spelling=SPELLING,
                 max_inputs=MAX_INPUTS,
             )
         )

@@ -34,8 +34,6 @@ from service.rest.routes.tei_bodies import (
     TeiTokenizeBody,
 )
 from service.rest.routes.tei_conversion import (
-    DecodeSpelling,
-    TeiSpelling,
     check_not_empty,
     check_pairs,
     compute_headers,
@@ -59,7 +57,6 @@ PATHS = frozenset(
 )
 ERRORS = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
 HEAD_ERRORS = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503)
-SPELLING, DECODE_SPELLING = TeiSpelling(), DecodeSpelling()
 
 
 def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
@@ -101,7 +98,6 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
                 truncation=body.truncation,
                 prompt_name=body.prompt_name,
                 deadline=reader.deadline(request),
-                spelling=SPELLING,
             ),
         )
         embeddings = [values_of(result.pooled) for result in response.results]
@@ -125,7 +121,6 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
                 truncation=body.truncation,
                 prompt="",
                 deadline=reader.deadline(request),
-                spelling=SPELLING,
             ),
         )
         vectors = [values_of(result.token_vectors) for result in response.results]
@@ -150,7 +145,6 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
                 query_prompt=prompt,
                 document_prompt=prompt,
                 deadline=reader.deadline(request),
-                spelling=SPELLING,
             )
         )
         response = await work
@@ -168,7 +162,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         engine = lifecycle.models.find()
         prompt = prompt_text(engine.info, body.prompt_name, "prompt_name")
         inputs = to_inputs([body.inputs] if isinstance(body.inputs, str) else body.inputs, "error", engine, prompt)
-        work = engine.tokenize(TokenizeRequest(inputs, deadline=reader.deadline(request), spelling=SPELLING))
+        work = engine.tokenize(TokenizeRequest(inputs, deadline=reader.deadline(request)))
         response = await work
         described = []
         for item, result in zip(inputs, response.results, strict=True):
@@ -184,7 +178,7 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         check_not_empty(body.ids, "ids")
         token_ids = tuple(tuple(item) for item in items_of(body.ids) if not isinstance(item, str))
         skip = body.skip_special_tokens is not False
-        work = lifecycle.models.find().decode(DecodeRequest(token_ids, skip, reader.deadline(request), DECODE_SPELLING))
+        work = lifecycle.models.find().decode(DecodeRequest(token_ids, skip, reader.deadline(request)))
         return await json_response(request, await work)
 
     @router.get(

@@ -8,33 +8,44 @@ import orjson
 from fastapi import Request
 
 from model.tokenizer import TokenizerInput
-from service.engine.engine import PREPARATION_THREADS, Engine
-from service.engine.schema.encode import ApiSpelling, Array, EncodeResponse, Input, ModelInfo, Token, Truncation
+from service.engine.engine import Engine
+from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED
+from service.engine.operations.prompts import prompt_not_found
+from service.engine.operations.served_model import PREPARATION_THREADS
+from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo, Token, Truncation
 from service.engine.schema.similarity import SimilarityResponse
-from service.engine.validation.encode import prompt_not_found
 from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape
 from service.rest.responses import metadata_headers
+from service.spelling import Remedy, Spelling
 
+IDS_SUFFIX = ".token_ids"
+"""The end of paths to token ids, which are items of an array themselves in this API."""
 LISTS = ("inputs", "inputs.sentences", "texts", "ids")
 """Fields with an error of their own if they are empty lists."""
 
 
-class TeiSpelling(ApiSpelling):
-    """Field names and remedies of the TEI API in error messages."""
+class TeiSpelling(Spelling):
+    """The names of the TEI API in error messages."""
 
-    array_options = False
-    shorten = split = "Shorten it or set truncate to true."
-
-    def side(self, side: str, index: int | None = None) -> str:
-        if side == "queries":
+    def path(self, path: str) -> str:
+        if path.startswith("queries"):
             return "inputs.source_sentence"
-        return "inputs.sentences" if index is None else f"inputs.sentences[{index}]"
+        path = path.replace("documents", "inputs.sentences", 1) if path.startswith("documents") else path
+        path = path.replace("token_ids", "ids", 1) if path.startswith("token_ids") else path
+        return path.removesuffix(IDS_SUFFIX)
+
+    def value(self, field: str, value: str) -> str:
+        return "true" if field == "truncation" else super().value(field, value)
+
+    def option(self, field: str) -> str | None:
+        return "truncate" if field == "truncation" else None
+
+    def remedy(self, remedy: Remedy) -> str:
+        # `cut` applies truncation to the limit of characters too.
+        return super().remedy(SHORTEN if remedy is SPLIT_NOT_TRUNCATED else remedy)
 
 
-class DecodeSpelling(TeiSpelling):
-    """The field name of /decode."""
-
-    inputs = "ids"
+TEI = TeiSpelling()
 
 
 def render_error(error: ServiceError) -> bytes:

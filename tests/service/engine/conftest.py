@@ -11,7 +11,7 @@ from model.artifact import TOKENIZER
 from model.tokenizer import Tokenizer
 from service.engine.admission import Admission
 from service.engine.lane import Lane
-from service.engine.lane_metrics import ModelMetrics
+from service.engine.observer import ModelObserver
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import FakeBackend, FakeTask
 from tests.service.engine.lane_cases import StartLane
@@ -37,7 +37,7 @@ async def start_lane() -> AsyncIterator[StartLane]:
     ) -> Any:
         streams = backend.choice.streams
         admission = Admission(backend.seconds, streams, max_queue_ms, max_tokens, backend.max_batch_tokens)
-        lane = Lane("test", backend, admission, ModelMetrics(metrics or Metrics(CollectorRegistry()), "m"), **options)
+        lane = Lane("test", backend, admission, ModelObserver(metrics or Metrics(CollectorRegistry()), "m"), **options)
         started.append((lane, backend))
         return lane
 

@@ -6,15 +6,22 @@ from typing import Any
 import pytest
 
 from model.manifest import Manifest
-from service.engine.costs import INLINE_COST, compare_cost, describe_cost, encode_cost
+from service.engine.admission import count_characters
 from service.engine.encode.response import build_results
-from service.engine.schema.encode import EncodeRequest, Input, TokenizeRequest
+from service.engine.operations.compare import compare_cost
+from service.engine.operations.costs import INLINE_COST, describe_cost
+from service.engine.operations.encode import encode_cost
+from service.engine.schema.encode import EncodeRequest, Input
 from service.engine.schema.explain import CompareRequest, Occurrence
 from tests.service.conftest import GOLDEN, ServiceHarness, encode, encode_request
 
 ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
 ALL_LAYERS = tuple(range(7))
 SENTENCE = "He sat down on the bank of the river and watched the water flow by, as he had done every summer."
+
+
+def cost(request: EncodeRequest, manifest: Manifest, prompt_length: int) -> int:
+    return encode_cost(request, manifest, prompt_length, [count_characters(item) for item in request.inputs])
 
 
 @pytest.mark.parametrize(
@@ -27,7 +34,7 @@ SENTENCE = "He sat down on the bank of the river and watched the water flow by, 
     ],
 )
 def test_small_requests_are_prepared_on_the_event_loop(request_: EncodeRequest, manifest: Manifest) -> None:
-    assert encode_cost(request_, manifest, 0) <= INLINE_COST
+    assert cost(request_, manifest, 0) <= INLINE_COST
 
 
 @pytest.mark.parametrize(
@@ -46,12 +53,12 @@ def test_requests_over_two_milliseconds_are_prepared_in_a_thread(
     manifest: Manifest, texts: list[Any], fields: dict[str, Any], prompt_length: int
 ) -> None:
     request = encode_request(*texts, **({"layers": (-1,)} | fields))
-    assert encode_cost(request, manifest, prompt_length) > INLINE_COST
+    assert cost(request, manifest, prompt_length) > INLINE_COST
 
 
 def test_cost_of_listing_tokens_and_of_comparing_words_counts_items() -> None:
     inputs = encode_request(*["a"] * 64).inputs
-    assert describe_cost(TokenizeRequest(inputs)) > INLINE_COST > describe_cost(TokenizeRequest(inputs[:4]))
+    assert describe_cost(inputs) > INLINE_COST > describe_cost(inputs[:4])
     occurrences = tuple(Occurrence(GOLDEN, word_index=1) for _ in range(64))
     assert compare_cost(CompareRequest(occurrences), list(inputs[:1]), 7) > INLINE_COST
     assert compare_cost(CompareRequest(occurrences[:4]), list(inputs[:1]), 7) < INLINE_COST
@@ -66,7 +73,7 @@ async def test_results_of_many_inputs_are_built_in_a_thread(
         threads.append(threading.current_thread())
         return build(*arguments)
 
-    monkeypatch.setattr("service.engine.engine.build_results", record_thread)
+    monkeypatch.setattr("service.engine.operations.encode.build_results", record_thread)
     await encode(harness.engine, "a")
     await encode(harness.engine, *["a"] * 256)
     assert [thread is threading.current_thread() for thread in threads] == [True, False]

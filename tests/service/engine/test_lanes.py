@@ -33,7 +33,7 @@ async def test_explain_session_opens_at_the_first_request(harness: ServiceHarnes
 
 async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_queue_tokens=1) as opened:
-        with opened.engine._explain.reserve(cost_of(1)):
+        with opened.engine.explain_lane.reserve(cost_of(1)):
             with pytest.raises(QueueFull):
                 await encode(opened.engine, TEXT, layers=(2,))
             assert (await encode(opened.engine, TEXT)).token_count == 11
@@ -41,7 +41,7 @@ async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedMod
 
 async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast lane never yields."""
-    fast, explain = harness.engine._fast, harness.engine._explain
+    fast, explain = harness.engine.fast_lane, harness.engine.explain_lane
     assert not explain._workers._yields_to()
     monkeypatch.setattr(type(fast), "busy", property(lambda lane: lane is fast))
     assert explain._workers._yields_to()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from service.engine.admission import Admission
 from service.engine.lane import Lane
-from service.engine.lane_metrics import ModelMetrics
+from service.engine.observer import ModelObserver
 from service.errors import NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask, cost_of
@@ -250,7 +250,7 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
             "test",
             backend,
             Admission(backend.seconds, 1, 2000, 100, backend.max_batch_tokens),
-            ModelMetrics(Metrics(CollectorRegistry()), "m"),
+            ModelObserver(Metrics(CollectorRegistry()), "m"),
         )
         await hold(lane, backend)
         lane.submit([FakeTask(2)], FOREVER)

@@ -195,7 +195,7 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
         lifecycle.become_ready(models)
         shedder = LoadShedder(lifecycle, harness.requests, None)
         statuses = {}
-        with models.find("full")._fast.reserve(cost_of(FULL)):
+        with models.find("full").fast_lane.reserve(cost_of(FULL)):
             assert shedder.active
             for name in ("full", "idle", "nobody"):
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()

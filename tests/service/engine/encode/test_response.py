@@ -23,6 +23,7 @@ from service.engine.encode.response import (
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
 from service.errors import InvalidArgument, QueueFull, ResponseTooLarge
+from service.spelling import Remedy
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 from tests.service.engine.fake_backend import cost_of
 
@@ -209,7 +210,7 @@ def test_least_size_is_a_lower_bound(
 async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> None:
     limit = model.backend.max_batch_tokens
     async with open_harness(model, max_queue_tokens=limit, max_response_bytes=2048) as harness:
-        with harness.engine._fast.reserve(cost_of(limit)):
+        with harness.engine.fast_lane.reserve(cost_of(limit)):
             with pytest.raises(QueueFull):
                 await encode(harness.engine, GOLDEN, wire="binary")
             with pytest.raises(ResponseTooLarge):
@@ -227,26 +228,23 @@ async def test_response_over_the_limit_is_rejected_before_inference(limited_harn
 
 
 @pytest.mark.parametrize(
-    ("fields", "limit", "expected"),
+    ("fields", "limit", "text", "changes"),
     [
-        ({"wire": "json"}, 3000, ['encoding_format to "base64"']),
-        ({"wire": "base64"}, 2000, ['dtype to "float16"']),
-        ({"wire": "base64", "layers": (0, 1, 2)}, 3000, ["layers to one layer"]),
-        ({"wire": "base64", "layers": (0, 1, 2)}, 100, []),
-        ({"wire": "base64", "dtype": "float16"}, 100, []),
+        ({"wire": "json"}, 3000, "Send a shorter text", [{"wire": "base64"}]),
+        ({"wire": "base64"}, 2000, "Send a shorter text", [{"dtype": "float16"}]),
+        ({"wire": "base64", "layers": (0, 1, 2)}, 3000, "Request one layer", []),
+        ({"wire": "base64", "layers": (0, 1, 2)}, 100, "Request fewer layers", []),
+        ({"wire": "base64", "dtype": "float16"}, 100, "Send a shorter text", []),
     ],
 )
-def test_suggested_changes_are_sufficient(model: LoadedModel, fields: Any, limit: int, expected: list[str]) -> None:
-    changes: dict[str, Any] = {
-        'encoding_format to "base64"': {"wire": "base64"},
-        'dtype to "float16"': {"dtype": "float16"},
-        "layers to one layer": {"layers": (0,)},
-    }
+def test_suggested_changes_are_sufficient(
+    model: LoadedModel, fields: Any, limit: int, text: str, changes: list[dict[str, Any]]
+) -> None:
     request = EncodeRequest((Input(TokenizerInput(GOLDEN)),), **{"layers": (-1,), **fields})
     manifest = model.artifact.manifest
     (tokens,) = model.tokenizer.encode([request.inputs[0].source])
     prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, "inputs[0]")]
-    message = suggest_smaller_vectors(prepared, request, manifest, limit)
-    assert [change for change in changes if change in message] == expected
-    for change in expected:
-        assert response_bytes(prepared, replace(request, **changes[change]), manifest) <= limit
+    assert suggest_smaller_vectors(prepared, request, manifest, limit) == Remedy(text, changes)
+    one_layer = [{"layers": request.layers[:1]}] if request.layers and text == "Request one layer" else []
+    for change in [*changes, *one_layer]:
+        assert response_bytes(prepared, replace(request, **change), manifest) <= limit

@@ -18,6 +18,7 @@ from service.engine.explain.attend import (
 from service.engine.explain.maps import BlockWeights
 from service.engine.explain.units import find_units
 from service.engine.model_loader import LoadedModel
+from service.engine.operations.attend import check_attend
 from service.engine.schema.encode import Array, Input
 from service.engine.schema.explain import (
     AttendRequest,
@@ -25,7 +26,6 @@ from service.engine.schema.explain import (
     AttentionMap,
     SparseMatrix,
 )
-from service.engine.validation.explain import check_attend
 
 Floats = NDArray[Any]
 CHEQUE = "He cashed a check at the bank."

@@ -12,7 +12,7 @@ from model.manifest import Manifest
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,
-    compare,
+    compare_occurrences,
     cosines,
     find_occurrence,
     static_similarity,
@@ -103,7 +103,7 @@ def test_similarities_match_their_definition_with_and_without_centering(
     states = [random_hidden(task.tokens) + 2 for task in tasks]
     results = [run_task(task, hidden) for task, hidden in zip(tasks, states, strict=True)]
     layers = [2, 0]
-    _, _, similarities = compare(tasks, results, layers, model.static)
+    _, _, similarities = compare_occurrences(tasks, results, layers, model.static)
     assert [similarity.layer for similarity in similarities] == layers
     short, cheque = states
     assert len(short[0]) != len(cheque[0])
@@ -134,7 +134,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
     def run(occurrences: list[Occurrence]) -> tuple[list[tuple[str, int, int]], Floats, Floats]:
         tasks = make_tasks(tokenizer, occurrences)
         vectors = [run_task(task, random_hidden(task.tokens)) for task in tasks]
-        results, static, similarities = compare(tasks, vectors, [LAYERS], model.static)
+        results, static, similarities = compare_occurrences(tasks, vectors, [LAYERS], model.static)
         places = [(result.text, result.start, result.end) for result in results]
         return places, static.values, similarities[0].cosine.values
 

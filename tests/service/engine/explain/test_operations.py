@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from model.tokenizer import TokenizerInput
-from service.config import load_settings
 from service.engine.encode.response import LayerTask
+from service.engine.engine import Engine
 from service.engine.explain.compare import CompareTask, find_occurrence
 from service.engine.explain.units import word_units
-from service.engine.model_info import limits_of
 from service.engine.model_loader import LoadedModel
-from service.engine.preparation import Preparation
+from service.engine.operations.attend import check_attend, prepare
 from service.engine.schema.encode import ExplainTask, Input
 from service.engine.schema.explain import AttendRequest, Occurrence
-from service.engine.validation.explain import check_attend
 from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, AttendFactory
 
 MAX_BYTES_PER_TOKEN = 1500
@@ -52,10 +50,9 @@ def test_task_gives_the_same_result_after_serialization(
     np.testing.assert_equal(asdict(there), asdict(here))
 
 
-def test_attend_tasks_do_not_contain_the_inputs_of_the_request(factory: AttendFactory, model: LoadedModel) -> None:
+async def test_attend_tasks_do_not_contain_the_inputs_of_the_request(factory: AttendFactory, engine: Engine) -> None:
     """A request of many inputs has a task for each, which would otherwise all contain every text."""
-    limits = limits_of(load_settings([], {}), model.artifact.manifest.max_input_tokens)
     request = AttendRequest(tuple(Input(TokenizerInput(f"{number} {CHEQUE}")) for number in range(20)))
-    tasks = Preparation(model, limits).attend(request, check_attend(request, factory.manifest))
+    tasks = prepare(engine._model, request, check_attend(request, factory.manifest))
     assert len(tasks) == 20
     assert all(b"cashed" not in pickle.dumps(task.request) for task in tasks)

@@ -1,11 +1,18 @@
-"""The metrics of one model and its lanes, with their labels bound: a lookup of labels costs as much as counting."""
+"""What operators see of a model, its lanes and their requests: metrics, and the record of the current request.
 
+The labels of metrics are bound here, because a lookup of labels costs as much as counting.
+"""
+
+import time
 from collections.abc import Callable, Sequence
 
+from model.tokenizer import TokenizedInput
+from service.engine.schema.encode import Timing
 from service.metrics import Metrics
+from service.request_log import current_record
 
 
-class ModelMetrics:
+class ModelObserver:
     """The counters and histograms of one model."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
@@ -26,12 +33,13 @@ class ModelMetrics:
             self._truncated_inputs.inc(truncated)
 
 
-class LaneMetrics:
+class LaneObserver:
     """The counters, histograms and gauges of one lane of a model."""
 
-    def __init__(self, model_metrics: ModelMetrics, lane: str) -> None:
-        metrics, labels = model_metrics.metrics, (lane, model_metrics.model)
-        self.model = model_metrics.model
+    def __init__(self, model: ModelObserver, lane: str) -> None:
+        metrics, labels = model.metrics, (lane, model.model)
+        self.lane, self.model = lane, model.model
+        self.observe_request = model.observe_request
         metrics.create_lane(*labels)
         self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
         self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
@@ -39,14 +47,14 @@ class LaneMetrics:
         self.inference_errors = metrics.inference_errors.labels(*labels)
         self.batch_retries = metrics.batch_retries.labels(*labels)
         self.nonfinite_outputs = metrics.nonfinite_outputs.labels(*labels)
-        self.cancelled_in_queue = model_metrics.cancelled_in_queue
-        self.cancelled_in_batch = model_metrics.cancelled_in_batch
+        self.cancelled_in_queue = model.cancelled_in_queue
+        self.cancelled_in_batch = model.cancelled_in_batch
         self._observe_inference = metrics.stage_seconds.labels("inference", *labels).observe
         self._observe_size = metrics.batch_size.labels(*labels).observe
         self._observe_tokens = metrics.batch_tokens.labels(*labels).observe
         self._observe_padding = metrics.batch_padding.labels(*labels).observe
         self._thread_seconds = metrics.inference_thread_seconds.labels(*labels)
-        self._tokens = model_metrics.tokens
+        self._tokens = model.tokens
         self._queue_size = metrics.queue_size.labels(*labels)
         self._queue_tokens = metrics.queue_tokens.labels(*labels)
         self._lane_up = metrics.lane_up.labels(*labels)
@@ -75,3 +83,43 @@ class LaneMetrics:
         self._observe_padding(1 - tokens / padded_tokens)
         self._thread_seconds.inc(seconds * threads)
         self._tokens.inc(tokens)
+
+
+class Observation:
+    """The stages of one request in a lane, from its tokenization on."""
+
+    def __init__(self, lane: LaneObserver) -> None:
+        self._lane = lane
+        self._record = current_record()
+        if self._record is not None:
+            self._record.lane = lane.lane
+        self._started = self._tokenized = self._ran = time.perf_counter()
+        self._queue_s = 0.0
+
+    def tokenized(self, inputs: Sequence[TokenizedInput]) -> tuple[int, int]:
+        """Count the inputs; return the number of tokens, and of truncated inputs."""
+        self._tokenized = time.perf_counter()
+        tokens = truncated = 0
+        for item in inputs:
+            tokens += len(item)
+            truncated += item.truncated
+        self._lane.observe_request(len(inputs), tokens, truncated)
+        if self._record is not None:
+            self._record.tokens += tokens
+        return tokens, truncated
+
+    def ran(self, queue_s: float) -> None:
+        """Note the end of inference, and how long its first batch was queued."""
+        self._ran, self._queue_s = time.perf_counter(), queue_s
+
+    def finish(self) -> Timing:
+        """Count the stages and return them."""
+        timing = Timing(
+            tokenize=self._tokenized - self._started,
+            run=self._ran - self._tokenized,
+            postprocess=time.perf_counter() - self._ran,
+            queue=self._queue_s,
+        )
+        self._lane.observe_tokenize(timing.tokenize)
+        self._lane.observe_postprocess(timing.postprocess)
+        return timing

@@ -6,9 +6,9 @@ import pytest
 
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
+from service.engine.operations.inputs import check_inputs
 from service.engine.schema.encode import Input, Limits
-from service.engine.validation.inputs import check_inputs
-from service.errors import Empty, ServiceError
+from service.errors import ServiceError
 
 SECRET = "Sesame"
 
@@ -53,7 +53,7 @@ INVALID: list[tuple[list[Input], str, str]] = [
 @pytest.mark.parametrize(("inputs", "reason", "message"), INVALID, ids=[message[:60] for _, _, message in INVALID])
 def test_inputs_are_rejected(small: Manifest, limits: Limits, inputs: list[Input], reason: str, message: str) -> None:
     with pytest.raises(ServiceError) as raised:
-        check_inputs(inputs, "inputs", limits, small)
+        check_inputs(inputs, limits, small)
     error = raised.value
     assert error.reason == reason
     assert error.message.startswith(message)
@@ -67,9 +67,4 @@ def test_inputs_are_rejected(small: Manifest, limits: Limits, inputs: list[Input
 
 def test_inputs_at_the_limit_are_accepted(small: Manifest, limits: Limits) -> None:
     inputs = [text("a" * 20, "b" * 20), text(spans=((0, 6),)), ids(*([0, 99] * 10)), text()]
-    check_inputs(inputs, "inputs", limits, small)
-
-
-def test_errors_name_the_field_of_the_api(small: Manifest, limits: Limits) -> None:
-    with pytest.raises(Empty, match=r"^input: empty"):
-        check_inputs([], "input", limits, small)
+    check_inputs(inputs, limits, small)

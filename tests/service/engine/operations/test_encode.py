@@ -6,13 +6,20 @@ import pytest
 
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
+from service.engine.operations.encode import check_encode
+from service.engine.operations.prompts import select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input, Limits
-from service.engine.validation.encode import check_encode, select_prompt
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
 
 TEXT = Input(TokenizerInput("Sesame"))
 SPAN = Input(TokenizerInput("Sesame"), ((0, 1),))
 IDS = Input(TokenizerInput(token_ids=(1,)))
+
+
+def select(request: EncodeRequest, limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
+    """Select the prompt of a request."""
+    return select_prompt(request.inputs, request.prompt_name, request.prompt, limits, manifest)
+
 
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"outputs": ()}, "outputs: empty. Leave it out or name at least one."),
@@ -94,33 +101,33 @@ def prompted(manifest: Manifest) -> Manifest:
 def test_prompt_is_selected(
     limits: Limits, prompted: Manifest, fields: dict[str, Any], expected: AppliedPrompt | None
 ) -> None:
-    assert select_prompt(EncodeRequest((TEXT,), **fields), limits, prompted) == expected
+    assert select(EncodeRequest((TEXT,), **fields), limits, prompted) == expected
 
 
 def test_prompt_is_none_for_a_model_without_prompts(limits: Limits, manifest: Manifest) -> None:
-    assert select_prompt(EncodeRequest((TEXT,)), limits, manifest) is None
+    assert select(EncodeRequest((TEXT,)), limits, manifest) is None
 
 
 def test_unknown_prompt_is_rejected(limits: Limits, prompted: Manifest, manifest: Manifest) -> None:
     with pytest.raises(NotFound) as raised:
-        select_prompt(EncodeRequest((TEXT,), prompt_name="Sesame"), limits, prompted)
+        select(EncodeRequest((TEXT,), prompt_name="Sesame"), limits, prompted)
     assert raised.value.message == 'prompt_name: not found ("Sesame"). Use one of "query", "document".'
     with pytest.raises(NotFound) as raised:
-        select_prompt(EncodeRequest((TEXT,), prompt_name="query"), limits, manifest)
+        select(EncodeRequest((TEXT,), prompt_name="query"), limits, manifest)
     assert raised.value.message == 'prompt_name: not found ("query"). Leave it out: the model has no prompts.'
 
 
 def test_prompt_and_prompt_name_are_exclusive(limits: Limits, prompted: Manifest) -> None:
     with pytest.raises(InvalidArgument, match=r"^prompt_name: set together with prompt"):
-        select_prompt(EncodeRequest((TEXT,), prompt_name="query", prompt="a"), limits, prompted)
+        select(EncodeRequest((TEXT,), prompt_name="query", prompt="a"), limits, prompted)
 
 
 def test_token_ids_get_no_default_prompt_and_reject_others(limits: Limits, prompted: Manifest) -> None:
-    assert select_prompt(EncodeRequest((IDS,)), limits, prompted) == AppliedPrompt("document", "passage: ")
+    assert select(EncodeRequest((IDS,)), limits, prompted) == AppliedPrompt("document", "passage: ")
     with pytest.raises(InvalidArgument, match=r"^prompt_name: not supported for token_ids"):
-        select_prompt(EncodeRequest((TEXT, IDS), prompt_name="query"), limits, prompted)
+        select(EncodeRequest((TEXT, IDS), prompt_name="query"), limits, prompted)
 
 
 def test_prompt_over_the_limit_of_characters_is_rejected(manifest: Manifest, limits: Limits) -> None:
     with pytest.raises(RequestTooLarge, match=r"^prompt: too many characters \(21, limit 20\)\. Shorten it\.$"):
-        select_prompt(EncodeRequest((TEXT,), prompt="a" * 21), limits, manifest)
+        select(EncodeRequest((TEXT,), prompt="a" * 21), limits, manifest)

@@ -6,9 +6,10 @@ import pytest
 
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
+from service.engine.operations.attend import check_attend
+from service.engine.operations.compare import check_compare
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
-from service.engine.validation.explain import check_attend, check_compare
 from service.errors import InvalidArgument, ServiceError, Unsupported
 
 TEXT = Input(TokenizerInput("Sesame"))
@@ -54,8 +55,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"top_p": float("nan")}, "top_p: out of range"),
     ({"top_k": 0}, "top_k: out of range (0, minimum 1)."),
     ({"decimals": 0}, "decimals: out of range (0). Use 1 to 9."),
-    ({"decimals": 3, "wire": "base64"}, 'decimals: set, but encoding_format is not "float".'),
-    ({"dtype": "sqrt_uint8"}, 'dtype: "sqrt_uint8" requires encoding_format "base64". Set encoding_format.'),
     ({"dtype": "sqrt_uint8", "wire": "binary", "kind": "norm"}, 'dtype: "sqrt_uint8" requires values from 0 to 1'),
     (
         {"dtype": "sqrt_uint8", "wire": "binary", "kind": "projection", "special_tokens": "renormalize"},

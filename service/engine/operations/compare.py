@@ -1,0 +1,102 @@
+"""Compare: the similarity of a word's occurrences in several texts, per layer."""
+
+from model.manifest import Manifest
+from model.tokenizer import TokenizerInput
+from service.engine.admission import count_characters, estimate_tokens
+from service.engine.explain.compare import (
+    CompareTask,
+    OccurrenceTokens,
+    compare_occurrences,
+    comparison_bytes,
+    find_occurrence,
+)
+from service.engine.explain.units import word_units
+from service.engine.observer import Observation
+from service.engine.operations.costs import OUTPUT, PAIR, describe_cost
+from service.engine.operations.inputs import SPLIT, check_layers, check_length, check_span, check_text
+from service.engine.operations.served_model import ServedModel
+from service.engine.schema.encode import Input, Limits
+from service.engine.schema.explain import CompareRequest, CompareResponse
+from service.errors import OutOfRange, TooFew, TooMany, Unsupported, missing_or_conflicting
+from service.spelling import Remedy
+
+MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
+
+
+async def compare(model: ServedModel, request: CompareRequest, deadline: float) -> CompareResponse:
+    """Return similarities of a word's occurrences."""
+    layers, lane = check_compare(request, model.limits, model.manifest), model.explain
+    inputs = [Input(TokenizerInput(text)) for text in dict.fromkeys(item.text for item in request.occurrences)]
+    observation = Observation(lane.observer)
+    sizes = estimate_tokens(map(count_characters, inputs), model.manifest.max_input_tokens)
+    cost = compare_cost(request, inputs, len(layers))
+    with lane.reserve(lane.admission.cost(sizes), deadline):
+        tasks = await model.run(cost, prepare, model, request, inputs, len(layers))
+        token_count, _ = observation.tokenized([task.tokens for task in tasks])
+        submitted = lane.submit(tasks, deadline)
+    vectors = await lane.wait(submitted)
+    observation.ran(submitted.job.queue_s)
+    occurrences, static, similarities = await model.run(cost, compare_occurrences, tasks, vectors, layers, model.static)
+    timing = observation.finish()
+    return CompareResponse(model.name, lane.precision, occurrences, static, similarities, token_count, timing)
+
+
+def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -> tuple[int, ...]:
+    """Check occurrences, layers and top_contributors; return the layers, 0..L."""
+    count = len(request.occurrences)
+    if not MIN_OCCURRENCES <= count <= MAX_OCCURRENCES:
+        kind, problem = (TooFew, "too few items") if count < MIN_OCCURRENCES else (TooMany, "too many items")
+        raise kind(
+            problem, f"Send {MIN_OCCURRENCES} to {MAX_OCCURRENCES}.",
+            field="occurrences", actual=count, minimum=MIN_OCCURRENCES, maximum=MAX_OCCURRENCES,
+        )  # fmt: skip
+    for index, occurrence in enumerate(request.occurrences):
+        path = f"occurrences[{index}]"
+        check_text(occurrence.text, f"{path}.text", limits.max_input_characters, SPLIT)
+        if (occurrence.span is None) == (occurrence.word_index is None):
+            raise missing_or_conflicting(("span", "word_index"), occurrence.span is None, path)
+        if occurrence.span is not None:
+            check_span(occurrence.span, f"{path}.span", len(occurrence.text))
+    if request.top_contributors < 0:
+        raise OutOfRange(
+            "out of range", "Use 0 or more.", field="top_contributors", actual=request.top_contributors, minimum=0
+        )
+    if request.top_contributors and "projection" not in manifest.attention_kinds:
+        raise Unsupported(
+            "not supported for this model (it has no kind projection)", "Set it to 0.",
+            field="top_contributors", reason="UNSUPPORTED_BY_MODEL",
+        )  # fmt: skip
+    if request.layers is None:
+        return tuple(range(manifest.num_hidden_layers + 1))
+    check_layers(request.layers, manifest)
+    return tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
+
+
+def compare_cost(request: CompareRequest, inputs: list[Input], layers: int) -> int:
+    """Return the cost of preparing a comparison, or of building its results; `inputs` are the distinct texts."""
+    count = len(request.occurrences)
+    return describe_cost(inputs) + OUTPUT * count + PAIR * layers * count * count
+
+
+def prepare(model: ServedModel, request: CompareRequest, inputs: list[Input], layer_count: int) -> list[CompareTask]:
+    """Tokenize the distinct texts and find the occurrences in them; return one task per text."""
+    texts, tokenizer = [item.source.text for item in inputs], model.tokenizer
+    tokens = dict(zip(texts, tokenizer.encode([item.source for item in inputs]), strict=True))
+    occurrences: dict[str, dict[int, OccurrenceTokens]] = {text: {} for text in texts}
+    for index, occurrence in enumerate(request.occurrences):
+        path, text = f"occurrences[{index}]", occurrence.text
+        check_length(tokens[text], model.manifest, None, f"{path}.text")
+        occurrences[text][index] = find_occurrence(occurrence, tokens[text], path)
+    tasks = [
+        CompareTask(
+            tokens[text],
+            word_units(tokens[text], tokenizer.token_texts(tokens[text])),
+            occurrences[text],
+            request.top_contributors,
+        )
+        for text in texts
+    ]
+    size = comparison_bytes(tasks, layer_count, request)
+    remedy = Remedy("Send fewer occurrences or request fewer layers")
+    model.check_response_size(size, len(request.occurrences), lambda: remedy)
+    return tasks

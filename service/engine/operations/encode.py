@@ -1,0 +1,157 @@
+"""Encode: embeddings of inputs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from model.manifest import Manifest
+from service.engine.admission import count_characters, estimate_tokens
+from service.engine.encode.response import (
+    PreparedInput,
+    build_results,
+    encode_tasks,
+    least_response_bytes,
+    needs_last_layer_only,
+    pooled_size,
+    prepare_input,
+    response_bytes,
+    suggest_smaller_vectors,
+)
+from service.engine.lane import Lane
+from service.engine.observer import Observation
+from service.engine.operations.costs import DESCRIBED_CHARACTER, ELEMENTS, INPUT, OUTPUT, SPAN
+from service.engine.operations.inputs import check_inputs, check_layers, check_length
+from service.engine.operations.prompts import count_prompt, select_prompt
+from service.engine.operations.served_model import ServedModel
+from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, Output, TextVectors
+from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange
+from service.spelling import Remedy, named
+
+
+async def encode(model: ServedModel, request: EncodeRequest, deadline: float) -> EncodeResponse:
+    """Return embeddings of the inputs."""
+    manifest = model.manifest
+    check_inputs(request.inputs, model.limits, manifest, request.max_inputs)
+    request = check_encode(request, manifest)
+    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, model.limits, manifest)
+    lane: Lane[Any, TextVectors] = model.fast if needs_last_layer_only(request, manifest) else model.explain
+    if lane.admission.near_capacity:  # an error for good comes before an error that asks to retry
+        least = least_response_bytes(request, manifest)
+        model.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
+    prompt_tokens = 0 if prompt is None else await count_prompt(model, prompt, len(request.inputs))
+    lengths = [count_characters(item) for item in request.inputs]
+    sizes = estimate_tokens(lengths, manifest.max_input_tokens, prompt_tokens)
+    cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
+    observation = Observation(lane.observer)
+    with lane.reserve(lane.admission.cost(sizes), deadline):
+        prepared = await model.run(cost, prepare, model, request, prompt)
+        token_count, truncated = observation.tokenized([item.tokens for item in prepared])
+        submitted = lane.submit(encode_tasks(request, manifest, prepared), deadline)
+    vectors = await lane.wait(submitted)
+    observation.ran(submitted.job.queue_s)
+    results = await model.run(
+        cost, build_results, prepared, vectors, request, manifest, model.dense_layers, model.static
+    )
+    timing = observation.finish()
+    return EncodeResponse(model.name, lane.precision, results, token_count, truncated, timing, prompt)
+
+
+def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
+    """Check outputs, layers, dimensions and dtype; return the request with explicit layers."""
+    outputs = set(request.outputs)
+    if not outputs:
+        raise Empty("empty", "Leave it out or name at least one.", field="outputs")
+    if len(outputs) < len(request.outputs):
+        raise Duplicate("contains the same output twice", "Remove one.", field="outputs")
+    needs_spans, needs_words = "spans" in outputs, "words" in outputs
+    for index, item in enumerate(request.inputs):
+        if needs_spans != bool(item.spans):
+            field = f"inputs[{index}].spans"
+            if needs_spans:
+                raise MissingField("missing, but outputs contains {outputs.spans}", "Send spans.", field=field)
+            raise ConflictingFields("set, but {outputs.spans} is missing from outputs", "Add it.", field=field)
+        if needs_words and item.source.token_ids is not None:
+            raise ConflictingFields(
+                "{outputs.words} is not supported for token_ids",
+                f"Remove it or send text in inputs[{index}].",
+                field="outputs",
+            )
+    if request.layers is None:
+        request = replace(request, layers=tuple(range(manifest.num_hidden_layers + 1)))
+    else:
+        check_layers(request.layers, manifest)
+    if "pooled" not in outputs:
+        _check_no_pooled_options(request)
+    _check_pooled(request, manifest, outputs)
+    return request
+
+
+def _check_no_pooled_options(request: EncodeRequest) -> None:
+    for field in ("pooling", "normalize", "dimensions"):
+        if getattr(request, field) is not None:
+            raise ConflictingFields(
+                "set, but {outputs.pooled} is missing from outputs", f"Add it or leave {field} out.", field=field
+            )
+
+
+def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
+    dimensions = request.dimensions
+    size = pooled_size(request, manifest)
+    if dimensions is not None and not 1 <= dimensions <= size:
+        raise OutOfRange(
+            "out of range", f"Use 1 to {size}.", field="dimensions", actual=dimensions, minimum=1, maximum=size
+        )
+    if request.dtype in ("int8", "ubinary"):
+        dtype = named("dtype", request.dtype)
+        if outputs != {"pooled"}:
+            raise ConflictingFields(
+                f"{dtype} is supported for pooled vectors only", "Remove the other outputs.", field="dtype"
+            )
+        if request.normalize is False:
+            raise ConflictingFields(f"{dtype} requires normalized vectors", "Leave normalize out.", field="dtype")
+        if request.dtype == "ubinary" and (dimensions or size) % 8:
+            raise ConflictingFields(
+                f"{dtype} requires a multiple of 8", "Change dimensions.", field="dimensions", actual=dimensions or size
+            )
+
+
+def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, lengths: Sequence[int]) -> int:
+    """Return the cost of preparing a request with explicit layers, or of building its results.
+
+    `lengths` are the numbers of characters of the inputs.
+    """
+    assert request.layers is not None
+    inputs, layers = request.inputs, len(request.layers)
+    characters = sum(lengths) + prompt_length * len(inputs)
+    cost = characters + INPUT * len(inputs)
+    if layers > 1 and "pooled" in request.outputs:
+        cost += layers * manifest.hidden_size * len(inputs) // ELEMENTS
+    arrays = [output for output in request.outputs if output != "pooled"]
+    if not arrays:
+        return cost
+    spans = sum(len(item.spans) for item in inputs)
+    means = layers * sum(output in ("words", "spans") for output in arrays)
+    tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.max_input_tokens))
+    elements = (tokens + spans) * manifest.hidden_size * layers * len(arrays) if layers > 1 else 0
+    cost += (DESCRIBED_CHARACTER - 1) * characters + OUTPUT * (len(arrays) + means) * len(inputs)
+    return cost + SPAN * spans + elements // ELEMENTS
+
+
+def prepare(model: ServedModel, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
+    """Tokenize the inputs; return their results without vectors."""
+    sources = [item.source for item in request.inputs]
+    if prompt is not None:
+        sources = [
+            source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
+        ]
+    prepared = []
+    tokenized = model.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
+    for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
+        path = f"inputs[{index}]"
+        kept = check_length(tokens, model.manifest, request.truncation, path)
+        prepared.append(prepare_input(item, kept, request, model.tokenizer, path))
+    size, limit = response_bytes(prepared, request, model.manifest), model.limits.max_response_bytes
+    model.check_response_size(
+        size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, model.manifest, limit)
+    )
+    return prepared

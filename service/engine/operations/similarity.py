@@ -1,0 +1,220 @@
+"""Similarity: scores of queries and documents, and what each pair of units contributes."""
+
+from collections.abc import Sequence
+
+from model.manifest import Manifest
+from model.tokenizer import TokenizerInput
+from service.engine.admission import estimate_tokens
+from service.engine.explain.contributions import Embedder
+from service.engine.explain.similarity import ComparedText, PreparedSimilarity
+from service.engine.observer import Observation
+from service.engine.operations.costs import INPUT
+from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text
+from service.engine.operations.prompts import count_prompt, find_prompt
+from service.engine.operations.served_model import ServedModel
+from service.engine.schema.encode import Limits
+from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse, SimilaritySpec, UnavailableReason
+from service.errors import ConflictingFields, Empty, OutOfRange, RequestTooLarge, TooMany, Unsupported, WrongShape
+from service.spelling import Remedy
+
+PAIR_CHARACTERS = 256
+"""An explained pair takes at least as long as the preparation of this many characters."""
+PRODUCTS_PER_CHARACTER = 8
+"""Pairs of tokens that are multiplied in the time of the preparation of one character."""
+PRODUCTS_PER_TOKEN = 3_000
+"""Pairs of tokens that are multiplied in the time of the inference of one token, in bfloat16 with AMX."""
+MAX_EXPLAINED_PAIRS = 256
+MAX_OCCLUDED_SEQUENCES = 4096
+"""Sequences of one request with the effect "occlusion".
+
+The scheduler takes about 10 microseconds for each on the event loop, so the limit bounds that time to about 40 ms.
+"""
+
+
+async def similarity(model: ServedModel, request: SimilarityRequest, deadline: float) -> SimilarityResponse:
+    """Return similarities of queries and documents."""
+    spec = check_similarity(request, model.limits, model.manifest, linear=model.dense_layers.linear)
+    query_prompt, document_prompt, lane = spec.query_prompt, spec.document_prompt, model.fast
+    prompt_tokens = [0, 0]
+    if query_prompt is not None:
+        prompt_tokens[0] = await count_prompt(model, query_prompt, len(request.queries), "query_prompt")
+    if document_prompt is not None:
+        prompt_tokens[1] = await count_prompt(model, document_prompt, len(request.documents), "document_prompt")
+    cost, sizes, explanation = similarity_cost(
+        request, spec, prompt_tokens, model.limits, model.manifest.max_input_tokens
+    )
+    observation = Observation(lane.observer)
+    reserved = lane.admission.cost(sizes).plus(lane.admission.cost_of_tokens(explanation))
+    with lane.reserve(reserved, deadline):
+        prepared = await model.run(cost, prepare, model, request, spec)
+        token_count, truncated = observation.tokenized([text.tokens for text in prepared.texts])
+        submitted = lane.submit(await model.run(cost, prepared.tasks), deadline)
+    vectors = await lane.wait(submitted)
+    observation.ran(submitted.job.queue_s)
+    scores, pairs = await model.run(cost, prepared.results, vectors)
+    return SimilarityResponse(
+        model.name, lane.precision, spec.similarity, scores,
+        [text.result(explain=request.explain) for text in prepared.queries],
+        [text.result(explain=request.explain) for text in prepared.documents],
+        pairs, spec.unavailable if request.explain else None, token_count, truncated,
+        query_prompt, document_prompt, observation.finish(),
+    )  # fmt: skip
+
+
+def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manifest, *, linear: bool) -> SimilaritySpec:
+    """Check all fields; `linear`: whether the dense layers of the model are linear."""
+    _check_texts(request, limits)
+    if request.pairs == "zip" and len(request.queries) != len(request.documents):
+        raise WrongShape(
+            "{pairs.zip} requires as many documents as queries", "Send one document per query.",
+            field="documents", actual=len(request.documents),
+            minimum=len(request.queries), maximum=len(request.queries),
+        )  # fmt: skip
+    dimensions = request.dimensions
+    if dimensions is not None and not 1 <= dimensions <= manifest.dimensions:
+        raise OutOfRange(
+            "out of range", f"Use 1 to {manifest.dimensions}.",
+            field="dimensions", actual=dimensions, minimum=1, maximum=manifest.dimensions,
+        )  # fmt: skip
+    spec = SimilaritySpec(
+        request.similarity or manifest.similarity,
+        find_prompt(request.query_prompt_name, request.query_prompt, limits, manifest, "query"),
+        find_prompt(request.document_prompt_name, request.document_prompt, limits, manifest, "document"),
+        _unavailable(manifest, linear),
+    )
+    if request.explain:
+        _check_explanation(request, manifest)
+    else:
+        _check_no_explanation(request)
+    return spec
+
+
+def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
+    for side, texts in (("queries", request.queries), ("documents", request.documents)):
+        if not texts:
+            raise Empty("empty", "Send at least one text.", field=side)
+        count = len(texts) if side == "queries" else len(texts) + len(request.queries)
+        if count > limits.max_inputs:
+            raise TooMany(
+                "too many items" if side == "queries" else "too many items, together with {queries}",
+                "Split the request.", field=side, actual=count, maximum=limits.max_inputs,
+            )  # fmt: skip
+        for index, text in enumerate(texts):
+            check_text(text, f"{side}[{index}]", limits.max_input_characters, SPLIT_NOT_TRUNCATED)
+
+
+def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:
+    if manifest.pooling == "max":
+        return "max_pooling"
+    return None if linear else "nonlinear_dense_layers"
+
+
+def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
+    if request.pair_count > MAX_EXPLAINED_PAIRS:
+        raise TooMany(
+            "too many pairs to explain", "Send fewer queries or documents.",
+            field="explain", actual=request.pair_count, maximum=MAX_EXPLAINED_PAIRS,
+        )  # fmt: skip
+    if request.top_k is not None and request.top_k < 1:
+        raise OutOfRange("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, minimum=1)
+    if request.effect == "leave_one_out" and manifest.pooling == "cls":
+        raise Unsupported(
+            "{effect.leave_one_out} is not supported for this model (cls pooling uses one token)",
+            "Use {effect.occlusion}.", field="effect",
+        )  # fmt: skip
+
+
+def _check_no_explanation(request: SimilarityRequest) -> None:
+    fields = {"unit": request.unit != "token", "top_k": request.top_k is not None, "effect": request.effect != "none"}
+    for field, is_set in fields.items():
+        if is_set:
+            raise ConflictingFields(
+                "set, but explain is false", f"Set explain to true or leave {field} out.", field=field
+            )
+
+
+def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
+    """Check the memory of an explanation; `sizes` are the numbers of tokens of all texts.
+
+    In float32, there is a vector per token, one for its contributions, and one for its effect.
+    """
+    vectors = 2 if request.effect == "none" else 3
+    size, limit = 4 * vectors * sum(sizes) * manifest.hidden_size, limits.max_response_bytes
+    if size > limit:
+        raise RequestTooLarge(
+            "token vectors too large", "Send fewer or shorter texts.",
+            field="explain", actual=size, maximum=limit, unit="bytes",
+        )  # fmt: skip
+
+
+def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
+    """Check the cost of occlusion; `sizes` are the numbers of tokens of the occluded sequences."""
+    remedy = "Send fewer or shorter texts"
+    if request.unit == "token":
+        remedy += ", or set unit to {unit.word}"
+    if manifest.pooling != "cls":
+        remedy += ", or use {effect.leave_one_out}"
+    for noun, actual, limit in (
+        ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),
+        ("tokens", sum(sizes), limits.max_queue_tokens),
+    ):
+        if actual > limit:
+            raise RequestTooLarge(
+                f"{{effect.occlusion}} needs too many {noun}",
+                f"{remedy}.",
+                field="effect",
+                actual=actual,
+                maximum=limit,
+            )
+
+
+def similarity_cost(
+    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, max_tokens: int
+) -> tuple[int, list[int], int]:
+    """Return the cost of preparation in characters, and the estimated tokens of each text and of the explanation.
+
+    The tokens of the explanation are at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the
+    document prompt.
+    """
+    prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
+    texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]
+    size = sum(INPUT + len(text) + prompts[side] for text, side in texts)
+    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side])[0] for text, side in texts]
+    explanation = 0
+    if request.explain:
+        size += PAIR_CHARACTERS * request.pair_count
+        queries = len(request.queries)
+        products = sum(tokens[query] * tokens[queries + document] for query, document in request.index_pairs())
+        explanation += products // PRODUCTS_PER_TOKEN
+        size += products // PRODUCTS_PER_CHARACTER
+        if request.effect == "occlusion":
+            occluded = sum(count * count for count in tokens)
+            explanation += occluded
+            size += occluded
+    return size, tokens, min(explanation, limits.max_queue_tokens)
+
+
+def prepare(model: ServedModel, request: SimilarityRequest, spec: SimilaritySpec) -> PreparedSimilarity:
+    """Tokenize the texts and find their units."""
+    manifest, texts = model.manifest, []
+    for side, side_texts, prompt, prompt_field in (
+        ("queries", request.queries, spec.query_prompt, "query_prompt"),
+        ("documents", request.documents, spec.document_prompt, "document_prompt"),
+    ):
+        prompt_text = "" if prompt is None else prompt.text
+        tokenized = model.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
+        for index, tokens in enumerate(tokenized):
+            kept = check_length(tokens, manifest, request.truncation, f"{side}[{index}]", prompt_field)
+            unit = request.unit if request.explain else None
+            texts.append(ComparedText.of(kept, model.tokenizer, manifest, unit))
+    unit_length = spec.similarity == "cosine" or manifest.normalize
+    embedder = Embedder(model.dense_layers, request.dimensions, unit_length)
+    prepared = PreparedSimilarity(request, spec, manifest, embedder, texts)
+    if request.explain:
+        check_explanation_size(request, [len(text.tokens) for text in texts], manifest, model.limits)
+    if request.effect == "occlusion":
+        check_occlusion(request, prepared.occluded_sizes(), manifest, model.limits)
+    top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
+    remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
+    model.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
+    return prepared

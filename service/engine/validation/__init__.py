@@ -1,1 +1,0 @@
-"""Validation of request content against the limits, the model and other fields."""

@@ -1,0 +1,81 @@
+"""How error messages name fields and values.
+
+The engine names the fields of its own requests. Messages contain values of enumerations as `{field.value}`, and fields
+that APIs name differently as `{field}`. Each API replaces them with the names that its clients use, and leaves out
+suggestions to change options that it does not have.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_NAME = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
+
+Change = Mapping[str, str | int | None]
+"""Fields of a request with other values, at least one; None leaves a field out."""
+
+
+def named(field: str, value: str) -> str:
+    """Return the placeholder of a value of an enumeration."""
+    return f"{{{field}.{value}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What a client can do about an error.
+
+    Attributes:
+        text: An imperative without a final period.
+        changes: Changes to the request, each of them sufficient: alternatives to `text`.
+        connective: "and" if `text` is necessary too.
+        hint: Another sentence.
+    """
+
+    text: str
+    changes: Sequence[Change] = ()
+    connective: Literal["or", "and"] = "or"
+    hint: str = ""
+
+
+class Spelling:
+    """The names of the engine's requests. Subclasses return those of an API."""
+
+    def path(self, path: str) -> str:
+        """Return the path of a field of the request."""
+        return path
+
+    def value(self, field: str, value: str) -> str:
+        """Return a value of an enumeration."""
+        return f'"{value}"'
+
+    def option(self, field: str) -> str | None:
+        """Return the name of an option that an error suggests to change; None if the API does not have it."""
+        return field
+
+    def text(self, text: str) -> str:
+        """Return a text with the fields and values that it names."""
+        return _NAME.sub(lambda match: self.value(*match.groups()) if match[2] else self.path(match[1]), text)
+
+    def remedy(self, remedy: Remedy) -> str:
+        """Return a remedy as one or two sentences."""
+        text, changes = self.text(remedy.text), [change for change in map(self._change, remedy.changes) if change]
+        if changes:
+            text += f"{',' if ' or ' in text else ''} {remedy.connective} set {' or '.join(changes)}"
+        return f"{text}. {remedy.hint}".rstrip()
+
+    def _change(self, change: Change) -> str | None:
+        """Return a change as `<option> to <value>`, followed by the options to leave out."""
+        parts = []
+        for field, value in change.items():
+            option = self.option(field)
+            if option is None:
+                return None
+            if value is None:
+                parts.append(f"without {option}")
+            else:
+                parts.append(f"{option} to {self.value(field, value) if isinstance(value, str) else value}")
+        return " ".join(parts)
+
+
+ENGINE = Spelling()

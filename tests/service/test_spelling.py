@@ -1,0 +1,127 @@
+"""Names of fields and values in error messages: each API has its own, the engine has none of them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import service.engine
+from service.errors import ConflictingFields, ServiceError, TooLong
+from service.oip.inputs import InferSpelling
+from service.oip.parameters import TYPES
+from service.pb import encoder_pb2
+from service.rest.codec import NATIVE
+from service.rest.routes import native, openai, tei_bodies, tei_conversion
+from service.rpc.codec import ENUM_PREFIXES, PROTO
+from service.spelling import ENGINE, Remedy, Spelling, named
+
+TEI, OPENAI, INFER = tei_conversion.TEI, openai.OPENAI, InferSpelling("text")
+ENGINE_FOLDER = Path(service.engine.__file__).parent
+
+API_NAMES = {
+    "encoding_format", "truncate", "input_type", "source_sentence", "sentences", "prompt_tokens_details",
+    *(value.name for enum in encoder_pb2.DESCRIPTOR.enum_types_by_name.values() for value in enum.values),
+}  # fmt: skip
+"""Names of fields and values that only an API has."""
+
+
+def too_long(path: str) -> ServiceError:
+    remedy = Remedy("Shorten it", ({"truncation": "right"}, {"wire": "base64", "decimals": None}))
+    return TooLong("too long", remedy, field=path, actual=302, maximum=256, unit="tokens")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "path", "message"),
+    [
+        (NATIVE, "inputs[1]", 'set truncation to "right" or encoding_format to "base64" without decimals'),
+        (PROTO, "inputs[1]", "set truncation to TRUNCATION_RIGHT"),
+        (OPENAI, "input[1]", "set truncate to true"),
+        (TEI, "inputs[1]", "set truncate to true"),
+        (INFER, "text[1]", 'set truncation to "right"'),
+    ],
+)
+def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: str) -> None:
+    error = too_long("inputs[1]")
+    error.spell(spelling)
+    assert error.field == path
+    assert str(error) == error.message == f"{path}: too long (302 tokens, limit 256). Shorten it or {message}."
+
+
+@pytest.mark.parametrize(
+    ("spelling", "path", "expected"),
+    [
+        (OPENAI, "inputs[2].token_ids", "input[2]"),
+        (OPENAI, "dimensions", "dimensions"),
+        (TEI, "inputs[2].token_ids", "inputs[2]"),
+        (TEI, "token_ids[2]", "ids[2]"),
+        (TEI, "token_ids", "ids"),
+        (TEI, "queries", "inputs.source_sentence"),
+        (TEI, "queries[0]", "inputs.source_sentence"),
+        (TEI, "documents[3]", "inputs.sentences[3]"),
+        (INFER, "inputs", "text"),
+        (InferSpelling("input_ids"), "inputs[2].token_ids", "input_ids[2]"),
+        (INFER, "layers[1]", "parameters.layers[1]"),
+        (PROTO, "inputs[2].token_ids", "inputs[2].token_ids"),
+    ],
+)
+def test_each_api_has_its_own_paths(spelling: Spelling, path: str, expected: str) -> None:
+    assert spelling.path(path) == expected
+
+
+def test_values_are_spelled_in_problem_and_remedy() -> None:
+    error = ConflictingFields(f"{named('dtype', 'int8')} needs {{queries}}", "Use {dtype.float16}.", field="dtype")
+    assert error.message == 'dtype: "int8" needs queries. Use "float16".'
+    error.spell(PROTO)
+    assert error.message == "dtype: DTYPE_INT8 needs queries. Use DTYPE_FLOAT16."
+    error.spell(TEI)
+    assert error.message == 'dtype: "int8" needs inputs.source_sentence. Use "float16".'
+
+
+def test_suggestion_of_an_option_that_the_api_lacks_is_left_out() -> None:
+    remedy = Remedy("Request fewer layers or inputs", ({"dtype": "float16"}, {"top_k": 10}), hint="About 2 fit.")
+    assert TEI.remedy(remedy) == "Request fewer layers or inputs. About 2 fit."
+    assert ENGINE.remedy(remedy) == (
+        'Request fewer layers or inputs, or set dtype to "float16" or top_k to 10. About 2 fit.'
+    )
+
+
+def test_options_that_errors_suggest_exist() -> None:
+    assert {OPENAI.option(field) for field in openai.OPTIONS} <= set(openai.EmbeddingsBody.model_fields)
+    assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
+    assert NATIVE.option("wire") in native.EncodeBody.model_fields
+    assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the string constants of a file, without docstrings."""
+    tree = ast.parse(path.read_text())
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            yield node.lineno, node.value
+
+
+def test_engine_knows_no_names_of_an_api() -> None:
+    """Neither names that only an API has, nor a value of an enumeration in the quotes of JSON."""
+    files = [path for path in ENGINE_FOLDER.rglob("*.py") if "from service.errors import" in path.read_text()]
+    assert len(files) > 10
+    found = [
+        f"{path.name}:{line}: {text}"
+        for path in files
+        for line, text in strings(path)
+        if API_NAMES.intersection(re.findall(r"\w+", text)) or re.search(r'"[a-z_]+"', text) or "/v1/" in text
+    ]
+    assert found == []
+
+
+def test_every_value_in_a_message_of_the_engine_has_a_prefix_in_grpc() -> None:
+    fields = {
+        field
+        for path in ENGINE_FOLDER.rglob("*.py")
+        for _, text in strings(path)
+        for field in re.findall(r"\{(\w+)\.\w+\}", text)
+    }
+    assert fields <= ENUM_PREFIXES.keys()
+    assert {"outputs", "unit", "kind"} <= fields
