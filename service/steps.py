@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 STEP_S = 0.001
@@ -26,6 +26,8 @@ class Steps:
                 self._started = time.perf_counter()
 
 
-async def convert(function: Callable[[T], U], items: Iterable[T]) -> list[U]:
+async def convert(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """Return `[function(item) for item in items]`, computed in steps."""
+    if len(items) == 1:
+        return [function(items[0])]
     return [function(item) async for item in Steps().each(items)]

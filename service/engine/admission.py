@@ -81,6 +81,7 @@ class Admission:
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
         self.backlog = Backlog(self._slice)
         self._max_wait_s = max_queue_ms / 1000
+        self._near_us = self._us_within(NEAR_CAPACITY * self._max_wait_s)
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
 
@@ -95,8 +96,12 @@ class Admission:
         if self.backlog.held > NEAR_CAPACITY * self._max_tokens:
             return True
         # No wait is longer than the whole backlog, whose sum is known.
-        longest_s, limit_s = self.run_s(self.backlog.us), NEAR_CAPACITY * self._max_wait_s
-        return longest_s > limit_s and self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) > limit_s
+        return self.backlog.us > self._near_us and self.utilization > NEAR_CAPACITY
+
+    def observe(self, work_s: float, *, saturated: bool) -> None:
+        """Record a finished batch; see `Speed.observe`."""
+        self.speed.observe(work_s, saturated=saturated)
+        self._near_us = self._us_within(NEAR_CAPACITY * self._max_wait_s)
 
     def cost(self, sizes: Iterable[int]) -> Cost:
         """Return the cost of a request with inputs of these numbers of tokens."""
@@ -113,6 +118,10 @@ class Admission:
     def run_s(self, us: int) -> float:
         """Return the seconds in which the lane does `us` microseconds of work."""
         return us / 1e6 / self.speed.value
+
+    def _us_within(self, seconds: float) -> float:
+        """Return the microseconds of work that the lane does in this time."""
+        return 1e6 * seconds * self.speed.value
 
     def wait_s(self, cost: Cost) -> float:
         """Return the estimated wait of a new request, in seconds.

@@ -52,7 +52,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
         would run before a short request that arrives meanwhile.
         """
-        if not len(self._queue):
+        if not self._queue.size:
             return False
         if self.running < self._streams:
             return True
@@ -78,7 +78,10 @@ class BatchPolicy(Generic[TaskT, Result]):
         self._long_running -= self._is_long(batch)
 
     def _is_long(self, batch: Sequence[Entry[TaskT, Result]]) -> bool:
-        return any(entry.cost.us > self._long_us for entry in batch)
+        for entry in batch:  # noqa: SIM110  # a generator costs a call per task
+            if entry.cost.us > self._long_us:
+                return True
+        return False
 
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
@@ -105,4 +108,7 @@ class BatchPolicy(Generic[TaskT, Result]):
 
 def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
     """Return the estimated run time of a batch on one stream, in seconds."""
-    return sum(entry.cost.us for entry in batch) / 1e6
+    total = 0
+    for entry in batch:  # as above
+        total += entry.cost.us
+    return total / 1e6

@@ -1,8 +1,9 @@
-"""Scheduling order: deficit round robin over requests, in microseconds of estimated run time.
+"""Scheduling order: deficit round robin over callers, then over the requests of each, in microseconds of run time.
 
-Each queued request gets a quantum per round, so a request of 256 passages delays a short request by a few batches, not
-by its full duration, and a stream of short requests cannot starve it. A task larger than the quantum waits for several
-rounds. Tasks that do not fit in a batch are passed over, and are first in the next one.
+Callers share the time equally, however many requests each has queued. Each queued request of a caller gets a quantum
+per round, so a request of 256 passages delays a short request by a few batches, not by its full duration, and a stream
+of short requests cannot starve it. A task larger than the quantum waits for several rounds. Tasks that do not fit in a
+batch are passed over, and are first in the next one.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
 Not thread-safe: the workers hold their lock around every call.
@@ -19,6 +20,10 @@ Item = TypeVar("Item")
 
 LOOKAHEAD = 16
 """Maximum number of tasks that a batch passes over because they do not fit."""
+
+
+ANONYMOUS = ""
+"""The caller of requests that name none."""
 
 
 class Cost(NamedTuple):
@@ -55,6 +60,7 @@ class WaitingRequest(Generic[Item]):
     entries: deque[tuple[Cost, Item]]
     cost: Cost
     is_stale: Callable[[], bool]
+    caller: str
     deficit: int = 0
     in_turn: bool = False
 
@@ -80,7 +86,8 @@ class Backlog:
         self._sums[number] += count * cost.us
         self.tokens += count * cost.tokens
         self.us += count * cost.us
-        self.held += count * self.held_tokens(cost.tokens)
+        limit = self.slice_tokens
+        self.held += count * (cost.tokens if limit is None or cost.tokens < limit else limit)
 
     def held_tokens(self, tokens: int) -> int:
         """Return how many tokens of a request count against the limit of the queue."""
@@ -105,41 +112,79 @@ class Backlog:
         return sum(self._sums[: us.bit_length() + 1])
 
 
+class _Caller(Generic[Item]):
+    """The queued requests of one caller, served round robin, and the deficit of the caller in microseconds.
+
+    While a batch is selected, `passed` are the first requests, which have no turn in it.
+    """
+
+    __slots__ = ("deficit", "passed", "requests")
+
+    def __init__(self) -> None:
+        self.deficit = 0
+        self.requests: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
+        self.passed: list[WaitingRequest[Item]] = []
+
+    def pass_over(self, request: WaitingRequest[Item]) -> None:
+        """Keep a request for the next batch."""
+        self.passed.append(self.requests.pop(id(request)))
+
+    def restore(self) -> None:
+        """Return the requests that were passed over to their place, the head."""
+        while self.passed:
+            request = self.passed.pop()
+            self.requests[id(request)] = request
+            self.requests.move_to_end(id(request), last=False)
+
+
 class FairQueue(Generic[Item]):
-    """Queued requests, served round robin; `quantum` microseconds per turn. `backlog` counts them, and others."""
+    """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
+
+    `backlog` counts them, and others. `size` is the number of queued tasks.
+    """
 
     def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
         self.backlog = backlog or Backlog()
         self.cost = Cost(0, 0)
+        self.size = 0
         self._quantum = quantum
-        self._size = 0
-        self._ring: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
+        self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Return the number of queued tasks."""
-        return self._size
+    def __contains__(self, request: WaitingRequest[Item]) -> bool:
+        """Return whether tasks of a request are queued."""
+        caller = self._callers.get(request.caller)
+        return caller is not None and id(request) in caller.requests
 
     def add(
-        self, items: Sequence[Item], costs: Sequence[Cost], is_stale: Callable[[], bool] = lambda: False
+        self,
+        items: Sequence[Item],
+        costs: Sequence[Cost],
+        is_stale: Callable[[], bool] = lambda: False,
+        caller: str = ANONYMOUS,
     ) -> WaitingRequest[Item]:
-        """Append a request at the tail. If it `is_stale` when its turn comes, it is dropped."""
-        request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale)
-        self._ring[id(request)] = request
-        self._size += len(items)
+        """Append a request at the tail of its caller's. If it `is_stale` when its turn comes, it is dropped."""
+        request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
+        if caller not in self._callers:
+            self._callers[caller] = _Caller()
+        self._callers[caller].requests[id(request)] = request
+        self.size += len(items)
         self.cost = self.cost.plus(request.cost)
         self.backlog.add(request.cost)
         return request
 
     def discard(self, request: WaitingRequest[Item]) -> list[Item]:
         """Remove and return the tasks of a request that have not started."""
-        if self._ring.pop(id(request), None) is None:
+        caller = self._callers.get(request.caller)
+        if caller is None or caller.requests.pop(id(request), None) is None:
             return []
+        self._remove_if_idle(request.caller, caller)
         self._remove(request, len(request.entries), request.cost)
         return [item for _, item in request.entries]
 
     def clear(self) -> list[Item]:
         """Remove and return every queued task."""
-        return [item for request in list(self._ring.values()) for item in self.discard(request)]
+        requests = [request for caller in self._callers.values() for request in caller.requests.values()]
+        return [item for request in requests for item in self.discard(request)]
 
     def select_batch(
         self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: int | None = None
@@ -152,38 +197,64 @@ class FairQueue(Generic[Item]):
         quantum = self._quantum if quantum is None else quantum
         selection: _Selection[Item] = _Selection(fill, max_size, max_us)
         dropped = 0
-        waiting: list[WaitingRequest[Item]] = []
-        while self._ring and selection.open:
-            request = next(iter(self._ring.values()))
+        passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
+        while self._callers and selection.open:
+            name, caller = next(iter(self._callers.items()))
+            if not caller.requests:
+                passing[name] = self._callers.pop(name)
+                continue
+            request = next(iter(caller.requests.values()))
             if request.is_stale():
                 dropped += len(self.discard(request))
-                continue
-            if not selection.allows(request.entries[0][0]):
-                waiting.append(self._ring.pop(id(request)))
-                continue
-            if not request.in_turn:
-                request.deficit += quantum
-            else:  # its turn may have begun with a larger quantum
-                request.deficit = min(request.deficit, quantum + request.entries[0][0].us)
-            before = len(selection.batch)
-            taken = selection.take(request)
-            # The batch is full before the turn is: it continues in the next batch.
-            request.in_turn = bool(request.entries) and request.entries[0][0].us <= request.deficit
-            self._remove(request, len(selection.batch) - before, taken)
-            if not request.entries:
-                del self._ring[id(request)]
-            elif request.in_turn:
-                waiting.append(self._ring.pop(id(request)))
+            elif not selection.allows(request.entries[0][0]):
+                caller.pass_over(request)
             else:
-                self._ring.move_to_end(id(request))
-        for request in reversed(waiting):
-            self._ring[id(request)] = request
-            self._ring.move_to_end(id(request), last=False)
+                self._take_turn(caller, request, selection, quantum)
+            if caller.passed:
+                passing[name] = caller
+            if caller.deficit <= 0 and name in self._callers:
+                self._callers.move_to_end(name)
+        for name, caller in reversed(passing.items()):
+            caller.restore()
+            if name not in self._callers:
+                self._callers[name] = caller
+                self._callers.move_to_end(name, last=False)
         return selection.batch, dropped
+
+    def _take_turn(
+        self, caller: _Caller[Item], request: WaitingRequest[Item], selection: "_Selection[Item]", quantum: int
+    ) -> None:
+        """Move tasks of a request to the batch. If the batch is full before the turn is, it continues in the next one.
+
+        A caller's turn lasts until its requests have used its deficit. The last of them may exceed the deficit, and
+        the next turns are then shorter.
+        """
+        if caller.deficit <= 0:
+            caller.deficit += quantum
+        if not request.in_turn:
+            request.deficit += quantum
+        else:  # its turn may have begun with a larger quantum
+            request.deficit = min(request.deficit, quantum + request.entries[0][0].us)
+        before = len(selection.batch)
+        taken = selection.take(request)
+        caller.deficit -= taken.us
+        request.in_turn = bool(request.entries) and request.entries[0][0].us <= request.deficit
+        self._remove(request, len(selection.batch) - before, taken)
+        if request.in_turn:
+            caller.pass_over(request)
+        elif request.entries:
+            caller.requests.move_to_end(id(request))
+        else:
+            del caller.requests[id(request)]
+            self._remove_if_idle(request.caller, caller)
+
+    def _remove_if_idle(self, name: str, caller: _Caller[Item]) -> None:
+        if not (caller.requests or caller.passed):
+            del self._callers[name]
 
     def _remove(self, request: WaitingRequest[Item], tasks: int, cost: Cost) -> None:
         """Update the counters after removing tasks of a request."""
-        self._size -= tasks
+        self.size -= tasks
         self.cost = self.cost.minus(cost)
         self.backlog.add(request.cost, -1)
         request.cost = request.cost.minus(cost)

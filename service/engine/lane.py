@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
-from service.engine.fair_queue import Cost
+from service.engine.fair_queue import ANONYMOUS, Cost
 from service.engine.jobs import Entry, Job, Submitted
 from service.engine.observer import LaneObserver, ModelObserver
 from service.engine.workers import Workers
@@ -64,13 +64,13 @@ class Lane(Generic[TaskT, Result]):
         self._waking = False
         self._workers = Workers(name, backend, admission, self.observer, self._call_soon, yields_to)
         queue = self._workers.queue
-        self.observer.watch_queue(lambda: len(queue), lambda: queue.cost.tokens, lambda: admission.utilization)
+        self.observer.watch_queue(lambda: queue.size, lambda: queue.cost.tokens, lambda: admission.utilization)
         self.observer.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
 
     @property
     def busy(self) -> bool:
         """True while tasks are queued."""
-        return len(self._workers.queue) > 0
+        return self._workers.queue.size > 0
 
     @property
     def healthy(self) -> bool:
@@ -97,8 +97,11 @@ class Lane(Generic[TaskT, Result]):
             self._workers.reserve(cost)
         return Reservation(self._workers, cost)
 
-    def submit(self, tasks: Sequence[TaskT], deadline: float) -> "Submitted[TaskT, Result]":
-        """Queue the tasks of one request. Pass the result to `wait`. `deadline` is a time.monotonic() reading."""
+    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: str = ANONYMOUS) -> "Submitted[TaskT, Result]":
+        """Queue the tasks of one request of a caller. Pass the result to `wait`.
+
+        `deadline` is a time.monotonic() reading.
+        """
         job: Job[Result] = Job(len(tasks), deadline, self._loop.create_future())
         if not tasks:
             job.future.set_result([])
@@ -107,7 +110,7 @@ class Lane(Generic[TaskT, Result]):
         entries = [Entry(job, index, task, cost) for index, (task, cost) in enumerate(zip(tasks, costs, strict=True))]
         with self._workers.lock:
             self._check_running()
-            request = self._workers.queue.add(entries, costs, job.is_stale)
+            request = self._workers.queue.add(entries, costs, job.is_stale, caller)
         if not self._waking:
             self._waking = True
             self._loop.call_soon(self._wake)

@@ -55,7 +55,7 @@ class Workers(Generic[TaskT, Result]):
         self._call_soon = call_soon
         self._yields_to = yields_to
         self._tasks_available = threading.Condition(self.lock)
-        self._idle = threading.Condition(self.lock)
+        self._idle = threading.Condition(self.lock)  # notified of every change that may leave the lane idle
         self._recovery_lock = threading.Lock()
         self._reserved = 0
         self._threads = [
@@ -78,7 +78,7 @@ class Workers(Generic[TaskT, Result]):
         with self.lock:
             self.queue.backlog.add(cost, -1)
             self._reserved -= 1
-            self._notify_if_idle()
+            self._idle.notify_all()
 
     def wake(self) -> None:
         """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
@@ -89,7 +89,7 @@ class Workers(Generic[TaskT, Result]):
         """Drop the tasks of a request that have not started."""
         with self.lock:
             dropped = len(self.queue.discard(request))
-            self._notify_if_idle()
+            self._idle.notify_all()
         if dropped:
             self._observer.cancelled_in_queue.inc(dropped)
 
@@ -99,7 +99,7 @@ class Workers(Generic[TaskT, Result]):
             self.closing = True
             left = self.queue.clear()
             self._tasks_available.notify_all()
-            self._notify_if_idle()
+            self._idle.notify_all()
         return left
 
     # From any other thread.
@@ -107,20 +107,13 @@ class Workers(Generic[TaskT, Result]):
     def wait_until_idle(self) -> None:
         """Wait until no request is in preparation, queued or running."""
         with self._idle:
-            self._idle.wait_for(self._is_idle)
+            self._idle.wait_for(lambda: not (self.queue.size or self._policy.running or self._reserved))
 
     def join(self) -> None:
         """Wait for the threads after `close`, for at most `JOIN_TIMEOUT_S`."""
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _is_idle(self) -> bool:
-        return not (len(self.queue) or self._policy.running or self._reserved)
-
-    def _notify_if_idle(self) -> None:
-        if self._is_idle():
-            self._idle.notify_all()
 
     # On a worker thread.
 
@@ -142,9 +135,9 @@ class Workers(Generic[TaskT, Result]):
                 seconds = time.perf_counter() - started
                 with self.lock:
                     self._policy.finish(batch)
-                    self._admission.speed.observe(work_s(batch), saturated=len(self.queue) > 0)
+                    self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
                     self._wake_next()
-                    self._notify_if_idle()
+                    self._idle.notify_all()
             if batch and self._yields_to():
                 time.sleep(seconds / 2)
 
@@ -237,7 +230,7 @@ class Workers(Generic[TaskT, Result]):
             self.failure = error
             left = self.queue.clear()
             self._tasks_available.notify_all()
-            self._notify_if_idle()
+            self._idle.notify_all()
         self._reject([*batch, *left])
 
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:

@@ -175,12 +175,13 @@ class HttpProtocol(HttpToolsProtocol):
     def _special_app(self) -> ASGIApp | None:
         """Return the app that answers this request head in place of the main app; None for a valid head."""
         error: ServiceError | None = None
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        names = [name for name, _ in self.headers]
+        hosts = names.count(b"host")
         if self._head_bytes > MAX_HEADER_BYTES:
             error = _headers_too_large()
         elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             error = MalformedRequest("missing or repeated", "Send it once.", field="Host")
-        elif (unsupported := self._transfer_encoding_error()) is not None:
+        elif b"transfer-encoding" in names and (unsupported := self._transfer_encoding_error()) is not None:
             error = unsupported
         elif self.url == b"*":
             self.url = b"/"

@@ -22,6 +22,8 @@ ENTRY = 4
 ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word: OBJECT, Unit: OBJECT}
 """Weight of each item of a list of one type: such a list is not weighed item by item."""
 
+SCALARS = frozenset((str, int, float, bool, type(None)))
+
 
 class Base64:
     """The bytes of an array, to be rendered as a string. No dataclass, because orjson renders those as objects."""
@@ -32,6 +34,8 @@ class Base64:
 
 async def render(document: Any) -> list[bytes]:
     """Return the document as JSON in parts; other tasks run in between."""
+    if _weight(document, SLICE) < SLICE:
+        return [_dump(document)]
     parts, pending, size = [], [], 0
     async for piece in Steps().each(_pieces(document)):
         pending.append(piece)
@@ -50,7 +54,7 @@ def _weight(value: Any, enough: int) -> int:
             return each * len(value)
         total = ENTRY * len(value)
         for item in value.values() if isinstance(value, dict) else value:
-            total += _weight(item, enough)
+            total += OBJECT if type(item) in SCALARS else _weight(item, enough)
             if total >= enough:
                 break
         return total

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from service.config import Settings
+from service.engine.models import Models
 from service.errors import (
     Cancelled,
     InvalidArgument,
@@ -50,13 +51,17 @@ class RequestReader:
         self._lifecycle = lifecycle
         self.settings = settings
         self.budget = budget or BodyBudget(settings.max_pending_request_bytes)
+        self._limits_of: Models | None = None
+        self._limits: dict[str, int] = {}
 
     async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
         """Read and parse the body as `model`. Raises `ServiceError` if it is invalid.
 
         `limits` override `item_limits`.
         """
-        infos = self._lifecycle.models.infos
+        models = self._lifecycle.models
+        if models is not self._limits_of:
+            self._limits_of, self._limits = models, item_limits(models.infos)
         reject_query(request)
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
@@ -66,7 +71,7 @@ class RequestReader:
         if request.headers.get(ENCODING_HEADER, IDENTITY) != IDENTITY:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
-        return parse_json(body, model, item_limits(infos) | limits)
+        return parse_json(body, model, self._limits | limits)
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""

@@ -184,7 +184,7 @@ async def _document(response: EncodeResponse, encoding: EncodingFormat | None) -
 
     return {
         "object": "list",
-        "data": await convert(describe, enumerate(response.results)),
+        "data": await convert(describe, list(enumerate(response.results))),
         "model": response.model,
         "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
     }

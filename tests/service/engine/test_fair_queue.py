@@ -27,7 +27,7 @@ def costs_of(sizes: list[int]) -> list[Cost]:
 
 
 def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -> Iterator[list[tuple[int, int]]]:
-    while len(queue):
+    while queue.size:
         batch, dropped = queue.select_batch(TokenLimit(max_tokens), max_size)
         assert batch
         assert not dropped
@@ -49,7 +49,7 @@ def test_every_task_runs_once(requests: list[list[int]], tokens: int, size: int)
     assert sorted(completed) == [
         (number, index) for number, sizes in enumerate(requests) for index in range(len(sizes))
     ]
-    assert (len(queue), queue.cost, queue.backlog.tokens) == (0, Cost(0, 0), 0)
+    assert (queue.size, queue.cost, queue.backlog.tokens) == (0, Cost(0, 0), 0)
 
 
 @given(REQUESTS, st.data())
@@ -60,10 +60,10 @@ def test_counts_stay_exact_when_requests_are_discarded(requests: list[list[int]]
         queue.select_batch(TokenLimit(100), 8)
         discarded = queue.discard(data.draw(st.sampled_from(waiting)))
         assert all(isinstance(size, int) for size in discarded)
-        rest = [request for request in waiting if request.entries and id(request) in queue._ring]
+        rest = [request for request in waiting if request in queue]
         assert queue.cost == Cost.total(cost for request in rest for cost, _ in request.entries)
         assert queue.cost.tokens == queue.backlog.tokens
-        assert len(queue) == sum(len(request.entries) for request in rest)
+        assert queue.size == sum(len(request.entries) for request in rest)
 
 
 def test_stale_requests_are_dropped_at_selection() -> None:
@@ -220,7 +220,7 @@ def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
         queue.add(part, costs_of(part))
     shapes = BatchShapes(256, max_tokens, OpenVinoBackend.batch_shapes)
     padded = batches = 0
-    while len(queue):
+    while queue.size:
         batch, _ = queue.select_batch(RowFill(shapes), max_tokens)
         padded += shapes.fit(batch)[0].tokens
         batches += 1
