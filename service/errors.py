@@ -304,6 +304,14 @@ class DeadlineExceeded(ServiceError):
     retryable = True
 
 
+def response_too_late() -> DeadlineExceeded:
+    """Return the error for a request whose deadline has passed while it was processed."""
+    return DeadlineExceeded(
+        "Deadline exceeded before the response was ready",
+        "Increase the timeout, at most to max_timeout_ms, or send fewer inputs.",
+    )
+
+
 class Unsupported(ServiceError):
     code, http_status, label, reason = "UNIMPLEMENTED", 501, "invalid", "UNSUPPORTED"
 

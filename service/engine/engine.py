@@ -1,6 +1,5 @@
 """The inference engine of one model: its lanes, and the operations on them."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
@@ -21,7 +20,6 @@ from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
-from service.errors import DeadlineExceeded
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
 from service.request_log import current_record
@@ -145,22 +143,14 @@ class Engine:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
         return self._model.tokenizer.content_ids(token_ids)
 
-    async def _perform(
+    def _perform(
         self, operation: Callable[[ServedModel, RequestT, float], Awaitable[ResponseT]], request: RequestT
-    ) -> ResponseT:
-        """Call an operation; cancel it when the deadline of the request passes."""
+    ) -> Awaitable[ResponseT]:
+        """Start an operation, which raises `DeadlineExceeded` when the deadline of the request passes."""
         now, requested = time.monotonic(), request.deadline
         deadline = now + self._max_timeout_s
         if requested is not None:
             deadline = min(requested, deadline)
             if (record := current_record()) is not None:
                 record.timeout_s = requested - now
-        try:
-            async with asyncio.timeout(deadline - now):
-                return await operation(self._model, request, deadline)
-        except TimeoutError:
-            limit = f"{self._max_timeout_s * 1000:.0f} ms"
-            raise DeadlineExceeded(
-                "Deadline exceeded before the response was ready",
-                f"Increase the timeout (at most {limit}), or send fewer inputs.",
-            ) from None
+        return operation(self._model, request, deadline)

@@ -54,7 +54,8 @@ class Cost(NamedTuple):
 class WaitingRequest(Generic[Item]):
     """A queued request: its pending tasks, their total cost, and its deficit in microseconds.
 
-    `in_turn`: its next task did not fit in the batch; its turn continues in the next batch, without a new quantum.
+    `in_turn`: its turn was cut short, by the end of the batch or of its caller's turn, and continues without a new
+    quantum.
     """
 
     entries: deque[tuple[Cost, Item]]
@@ -115,13 +116,15 @@ class Backlog:
 class _Caller(Generic[Item]):
     """The queued requests of one caller, served round robin, and the deficit of the caller in microseconds.
 
-    While a batch is selected, `passed` are the first requests, which have no turn in it.
+    `in_turn`: its turn has begun. While a batch is selected, `passed` are its first requests, which have no turn in it,
+    and `cut_short` says that one of them did not fit.
     """
 
-    __slots__ = ("deficit", "passed", "requests")
+    __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests")
 
     def __init__(self) -> None:
         self.deficit = 0
+        self.in_turn = self.cut_short = False
         self.requests: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
         self.passed: list[WaitingRequest[Item]] = []
 
@@ -131,6 +134,7 @@ class _Caller(Generic[Item]):
 
     def restore(self) -> None:
         """Return the requests that were passed over to their place, the head."""
+        self.cut_short = False
         while self.passed:
             request = self.passed.pop()
             self.requests[id(request)] = request
@@ -206,13 +210,14 @@ class FairQueue(Generic[Item]):
             request = next(iter(caller.requests.values()))
             if request.is_stale():
                 dropped += len(self.discard(request))
-            elif not selection.allows(request.entries[0][0]):
-                caller.pass_over(request)
-            else:
+                continue
+            if selection.allows(request.entries[0][0]):
                 self._take_turn(caller, request, selection, quantum)
+            else:
+                caller.pass_over(request)
             if caller.passed:
                 passing[name] = caller
-            if caller.deficit <= 0 and name in self._callers:
+            if not caller.in_turn and name in self._callers:
                 self._callers.move_to_end(name)
         for name, caller in reversed(passing.items()):
             caller.restore()
@@ -224,29 +229,31 @@ class FairQueue(Generic[Item]):
     def _take_turn(
         self, caller: _Caller[Item], request: WaitingRequest[Item], selection: "_Selection[Item]", quantum: int
     ) -> None:
-        """Move tasks of a request to the batch. If the batch is full before the turn is, it continues in the next one.
-
-        A caller's turn lasts until its requests have used its deficit. The last of them may exceed the deficit, and
-        the next turns are then shorter.
-        """
-        if caller.deficit <= 0:
-            caller.deficit += quantum
-        if not request.in_turn:
-            request.deficit += quantum
-        else:  # its turn may have begun with a larger quantum
-            request.deficit = min(request.deficit, quantum + request.entries[0][0].us)
+        """Move tasks of a request to the batch, as far as its deficit and that of its caller go."""
+        first_us = request.entries[0][0].us
+        for turn in (caller, request):
+            if not turn.in_turn:
+                turn.deficit += quantum
+                turn.in_turn = True
+            elif not caller.cut_short:  # a turn that continues in another batch may have begun with a larger quantum
+                turn.deficit = min(turn.deficit, quantum + first_us)
         before = len(selection.batch)
-        taken = selection.take(request)
+        taken = selection.take(request, caller.deficit)
         caller.deficit -= taken.us
-        request.in_turn = bool(request.entries) and request.entries[0][0].us <= request.deficit
         self._remove(request, len(selection.batch) - before, taken)
-        if request.in_turn:
-            caller.pass_over(request)
-        elif request.entries:
-            caller.requests.move_to_end(id(request))
-        else:
+        if not request.entries:
             del caller.requests[id(request)]
             self._remove_if_idle(request.caller, caller)
+            return
+        next_us = request.entries[0][0].us
+        if next_us > request.deficit:
+            request.in_turn = False
+            caller.requests.move_to_end(id(request))
+        elif next_us > caller.deficit and not caller.cut_short:
+            caller.in_turn = False
+        else:  # the batch is full before the turn of the request, and so that of its caller, is over
+            caller.pass_over(request)
+            caller.cut_short = True
 
     def _remove_if_idle(self, name: str, caller: _Caller[Item]) -> None:
         if not (caller.requests or caller.passed):
@@ -281,13 +288,13 @@ class _Selection(Generic[Item]):
         """Return whether a task is short enough."""
         return self._max_us is None or cost.us <= self._max_us
 
-    def take(self, request: WaitingRequest[Item]) -> Cost:
-        """Move tasks of a request to the batch, as far as its deficit goes, and return their cost."""
+    def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
+        """Move tasks of a request to the batch, as far as its deficit and `limit_us` go, and return their cost."""
         entries, taken = request.entries, Cost(0, 0)
         skipped: list[tuple[Cost, Item]] = []
         while entries and self.open:
             cost, item = entries[0]
-            if cost.us > request.deficit or not self.allows(cost):
+            if cost.us > min(request.deficit, limit_us - taken.us) or not self.allows(cost):
                 break  # the deficit is carried to the next round
             entries.popleft()
             if self._fill.add(cost.tokens):

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from service.engine.backends.base import Task
 from service.engine.fair_queue import Cost, WaitingRequest
+from service.errors import response_too_late
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
@@ -40,6 +41,11 @@ class Job(Generic[Result]):
         """Fail the job unless it is done."""
         if not self.future.done():
             self.future.set_exception(error)
+
+    def expire(self) -> None:
+        """Fail the job because its deadline has passed."""
+        if not self.future.done():
+            self.future.set_exception(response_too_late())
 
     def is_stale(self) -> bool:
         return self.future.done() or self.deadline <= time.monotonic()

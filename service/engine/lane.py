@@ -6,6 +6,7 @@ has one future.
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,9 @@ from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, S
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
+
+
+MAX_WAIT_S = 24 * 3600.0
 
 
 class Reservation:
@@ -119,10 +123,14 @@ class Lane(Generic[TaskT, Result]):
     async def wait(self, submitted: "Submitted[TaskT, Result]") -> list[Result]:
         """Return the results of a request in order.
 
-        Tasks that have not started are dropped if the caller is cancelled. Raises a `ServiceError` for every failure.
+        Tasks that have not started are dropped if the caller is cancelled or the deadline passes. Raises a
+        `ServiceError` for every failure.
         """
+        job = submitted.job
+        remaining = min(job.deadline - time.monotonic(), MAX_WAIT_S)
+        expiry = self._loop.call_later(max(0.0, remaining), job.expire)  # a fifth of the time of asyncio.timeout
         try:
-            return await submitted.job.future
+            return await job.future
         except NonFiniteOutput:
             self.observer.nonfinite_outputs.inc()
             raise
@@ -131,6 +139,7 @@ class Lane(Generic[TaskT, Result]):
         except Exception as error:
             raise Internal from error
         finally:
+            expiry.cancel()
             if submitted.request is not None:
                 self._workers.discard(submitted.request)
 

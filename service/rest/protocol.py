@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_ids import HEADER, request_id
 from service.rest.codec import JSON
-from service.rest.requests import cancel_request
+from service.rest.requests import BODY_COMPLETE, cancel_request
 from service.rest.responses import native_error
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -169,6 +169,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             super().on_body(body)
         super().on_message_complete()
+        if self.cycle is not None:
+            self.cycle.scope[BODY_COMPLETE] = True  # type: ignore[literal-required]
         if not self.pipeline:  # uvicorn stops reading during a large body, and only reading detects a disconnect
             self.flow.resume_reading()
 

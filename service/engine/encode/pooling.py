@@ -60,7 +60,7 @@ def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
 
 def normalize(vectors: Floats) -> Floats:
     """Return the vectors scaled to length 1; zero vectors stay zero."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=-1, keepdims=True))  # np.linalg.norm takes twice as long
     unit: Floats = vectors / np.maximum(lengths, np.float32(1e-12))
     return unit
 
@@ -94,9 +94,11 @@ def cast_map(values: Floats, dtype: MapDType) -> NDArray[Any]:
 
 def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[Any]:
     """Return values as `dtype`. Raises `InvalidArgument` on float16 overflow: JSON cannot represent infinity."""
+    if dtype == "float32":
+        return values.astype(DTYPES[dtype], copy=False)
     with np.errstate(over="ignore"):
         result: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
-    if dtype == "float16" and not np.isfinite(result).all():
+    if not np.isfinite(result).all():
         largest = float(np.abs(values).max())
         raise InvalidArgument(
             "float16 overflow",

@@ -34,7 +34,7 @@ async def attend(model: ServedModel, request: AttendRequest, deadline: float) ->
     observation = Observation(lane.observer)
     sizes = estimate_tokens(map(count_characters, request.inputs), model.manifest.max_input_tokens)
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        tasks = await model.run(describe_cost(request.inputs), prepare, model, request, spec)
+        tasks = await model.run(describe_cost(request.inputs), deadline, prepare, model, request, spec)
         token_count, truncated = observation.tokenized([task.tokens for task in tasks])
         submitted = lane.submit(tasks, deadline)
     results = await lane.wait(submitted)

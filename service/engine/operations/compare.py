@@ -31,12 +31,14 @@ async def compare(model: ServedModel, request: CompareRequest, deadline: float) 
     sizes = estimate_tokens(map(count_characters, inputs), model.manifest.max_input_tokens)
     cost = compare_cost(request, inputs, len(layers))
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        tasks = await model.run(cost, prepare, model, request, inputs, len(layers))
+        tasks = await model.run(cost, deadline, prepare, model, request, inputs, len(layers))
         token_count, _ = observation.tokenized([task.tokens for task in tasks])
         submitted = lane.submit(tasks, deadline)
     vectors = await lane.wait(submitted)
     observation.ran(submitted.job.queue_s)
-    occurrences, static, similarities = await model.run(cost, compare_occurrences, tasks, vectors, layers, model.static)
+    occurrences, static, similarities = await model.run(
+        cost, deadline, compare_occurrences, tasks, vectors, layers, model.static
+    )
     timing = observation.finish()
     return CompareResponse(model.name, lane.precision, occurrences, static, similarities, token_count, timing)
 

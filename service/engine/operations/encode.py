@@ -38,19 +38,19 @@ async def encode(model: ServedModel, request: EncodeRequest, deadline: float) ->
     if lane.admission.near_capacity:  # an error for good comes before an error that asks to retry
         least = least_response_bytes(request, manifest)
         model.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
-    prompt_tokens = 0 if prompt is None else await count_prompt(model, prompt, len(request.inputs))
+    prompt_tokens = 0 if prompt is None else await count_prompt(model, prompt, len(request.inputs), deadline)
     lengths = [count_characters(item) for item in request.inputs]
     sizes = estimate_tokens(lengths, manifest.max_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     observation = Observation(lane.observer)
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        prepared = await model.run(cost, prepare, model, request, prompt)
+        prepared = await model.run(cost, deadline, prepare, model, request, prompt)
         token_count, truncated = observation.tokenized([item.tokens for item in prepared])
         submitted = lane.submit(encode_tasks(request, manifest, prepared), deadline)
     vectors = await lane.wait(submitted)
     observation.ran(submitted.job.queue_s)
     results = await model.run(
-        cost, build_results, prepared, vectors, request, manifest, model.dense_layers, model.static
+        cost, deadline, build_results, prepared, vectors, request, manifest, model.dense_layers, model.static
     )
     timing = observation.finish()
     return EncodeResponse(model.name, lane.precision, results, token_count, truncated, timing, prompt)

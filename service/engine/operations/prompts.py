@@ -55,7 +55,9 @@ def prompt_not_found(name: str, prompts: Iterable[str], field: str) -> NotFound:
     return NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
 
 
-async def count_prompt(model: ServedModel, prompt: AppliedPrompt, inputs: int, field: str = "prompt") -> int:
+async def count_prompt(
+    model: ServedModel, prompt: AppliedPrompt, inputs: int, deadline: float, field: str = "prompt"
+) -> int:
     """Return the number of tokens of a prompt, without special tokens.
 
     Raises `TooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have more
@@ -70,7 +72,7 @@ async def count_prompt(model: ServedModel, prompt: AppliedPrompt, inputs: int, f
     if prompt.name is not None and prompt.name in model.prompt_tokens:
         return model.prompt_tokens[prompt.name]
     sources = [TokenizerInput(""), TokenizerInput(prompt.text)]
-    empty, tokens = await model.run(len(prompt.text), model.tokenizer.encode, sources, offsets=False)
+    empty, tokens = await model.run(len(prompt.text), deadline, model.tokenizer.encode, sources, offsets=False)
     count = len(tokens) - len(empty)
     # A prompt within the limit may still leave no room: `check_length` decides with the text.
     if len(tokens) > model.manifest.max_input_tokens:

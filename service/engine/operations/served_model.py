@@ -1,6 +1,7 @@
 """A served model: what its operations share."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,7 @@ from service.engine.lane import Lane
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.costs import INLINE_COST
 from service.engine.schema.encode import EncodeTask, ExplainTask, Limits, TextVectors
-from service.errors import ResponseTooLarge
+from service.errors import ResponseTooLarge, response_too_late
 from service.spelling import Remedy
 
 PREPARATION_THREADS = 2
@@ -43,13 +44,22 @@ class ServedModel:
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
 
     async def run(
-        self, cost: int, work: Callable[Parameters, T], *arguments: Parameters.args, **options: Parameters.kwargs
+        self,
+        cost: int,
+        deadline: float,
+        work: Callable[Parameters, T],
+        *arguments: Parameters.args,
+        **options: Parameters.kwargs,
     ) -> T:
-        """Call `work`, in a thread if its cost would block the event loop."""
+        """Call `work`, in a thread if its cost would block the event loop; raises `DeadlineExceeded`."""
         if cost <= INLINE_COST:
             return work(*arguments, **options)
         call = asyncio.get_running_loop().run_in_executor
-        return await call(self._executor, lambda: work(*arguments, **options))
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await call(self._executor, lambda: work(*arguments, **options))
+        except TimeoutError:
+            raise response_too_late() from None
 
     def check_response_size(self, size: int, inputs: int, suggest: Callable[[], Remedy]) -> None:
         """Raise `ResponseTooLarge` for a response of more bytes than the limit; `suggest` returns the remedy."""

@@ -37,21 +37,23 @@ async def similarity(model: ServedModel, request: SimilarityRequest, deadline: f
     query_prompt, document_prompt, lane = spec.query_prompt, spec.document_prompt, model.fast
     prompt_tokens = [0, 0]
     if query_prompt is not None:
-        prompt_tokens[0] = await count_prompt(model, query_prompt, len(request.queries), "query_prompt")
+        prompt_tokens[0] = await count_prompt(model, query_prompt, len(request.queries), deadline, "query_prompt")
     if document_prompt is not None:
-        prompt_tokens[1] = await count_prompt(model, document_prompt, len(request.documents), "document_prompt")
+        prompt_tokens[1] = await count_prompt(
+            model, document_prompt, len(request.documents), deadline, "document_prompt"
+        )
     cost, sizes, explanation = similarity_cost(
         request, spec, prompt_tokens, model.limits, model.manifest.max_input_tokens
     )
     observation = Observation(lane.observer)
     reserved = lane.admission.cost(sizes).plus(lane.admission.cost_of_tokens(explanation))
     with lane.reserve(reserved, deadline):
-        prepared = await model.run(cost, prepare, model, request, spec)
+        prepared = await model.run(cost, deadline, prepare, model, request, spec)
         token_count, truncated = observation.tokenized([text.tokens for text in prepared.texts])
-        submitted = lane.submit(await model.run(cost, prepared.tasks), deadline)
+        submitted = lane.submit(await model.run(cost, deadline, prepared.tasks), deadline)
     vectors = await lane.wait(submitted)
     observation.ran(submitted.job.queue_s)
-    scores, pairs = await model.run(cost, prepared.results, vectors)
+    scores, pairs = await model.run(cost, deadline, prepared.results, vectors)
     return SimilarityResponse(
         model.name, lane.precision, spec.similarity, scores,
         [text.result(explain=request.explain) for text in prepared.queries],

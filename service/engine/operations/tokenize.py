@@ -15,7 +15,7 @@ async def tokenize(model: ServedModel, request: TokenizeRequest, deadline: float
     """Return tokens and words of the inputs, untruncated."""
     check_inputs(request.inputs, model.limits, model.manifest, split=SPLIT)
     with model.tokenizer_admission.reserve(sum(map(count_characters, request.inputs)), deadline):
-        results = await model.run(describe_cost(request.inputs), list_tokens, model, request)
+        results = await model.run(describe_cost(request.inputs), deadline, list_tokens, model, request)
     return TokenizeResponse(model.name, results)
 
 
@@ -39,7 +39,7 @@ async def decode(model: ServedModel, request: DecodeRequest, deadline: float) ->
         check_token_ids(ids, f"token_ids[{index}]", model.limits, model.manifest)
     characters = CHARACTERS_PER_TOKEN * sum(map(len, request.token_ids))
     with model.tokenizer_admission.reserve(characters, deadline):
-        return await model.run(characters, decode_all, model, request)
+        return await model.run(characters, deadline, decode_all, model, request)
 
 
 def decode_all(model: ServedModel, request: DecodeRequest) -> list[str]:
