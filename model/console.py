@@ -1,10 +1,12 @@
 """Conventions that the commands `attendant` and `attendant-model` share; docs/commands.md describes them."""
 
 import argparse
+import difflib
 import errno
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +33,7 @@ STATUSES = {
     EX_PIPE: "the reader of standard output closed the pipe",
 }
 """Exit statuses: the numbers of sysexits.h, and 128 plus the signal."""
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
@@ -52,6 +55,23 @@ class Parser(argparse.ArgumentParser):
             stream = file or sys.stderr
             stream.write(message)
             stream.flush()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse all arguments. The error for others names an option, but no text, which may be confidential."""
+        options: argparse.Namespace
+        options, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self.error(self._describe_extra(extra))
+        return options
+
+    def _describe_extra(self, extra: Sequence[str]) -> str:
+        name = next((item.partition("=")[0] for item in extra if _OPTION.fullmatch(item)), None)
+        if name is None:
+            return f"too many arguments ({len(extra)} more than expected)"
+        nearest = difflib.get_close_matches(
+            name, [option for action in self._actions for option in action.option_strings], 1
+        )
+        return f"unknown option {name}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status `EX_USAGE`."""

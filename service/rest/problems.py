@@ -85,7 +85,7 @@ def _unknown_value(path: str, value: Any, remedy: str) -> InvalidArgument:
 def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any) -> InvalidArgument:
     path, value = _path(steps), _value(steps, document)
     if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
-        return OutOfRange("out of range", "Send a smaller integer.", field=path)  # the parser made it a float
+        return OutOfRange("out of range", "Send an integer of 64 bits.", field=path, actual=value)  # made a float
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
     return WrongType("wrong type", remedy, field=path, actual=json_type(value))

@@ -26,7 +26,7 @@ from service.commands.embed.file import Report, embed_file
 from service.commands.embed.job import EmbedFile
 from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.embed.work_directory import partial_path, rejected_path
-from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
+from service.commands.lines import LabeledText, encode_texts, open_engine, read_lines
 from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
 from service.commands.vector_sources import (
@@ -65,8 +65,10 @@ def run(arguments: list[str]) -> int:
         return _run_file(arguments)
     if arguments:
         _check_texts(arguments)
-    lines = enumerate(arguments, start=1) if arguments else read_lines(sys.stdin.buffer)
-    return asyncio.run(_embed_lines(load_settings(), lines))
+    texts: Iterable[LabeledText] = ((f"text {number}", text) for number, text in enumerate(arguments, start=1))
+    if not arguments:
+        texts = ((f"line {number}", text) for number, text in read_lines(sys.stdin.buffer))
+    return asyncio.run(_embed_texts(load_settings(), texts))
 
 
 def _is_file_command(arguments: Sequence[str]) -> bool:
@@ -238,11 +240,11 @@ def _parser() -> Parser:
     return parser
 
 
-async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int:
+async def _embed_texts(settings: Settings, texts: Iterable[LabeledText]) -> int:
     truncated = 0
     async with open_engine(settings) as engine:
         try:
-            async for response in encode_lines(engine, lines):
+            async for response in encode_texts(engine, texts):
                 truncated += response.truncated_inputs
                 for result in response.results:
                     assert result.pooled is not None
@@ -255,5 +257,6 @@ async def _embed_lines(settings: Settings, lines: Iterable[NumberedLine]) -> int
             return EX_DATAERR if error.http_status < 500 else EX_UNAVAILABLE
         limit = engine.info.max_input_tokens
     if truncated:
-        print(f"{COMMAND}: truncated {truncated} lines to {limit} tokens, the limit of the model", file=sys.stderr)
+        count = "1 text" if truncated == 1 else f"{truncated:,} texts"
+        print(f"{COMMAND}: truncated {count} to {limit} tokens, the limit of the model", file=sys.stderr)
     return 0

@@ -8,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from service.engine.schema.encode import ModelInfo
 from service.lifecycle import Lifecycle
+from service.rest.requests import reject_query
 from service.rest.responses import json_response
 from service.rest.schemas import GET_ERRORS, OpenAIErrorBody, responses
 
@@ -47,6 +48,7 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
     )
     async def models(request: Request) -> Response:
         """Return the served models; the first is the default model."""
+        reject_query(request)
         data = [_body(info, info.name) for info in lifecycle.models.infos]
         return await json_response(request, {"object": "list", "data": data})
 
@@ -58,6 +60,7 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
     )
     async def named_model(request: Request, name: str) -> Response:
         """Return the model of this name or alias."""
+        reject_query(request)
         return await json_response(request, _body(lifecycle.models.find(name).info, name))
 
     @router.get(
@@ -68,6 +71,7 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
     )
     async def model(request: Request) -> Response:
         """Return the default model, as in /v1/models."""
+        reject_query(request)
         info = lifecycle.models.find().info
         return await json_response(request, _body(info, info.name))
 

@@ -42,8 +42,10 @@ ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 def _branch(value: Any) -> str:
     """Select the kind of `input` by its first item."""
-    if not isinstance(value, list):
+    if isinstance(value, str):
         return OTHER_TAG
+    if not isinstance(value, list):
+        return LIST_TAG
     first = value[0] if value else ""
     if isinstance(first, list):
         return IDS_LIST_TAG

@@ -112,14 +112,14 @@ INVALID = {
     "integer of 65 bits": (
         body(dimensions=2**64),
         "OUT_OF_RANGE",
-        "dimensions: out of range. Send a smaller integer.",
+        "dimensions: out of range (1.8446744073709552e+19). Send an integer of 64 bits.",
     ),
     "integers of 65 bits": (
         body(inputs=[{"token_ids": [2**64]}]),
         "OUT_OF_RANGE",
-        "inputs[0].token_ids[0]: out of range. Send a smaller integer.",
+        "inputs[0].token_ids[0]: out of range (1.8446744073709552e+19). Send an integer of 64 bits.",
     ),
-    "float of more than 64 bits": (body(dimensions=1e300), "OUT_OF_RANGE", "dimensions: out of range."),
+    "float of more than 64 bits": (body(dimensions=1e300), "OUT_OF_RANGE", "dimensions: out of range (1e+300)."),
     "number as model": (body(model=5), "WRONG_TYPE", "model: wrong type (number). Send a string."),
     "string as outputs": (body(outputs=SECRET), "WRONG_TYPE", "outputs: wrong type (string). Send an array."),
     "unknown output": (

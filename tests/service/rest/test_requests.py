@@ -155,7 +155,7 @@ def test_first_problem_in_document_order_is_reported(name: str) -> None:
         ({"input": [1, "a"], "model": "m"}, "input[1]: wrong type (string). Send an integer."),
         ({"input": ["a", 1], "model": "m"}, "input[1]: wrong type (number). Send a string."),
         ({"input": ["a", ["b"]], "model": "m"}, "input[1]: wrong type (array). Send a string."),
-        ({"input": None, "model": "m"}, "input: wrong type (null). Send a string."),
+        ({"input": None, "model": "m"}, "input: wrong type (null). Send a string or an array."),
         ({"inputs": "a", "model": "m"}, "inputs: unknown field. Did you mean `input`?"),
     ],
 )

@@ -178,3 +178,10 @@ async def test_equal_scores_are_printed_equally(harness: ServiceHarness) -> None
     response = (await harness.post("/v1/similarity", body)).json()
     for pair in response["pairs"]:
         assert repr(pair["score"]) == repr(response["scores"][pair["query"]][pair["document"]])
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/all-MiniLM-L6-v2", "/v1/model"])
+async def test_query_parameters_of_models_are_rejected(harness: ServiceHarness, path: str) -> None:
+    response = await harness.client.get(path, params={"limit": "1"})
+    assert response.status_code in (400, 422)
+    assert "limit: unknown query parameter." in response.text
