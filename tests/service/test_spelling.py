@@ -54,6 +54,7 @@ def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: 
     [
         (OPENAI, "inputs[2].token_ids", "input[2]"),
         (OPENAI, "dimensions", "dimensions"),
+        (OPENAI, "prompt_name", "input_type"),
         (TEI, "inputs[2].token_ids", "inputs[2]"),
         (TEI, "token_ids[2]", "ids[2]"),
         (TEI, "token_ids", "ids"),
@@ -75,6 +76,10 @@ def test_values_are_spelled_in_problem_and_remedy() -> None:
     assert error.message == 'dtype: "int8" needs queries. Use "float16".'
     error.spell(PROTO)
     assert error.message == "dtype: DTYPE_INT8 needs queries. Use DTYPE_FLOAT16."
+    error = ConflictingFields("not supported", "Send text in {inputs}[3].", field="prompt_name")
+    error.spell(OPENAI)
+    assert error.message == "input_type: not supported. Send text in input[3]."
+    error = ConflictingFields(f"{named('dtype', 'int8')} needs {{queries}}", "Use {dtype.float16}.", field="dtype")
     error.spell(TEI)
     assert error.message == 'dtype: "int8" needs inputs.source_sentence. Use "float16".'
 

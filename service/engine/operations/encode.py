@@ -73,7 +73,7 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
         if needs_words and item.source.token_ids is not None:
             raise ConflictingFields(
                 "{outputs.words} is not supported for token_ids",
-                f"Remove it or send text in inputs[{index}].",
+                f"Remove it or send text in {{inputs}}[{index}].",
                 field="outputs",
             )
     if request.layers is None:

@@ -20,7 +20,9 @@ def select_prompt(
         for index, item in enumerate(inputs):
             if item.source.token_ids is not None:
                 field = "prompt" if name is None else "prompt_name"
-                raise ConflictingFields("not supported for token_ids", f"Send text in inputs[{index}].", field=field)
+                raise ConflictingFields(
+                    "not supported for token_ids", f"Send text in {{inputs}}[{index}].", field=field
+                )
     return prompt
 
 

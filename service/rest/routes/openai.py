@@ -72,6 +72,7 @@ class OpenAISpelling(Spelling):
 
     def path(self, path: str) -> str:
         path = path.replace("inputs", "input", 1) if path.startswith("inputs") else path
+        path = "input_type" if path == "prompt_name" else path  # which selects the prompt
         return path.removesuffix(IDS_SUFFIX)
 
     def value(self, field: str, value: str) -> str:
