@@ -8,8 +8,8 @@ backends compile once per shape. The cost of attention is quadratic in the row l
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import accumulate, combinations
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +27,11 @@ class BatchShape:
 
     rows: int
     length: int
+    tokens: int = field(init=False, compare=False)
+    """R * T, padding included."""
 
-    @property
-    def tokens(self) -> int:
-        """R * T, padding included."""
-        return self.rows * self.length
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", self.rows * self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +209,7 @@ def _place(sizes: Sequence[int], shape: BatchShape) -> list[int] | None:
     Best fit in decreasing order, and then in the order of the batch, in which a `RowFill` has placed it.
     """
     if shape.rows == 1:
-        ends = np.cumsum(sizes)
-        return [int(end) - size for end, size in zip(ends, sizes, strict=True)]
+        return [0, *accumulate(sizes[:-1])]
     numbers = range(len(sizes))
     decreasing = sorted(numbers, key=sizes.__getitem__, reverse=True)
     return _place_in_order(sizes, decreasing, shape) or _place_in_order(sizes, numbers, shape)

@@ -55,11 +55,12 @@ class TokenizedInput:
     """The T tokens of one input. Lists other than `input_ids` are built on first access.
 
     T includes the tokens of the prompt. They are marked as special tokens, and belong to no segment. Offsets refer to
-    the text without the prompt.
+    the text without the prompt. `truncated` is True if truncation dropped tokens.
     """
 
     def __init__(self, source: TokenizerInput, encoding: Encoding, truncation: "_Truncation | None" = None) -> None:
         self.source = source
+        self.truncated = truncation is not None
         self._encoding = encoding
         self._truncation = truncation
         self.input_ids = self._keep(encoding.ids)
@@ -140,14 +141,9 @@ class TokenizedInput:
     @property
     def has_content(self) -> bool:
         """True if any token is neither a special token nor part of the prompt."""
-        if self.source.prompt:
+        if self.source.prompt or self.truncated:
             return not all(self.special_tokens_mask)
-        return not all(self._keep(self._encoding.special_tokens_mask))
-
-    @property
-    def truncated(self) -> bool:
-        """True if truncation dropped tokens."""
-        return self._truncation is not None
+        return not all(self._encoding.special_tokens_mask)
 
     def truncate(self, limit: int, side: Side) -> "TokenizedInput":
         """Return at most `limit` tokens, special tokens included, by dropping tokens at `side`.
@@ -237,23 +233,20 @@ class Tokenizer:
 
         `offsets=False` is 20 % faster and makes all offsets (0, 0), unless an input has a prompt.
         """
-        texts = [
-            source.prompt + source.text if source.pair is None else (source.prompt + source.text, source.pair)
-            for source in sources
-            if source.token_ids is None
-        ]
-        # The end of the prompt is known by its offsets.
-        offsets = offsets or any(source.prompt for source in sources)
+        texts: list[str | tuple[str, str]] = []
+        for source in sources:
+            if source.token_ids is None:
+                text = source.prompt + source.text
+                texts.append(text if source.pair is None else (text, source.pair))
+                offsets = offsets or source.prompt != ""  # the end of the prompt is known by its offsets
         # encode_batch even for one text: encode does not release the GIL.
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         encodings = iter(encode(texts) if texts else ())
-        return [
-            TokenizedInput(
-                source,
-                next(encodings) if source.token_ids is None else self._add_special_tokens(source.token_ids),
-            )
-            for source in sources
-        ]
+        tokenized = []
+        for source in sources:
+            ids = source.token_ids
+            tokenized.append(TokenizedInput(source, next(encodings) if ids is None else self._add_special_tokens(ids)))
+        return tokenized
 
     def token_texts(self, tokens: TokenizedInput) -> list[str]:
         """Return the slice of the text that each token covers, or the vocabulary entry of tokens without offsets."""

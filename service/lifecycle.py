@@ -7,6 +7,7 @@ from service.errors import Draining, Starting
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
+    from service.engine.fair_queue import Backlog
     from service.engine.models import Models
 
 RETRY_AFTER_S = 1
@@ -25,13 +26,19 @@ class Lifecycle:
     """The process state.
 
     Read `models` per request: it raises `Unavailable` until the models are loaded and after `reject_new`.
+
+    Attributes:
+        draining: True from `start_draining` on. Clients should send their next request over another connection.
+        rejecting: True from `reject_new` on.
+        near_capacity: The backlogs of the engines that may reject the next request.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._models: Models | None = None
         self.status = Status.STARTING
-        self.rejecting = False
+        self.draining = self.rejecting = False
+        self.near_capacity: set[Backlog] = set()
 
     @property
     def models(self) -> "Models":
@@ -47,16 +54,6 @@ class Lifecycle:
         return self._models is not None
 
     @property
-    def near_capacity(self) -> bool:
-        """True while requests are accepted and a model is near its capacity."""
-        return self._models is not None and not self.rejecting and self._models.near_capacity
-
-    @property
-    def draining(self) -> bool:
-        """True from `start_draining` on. Clients should send their next request over another connection."""
-        return self.status is Status.DRAINING or self.rejecting
-
-    @property
     def alive(self) -> bool:
         return self.status is not Status.FAILED
 
@@ -66,11 +63,13 @@ class Lifecycle:
 
     def become_ready(self, models: "Models") -> None:
         """Accept requests."""
+        models.watch_capacity(self.near_capacity)
         self._models = models
         self._set_status(Status.READY)
 
     def start_draining(self) -> None:
         """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
+        self.draining = True
         self._set_status(Status.DRAINING)
 
     @property
@@ -89,7 +88,7 @@ class Lifecycle:
 
     def reject_new(self) -> None:
         """Reject requests from now on; accepted ones continue."""
-        self.rejecting = True
+        self.draining = self.rejecting = True
 
     async def drain(self) -> None:
         """Wait until every accepted request has a response."""

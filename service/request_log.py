@@ -1,6 +1,11 @@
-"""One record per request, from which metrics are counted and a line of the access log is written."""
+"""One record per request, from which metrics are counted and a line of the access log is written.
+
+It has the client's own request ID and trace context if they are valid, so that the logs of both sides can be joined.
+"""
 
 import logging
+import random
+import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +22,26 @@ SHORT_DEADLINE = "short_deadline"
 
 AccessLog = Literal["errors", "all", "none"]
 
+HEADER = "x-request-id"
+TRACE_HEADER = "traceparent"
+_IDS = random.Random()  # noqa: S311  # seeded by the operating system: IDs are unique, but no secrets
+_HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# W3C Trace Context, section 3.2: version, trace ID, parent ID and flags; later versions may append fields.
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?!00-.{52}-)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[A-Za-z0-9._-]{1,64})?"
+)
+
 log = logging.getLogger("attendant.access")
+
+
+def request_id(value: str) -> str:
+    """Return the ID of a request whose header has this value, a random one if the header has no harmless value."""
+    return value if _HARMLESS.fullmatch(value) else f"{_IDS.getrandbits(64):016x}"
+
+
+def traceparent(value: str) -> str:
+    """Return a valid trace context unchanged, and "" for any other value, which W3C Trace Context says to ignore."""
+    return value if _TRACEPARENT.fullmatch(value) else ""
 
 
 @dataclass(slots=True)
@@ -72,7 +96,8 @@ class RequestLog:
         # A stream is open for as long as its client likes.
         if http_status < 400 and record.lane != NO_LANE and not record.endpoint.endswith("Stream"):
             self.metrics.observe_duration(record.api, record.lane, record.model, record.started)
-        self.reject(record, code, http_status)
+        if record.rejection or http_status >= self._lowest_status:
+            self.reject(record, code, http_status)
 
     def reject(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""

@@ -67,10 +67,10 @@ class ServiceThread:
             await models.close()
 
     def _record_sizes(self, engine: Engine) -> None:
-        check = engine._model.check_response_size
+        check = engine.check_response_size
 
         def record(size: int, inputs: int, suggest: Any) -> None:
             self.largest_response = size
             check(size, inputs, suggest)
 
-        engine._model.check_response_size = record  # type: ignore[method-assign]
+        engine.check_response_size = record  # type: ignore[method-assign]

@@ -36,13 +36,10 @@ class Speed:
     """
 
     def __init__(self, initial: float) -> None:
+        self.value = initial
         self._work = initial * SPEED_TIME_CONSTANT_S
         self._seconds = SPEED_TIME_CONSTANT_S
         self._saturated_since: float | None = None
-
-    @property
-    def value(self) -> float:
-        return self._work / self._seconds
 
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are queued now."""
@@ -52,6 +49,7 @@ class Speed:
             keep = math.exp(-seconds / SPEED_TIME_CONSTANT_S)
             self._work = self._work * keep + work_s
             self._seconds = self._seconds * keep + seconds
+            self.value = self._work / self._seconds
         self._saturated_since = now if saturated else None
 
 
@@ -80,8 +78,10 @@ class Admission:
         self.quantum = max(1, round(max_batch_tokens * self._token_us))
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
         self.backlog = Backlog(self._slice)
+        self.backlog.near_held = NEAR_CAPACITY * max_queue_tokens
         self._max_wait_s = max_queue_ms / 1000
-        self._near_us = self._us_within(NEAR_CAPACITY * self._max_wait_s)
+        self._near_us = NEAR_CAPACITY * 1e6 * self._max_wait_s
+        self.backlog.near_us = self._near_us * speed
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
 
@@ -90,18 +90,11 @@ class Admission:
         """The estimated wait of a small request, as a fraction of the limit."""
         return self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) / self._max_wait_s
 
-    @property
-    def near_capacity(self) -> bool:
-        """True if the next request may be rejected."""
-        if self.backlog.held > NEAR_CAPACITY * self._max_tokens:
-            return True
-        # No wait is longer than the whole backlog, whose sum is known.
-        return self.backlog.us > self._near_us and self.utilization > NEAR_CAPACITY
-
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch; see `Speed.observe`."""
         self.speed.observe(work_s, saturated=saturated)
-        self._near_us = self._us_within(NEAR_CAPACITY * self._max_wait_s)
+        # No wait is longer than the whole backlog.
+        self.backlog.near_us = self._near_us * self.speed.value
 
     def cost(self, sizes: Iterable[int]) -> Cost:
         """Return the cost of a request with inputs of these numbers of tokens."""
@@ -118,10 +111,6 @@ class Admission:
     def run_s(self, us: int) -> float:
         """Return the seconds in which the lane does `us` microseconds of work."""
         return us / 1e6 / self.speed.value
-
-    def _us_within(self, seconds: float) -> float:
-        """Return the microseconds of work that the lane does in this time."""
-        return 1e6 * seconds * self.speed.value
 
     def wait_s(self, cost: Cost) -> float:
         """Return the estimated wait of a new request, in seconds.

@@ -52,11 +52,10 @@ class BatchPolicy(Generic[TaskT, Result]):
         Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
         would run before a short request that arrives meanwhile.
         """
-        if not self._queue.size:
-            return False
-        if self.running < self._streams:
+        queue = self._queue
+        if queue.size and self.running < self._streams:
             return True
-        return self._queue.cost.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
+        return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
 
     def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
         """Return the next batch, which counts as running until `finish`, and the number of stale tasks dropped."""
@@ -69,19 +68,14 @@ class BatchPolicy(Generic[TaskT, Result]):
             batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
             dropped += stale
         self.running += 1
-        self._long_running += self._is_long(batch)
+        self._long_running += is_longer(batch, self._long_us)
         return batch, dropped
 
     def finish(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         """Count a batch as finished."""
         self.running -= 1
-        self._long_running -= self._is_long(batch)
-
-    def _is_long(self, batch: Sequence[Entry[TaskT, Result]]) -> bool:
-        for entry in batch:  # noqa: SIM110  # a generator costs a call per task
-            if entry.cost.us > self._long_us:
-                return True
-        return False
+        if self._long_running:
+            self._long_running -= is_longer(batch, self._long_us)
 
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
@@ -96,14 +90,22 @@ class BatchPolicy(Generic[TaskT, Result]):
 
     def _fill(self, quantum: int) -> BatchFill:
         """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
-        queued, free_streams = self._queue.cost, max(1, self._streams - self.running)
+        queue, free_streams = self._queue, max(1, self._streams - self.running)
         short = quantum < self._full_us
         # In a full batch every row is filled; otherwise waiting tasks are not passed over.
-        if short and queued.us >= free_streams * quantum:
+        if short and queue.us >= free_streams * quantum:
             return self._backend.full_batch_fill(quantum / 1e6)
-        if not short and queued.tokens >= free_streams * self._backend.max_batch_tokens:
+        if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
             return self._backend.full_batch_fill(math.inf)
-        return TokenLimit(-(-queued.tokens // free_streams))
+        return TokenLimit(-(-queue.tokens // free_streams))
+
+
+def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:
+    """Return whether a task of the batch takes more than `us` microseconds."""
+    for entry in batch:  # noqa: SIM110  # a generator costs a call per task
+        if entry.cost.us > us:
+            return True
+    return False
 
 
 def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:

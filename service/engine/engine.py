@@ -1,28 +1,36 @@
-"""The inference engine of one model: its lanes, and the operations on them."""
+"""The inference engine of one model: the model, its lanes, and the operations on them."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import ParamSpec, Protocol, TypeVar
 
 from service.config import Settings
-from service.engine.admission import Admission
-from service.engine.lane import Lane, Reservation
+from service.engine.admission import Admission, TokenizerAdmission
+from service.engine.lane import ExplainLane, FastLane, Lane, Reservation
 from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
 from service.engine.observer import ModelObserver
 from service.engine.operations.attend import attend
 from service.engine.operations.compare import compare
+from service.engine.operations.costs import INLINE_COST
 from service.engine.operations.encode import encode
-from service.engine.operations.served_model import ExplainLane, FastLane, ServedModel
 from service.engine.operations.similarity import similarity
 from service.engine.operations.tokenize import decode, tokenize
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
+from service.errors import ResponseTooLarge, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
 from service.request_log import current_record
+from service.spelling import Remedy
+
+PREPARATION_THREADS = 2
+"""Threads contend for the GIL, so more of them only delay the event loop."""
 
 
 class Timed(Protocol):
@@ -32,17 +40,35 @@ class Timed(Protocol):
     def deadline(self) -> float | None: ...
 
 
+Parameters = ParamSpec("Parameters")
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=Timed)
 ResponseT = TypeVar("ResponseT")
 
 
-class Engine:
-    """The inference engine of one model. Construct it on the event loop that uses it.
+@dataclass
+class EngineGroup:
+    """The engines of one process.
 
-    `fast_lanes` collects the fast lanes of all engines, to which the explain lane yields; None if there is one engine.
-    `engines` is the number of engines that share the machine.
+    Attributes:
+        size: Their number. They share the machine.
+        fast_lanes: The fast lanes, to which the explain lanes yield.
+    """
+
+    size: int = 1
+    fast_lanes: list[FastLane] = field(default_factory=list)
+
+
+class Engine:
+    """A loaded model with its limits, its lanes, and threads for work outside of inference.
+
+    Construct it on the event loop that uses it. It joins `group`, or is alone in a group of its own.
 
     Each operation raises a `ServiceError` if it fails. Cancellation drops its queued tasks.
+
+    Attributes:
+        static: The embedding table, float32, (V, D).
+        prompt_tokens: The number of tokens of the model's own prompts, once they have been used.
     """
 
     def __init__(
@@ -51,38 +77,42 @@ class Engine:
         settings: Settings,
         metrics: Metrics,
         option: ModelOption | None = None,
-        fast_lanes: list[FastLane] | None = None,
-        engines: int = 1,
+        group: EngineGroup | None = None,
     ) -> None:
         option = option or settings.served_models[0]
-        manifest = model.artifact.manifest
-        self.name = option.name or manifest.name
-        limits = limits_of(settings, manifest.max_input_tokens)
-        self.info = describe_model(model, limits, self.name, option.aliases)
+        group = group or EngineGroup()
+        self.manifest = model.artifact.manifest
+        self.name = option.name or self.manifest.name
+        self.tokenizer = model.tokenizer
+        self.dense_layers = model.dense_layers
+        self.static = model.static
+        self.limits = limits_of(settings, self.manifest.max_input_tokens)
+        self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
         observer = ModelObserver(metrics, self.name)
         fast = Admission(
             model.backend.seconds,
-            model.backend.choice.streams / engines,
+            model.backend.choice.streams / group.size,
             settings.max_queue_ms,
             settings.max_queue_tokens,
             self.max_batch_tokens,
         )
         self.fast_lane: FastLane = Lane(FAST_LANE, model.backend, fast, observer)
-        fast_lanes = [] if fast_lanes is None else fast_lanes
-        fast_lanes.append(self.fast_lane)
+        group.fast_lanes.append(self.fast_lane)
         explain = Admission(
             model.explain.seconds,
-            1 / engines,
+            1 / group.size,
             settings.max_explain_queue_ms,
             settings.max_explain_queue_tokens,
             model.explain.max_batch_tokens,
         )
         self.explain_lane: ExplainLane = Lane(
-            EXPLAIN_LANE, model.explain, explain, observer, lambda: any(lane.busy for lane in fast_lanes)
+            EXPLAIN_LANE, model.explain, explain, observer, lambda: any(lane.busy for lane in group.fast_lanes)
         )
-        self._model = ServedModel(model, self.name, limits, self.fast_lane, self.explain_lane)
-        self._max_timeout_s = limits.max_timeout_ms / 1000
+        self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)
+        self.prompt_tokens: dict[str, int] = {}
+        self._max_timeout_s = self.limits.max_timeout_ms / 1000
+        self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
 
     @property
     def healthy(self) -> bool:
@@ -97,60 +127,83 @@ class Engine:
         self.fast_lane.watch(seconds)
         self.explain_lane.watch(seconds)
 
-    @property
-    def near_capacity(self) -> bool:
-        """True if the fast lane may reject the next request. `reserve` then tells before the request is parsed."""
-        return self.fast_lane.admission.near_capacity
-
     def reserve(self, characters: int) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
         cost = self.fast_lane.admission.cost_of_text(characters)
         return self.fast_lane.reserve(cost, time.monotonic() + self._max_timeout_s)
 
-    async def drain(self) -> None:
-        """Wait until every admitted request has finished."""
-        await self._model.drain()
-
-    async def close(self) -> None:
-        """Fail queued requests and stop the workers."""
-        await self._model.close()
-
     def encode(self, request: EncodeRequest) -> Awaitable[EncodeResponse]:
         """Return embeddings of the inputs."""
-        return self._perform(encode, request)
+        return encode(self, request, self._deadline(request))
 
     def attend(self, request: AttendRequest) -> Awaitable[AttendResponse]:
         """Return attention maps of the inputs."""
-        return self._perform(attend, request)
+        return attend(self, request, self._deadline(request))
 
     def compare(self, request: CompareRequest) -> Awaitable[CompareResponse]:
         """Return similarities of a word's occurrences."""
-        return self._perform(compare, request)
+        return compare(self, request, self._deadline(request))
 
     def similarity(self, request: SimilarityRequest) -> Awaitable[SimilarityResponse]:
         """Return similarities of queries and documents."""
-        return self._perform(similarity, request)
+        return similarity(self, request, self._deadline(request))
 
     def tokenize(self, request: TokenizeRequest) -> Awaitable[TokenizeResponse]:
         """Return tokens and words of the inputs, untruncated."""
-        return self._perform(tokenize, request)
+        return tokenize(self, request, self._deadline(request))
 
     def decode(self, request: DecodeRequest) -> Awaitable[list[str]]:
         """Return the texts of token ids."""
-        return self._perform(decode, request)
+        return decode(self, request, self._deadline(request))
 
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
-        return self._model.tokenizer.content_ids(token_ids)
+        return self.tokenizer.content_ids(token_ids)
 
-    def _perform(
-        self, operation: Callable[[ServedModel, RequestT, float], Awaitable[ResponseT]], request: RequestT
-    ) -> Awaitable[ResponseT]:
-        """Start an operation, which raises `DeadlineExceeded` when the deadline of the request passes."""
+    def _deadline(self, request: Timed) -> float:
+        """Return the deadline of a request that has just arrived, a time.monotonic() reading."""
         now, requested = time.monotonic(), request.deadline
-        deadline = now + self._max_timeout_s
-        if requested is not None:
-            deadline = min(requested, deadline)
-            if (record := current_record()) is not None:
-                record.timeout_s = requested - now
-        return operation(self._model, request, deadline)
+        latest = now + self._max_timeout_s
+        if requested is None:
+            return latest
+        if (record := current_record()) is not None:
+            record.timeout_s = requested - now
+        return min(requested, latest)
+
+    # For the operations.
+
+    async def run(
+        self,
+        cost: int,
+        deadline: float,
+        work: Callable[Parameters, T],
+        *arguments: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> T:
+        """Call `work`, in a thread if its cost would block the event loop; raises `DeadlineExceeded`."""
+        if cost <= INLINE_COST:
+            return work(*arguments, **options)
+        call = asyncio.get_running_loop().run_in_executor
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await call(self._executor, lambda: work(*arguments, **options))
+        except TimeoutError:
+            raise response_too_late() from None
+
+    def check_response_size(self, size: int, inputs: int, suggest: Callable[[], Remedy]) -> None:
+        """Raise `ResponseTooLarge` for a response of more bytes than the limit; `suggest` returns the remedy."""
+        limit = self.limits.max_response_bytes
+        if size > limit:
+            fitting, remedy = inputs * limit // size, suggest()
+            if fitting:
+                remedy = replace(remedy, hint=f"About {fitting} of these {inputs} inputs fit.")
+            raise ResponseTooLarge("Response too large", remedy, actual=size, maximum=limit, unit="bytes")
+
+    async def drain(self) -> None:
+        """Wait until every admitted request has finished."""
+        await asyncio.gather(self.fast_lane.drain(), self.explain_lane.drain(), self.tokenizer_admission.drain())
+
+    async def close(self) -> None:
+        """Fail queued requests and stop the workers."""
+        await asyncio.gather(self.fast_lane.close(), self.explain_lane.close())
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -9,6 +9,7 @@ Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robi
 Not thread-safe: the workers hold their lock around every call.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,26 +70,36 @@ class WaitingRequest(Generic[Item]):
 class Backlog:
     """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
 
-    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request.
+    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. While
+    `held` is over `near_held` or `us` over `near_us`, the next request may be rejected: `near` is True, and the backlog
+    is in the set `near_capacity`, which several may share.
     """
 
     BINS = 48
 
     def __init__(self, slice_tokens: int | None = None) -> None:
         self.slice_tokens = slice_tokens
+        self.near_capacity: set[Backlog] = set()
+        self.near_held = self.near_us = math.inf
         self.tokens = self.us = self.held = 0
+        self.near = False
         self._counts = [0] * self.BINS
         self._sums = [0] * self.BINS
 
     def add(self, cost: Cost, count: int = 1) -> None:
         """Count a request of this cost; with `count=-1`, remove it again."""
-        number = cost.us.bit_length()
+        tokens, us = cost
+        number = us.bit_length()
         self._counts[number] += count
-        self._sums[number] += count * cost.us
-        self.tokens += count * cost.tokens
-        self.us += count * cost.us
+        self._sums[number] += count * us
+        self.tokens += count * tokens
+        self.us += count * us
         limit = self.slice_tokens
-        self.held += count * (cost.tokens if limit is None or cost.tokens < limit else limit)
+        self.held += count * (tokens if limit is None or tokens < limit else limit)
+        near = self.held > self.near_held or self.us > self.near_us
+        if near != self.near:
+            self.near = near
+            (self.near_capacity.add if near else self.near_capacity.discard)(self)
 
     def held_tokens(self, tokens: int) -> int:
         """Return how many tokens of a request count against the limit of the queue."""
@@ -144,13 +155,12 @@ class _Caller(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
 
-    `backlog` counts them, and others. `size` is the number of queued tasks.
+    `backlog` counts them, and others. The queue has `size` tasks, with `tokens` tokens and `us` microseconds.
     """
 
     def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
         self.backlog = backlog or Backlog()
-        self.cost = Cost(0, 0)
-        self.size = 0
+        self.size = self.tokens = self.us = 0
         self._quantum = quantum
         self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
 
@@ -172,7 +182,8 @@ class FairQueue(Generic[Item]):
             self._callers[caller] = _Caller()
         self._callers[caller].requests[id(request)] = request
         self.size += len(items)
-        self.cost = self.cost.plus(request.cost)
+        self.tokens += request.cost.tokens
+        self.us += request.cost.us
         self.backlog.add(request.cost)
         return request
 
@@ -181,9 +192,12 @@ class FairQueue(Generic[Item]):
         caller = self._callers.get(request.caller)
         if caller is None or caller.requests.pop(id(request), None) is None:
             return []
-        self._remove_if_idle(request.caller, caller)
-        self._remove(request, len(request.entries), request.cost)
-        return [item for _, item in request.entries]
+        if not (caller.requests or caller.passed):
+            del self._callers[request.caller]
+        items = [item for _, item in request.entries]
+        request.entries.clear()
+        self._remove(request, len(items), request.cost)
+        return items
 
     def clear(self) -> list[Item]:
         """Remove and return every queued task."""
@@ -191,7 +205,7 @@ class FairQueue(Generic[Item]):
         return [item for request in requests for item in self.discard(request)]
 
     def select_batch(
-        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: int | None = None
+        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
     ) -> tuple[list[Item], int]:
         """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
 
@@ -211,7 +225,7 @@ class FairQueue(Generic[Item]):
             if request.is_stale():
                 dropped += len(self.discard(request))
                 continue
-            if selection.allows(request.entries[0][0]):
+            if request.entries[0][0].us <= max_us:
                 self._take_turn(caller, request, selection, quantum)
             else:
                 caller.pass_over(request)
@@ -243,7 +257,8 @@ class FairQueue(Generic[Item]):
         self._remove(request, len(selection.batch) - before, taken)
         if not request.entries:
             del caller.requests[id(request)]
-            self._remove_if_idle(request.caller, caller)
+            if not (caller.requests or caller.passed):
+                del self._callers[request.caller]
             return
         next_us = request.entries[0][0].us
         if next_us > request.deficit:
@@ -255,28 +270,25 @@ class FairQueue(Generic[Item]):
             caller.pass_over(request)
             caller.cut_short = True
 
-    def _remove_if_idle(self, name: str, caller: _Caller[Item]) -> None:
-        if not (caller.requests or caller.passed):
-            del self._callers[name]
-
     def _remove(self, request: WaitingRequest[Item], tasks: int, cost: Cost) -> None:
         """Update the counters after removing tasks of a request."""
         self.size -= tasks
-        self.cost = self.cost.minus(cost)
+        self.tokens -= cost.tokens
+        self.us -= cost.us
         self.backlog.add(request.cost, -1)
-        request.cost = request.cost.minus(cost)
-        if request.cost.tokens:
+        if request.entries:
+            request.cost = request.cost.minus(cost)
             self.backlog.add(request.cost)
 
 
 class _Selection(Generic[Item]):
-    """A batch while its tasks are selected."""
+    """A batch while its tasks are selected, none of which takes more than `max_us`."""
 
-    def __init__(self, fill: BatchFill, max_size: int, max_us: int | None) -> None:
+    def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
         self.batch: list[Item] = []
+        self.max_us = max_us
         self._fill = fill
         self._max_size = max_size
-        self._max_us = max_us
         self._passed_over = 0
 
     @property
@@ -284,25 +296,22 @@ class _Selection(Generic[Item]):
         """True while the batch may have room."""
         return self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
 
-    def allows(self, cost: Cost) -> bool:
-        """Return whether a task is short enough."""
-        return self._max_us is None or cost.us <= self._max_us
-
     def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
         """Move tasks of a request to the batch, as far as its deficit and `limit_us` go, and return their cost."""
-        entries, taken = request.entries, Cost(0, 0)
+        entries, tokens, us = request.entries, 0, 0
         skipped: list[tuple[Cost, Item]] = []
         while entries and self.open:
             cost, item = entries[0]
-            if cost.us > min(request.deficit, limit_us - taken.us) or not self.allows(cost):
+            if cost.us > min(request.deficit, limit_us - us, self.max_us):
                 break  # the deficit is carried to the next round
             entries.popleft()
             if self._fill.add(cost.tokens):
                 self.batch.append(item)
                 request.deficit -= cost.us
-                taken = taken.plus(cost)
+                tokens += cost.tokens
+                us += cost.us
             else:
                 skipped.append((cost, item))
                 self._passed_over += 1
         entries.extendleft(reversed(skipped))
-        return taken
+        return Cost(tokens, us)

@@ -1,7 +1,7 @@
-"""A job: the tasks of one request in a lane, and the future of their results."""
+"""A job: the tasks of one request in a lane, and their results. It knows no event loop."""
 
-import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -13,55 +13,67 @@ TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
 
 
-class Job(Generic[Result]):
-    """One request's tasks. Its future is done early if the client disconnected or a task failed."""
+class Job(Generic[TaskT, Result]):
+    """One request's tasks. The event loop changes it; workers read `done`, `deadline` and `submitted`.
 
-    __slots__ = ("deadline", "future", "pending", "queue_s", "results", "started", "submitted")
+    Attributes:
+        request: Its tasks in the queue; None if it has no tasks.
+        results: One result per task, None until it is known.
+        pending: The number of tasks without a result.
+        done: True once all results are known, a task has failed, or nobody waits for the results any more.
+        error: Why the job failed.
+        on_done: Called when `done` becomes True.
+        queue_s: The time until the first batch with one of the tasks started, in seconds.
+    """
 
-    def __init__(self, count: int, deadline: float, future: "asyncio.Future[list[Result]]") -> None:
+    __slots__ = (
+        "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "results", "started", "submitted"
+    )  # fmt: skip
+
+    def __init__(self, count: int, deadline: float) -> None:
+        self.request: WaitingRequest[Entry[TaskT, Result]] | None = None
         self.results: list[Result | None] = [None] * count
         self.pending = count
         self.deadline = deadline
-        self.future = future
+        self.done = not count
+        self.error: Exception | None = None
+        self.on_done: Callable[[], None] | None = None
         self.started = False
         self.submitted = time.perf_counter()
         self.queue_s = 0.0
 
     def set_result(self, index: int, result: Result) -> bool:
         """Store the result of one task; return False if the job was done before, so that the result is unused."""
+        if self.done:
+            return False
         self.results[index] = result
         self.pending -= 1
-        if self.future.done():
-            return False
         if not self.pending:
-            self.future.set_result(self.results)  # type: ignore[arg-type]  # every task has a result
+            self.finish()
         return True
 
-    def fail(self, error: Exception) -> None:
-        """Fail the job unless it is done."""
-        if not self.future.done():
-            self.future.set_exception(error)
+    def finish(self, error: Exception | None = None) -> None:
+        """End the job, with an error if it failed, unless it is done."""
+        if self.done:
+            return
+        self.done, self.error = True, error
+        if self.on_done is not None:
+            self.on_done()
 
     def expire(self) -> None:
         """Fail the job because its deadline has passed."""
-        if not self.future.done():
-            self.future.set_exception(response_too_late())
+        self.finish(response_too_late())
 
     def is_stale(self) -> bool:
-        return self.future.done() or self.deadline <= time.monotonic()
+        """Return whether tasks that have not started need not run."""
+        return self.done or self.deadline <= time.monotonic()
 
 
 @dataclass(slots=True)  # frozen ones take three times as long to create
 class Entry(Generic[TaskT, Result]):
-    job: Job[Result]
+    """One task of a job in the queue; `index` is its place in the request."""
+
+    job: Job[TaskT, Result]
     index: int
     task: TaskT
     cost: Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted(Generic[TaskT, Result]):
-    """A submitted request: its job, and its queue entry (None without tasks)."""
-
-    job: Job[Result]
-    request: WaitingRequest[Entry[TaskT, Result]] | None

@@ -1,7 +1,6 @@
 """Lanes: a queue, limits and workers for one kind of work, as the event loop sees them.
 
-Callers run on one event loop, workers are threads; every task belongs to a job (the tasks of one request), and a job
-has one future.
+Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request.
 """
 
 import asyncio
@@ -14,8 +13,9 @@ from typing import Any, Generic, TypeVar
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
 from service.engine.fair_queue import ANONYMOUS, Cost
-from service.engine.jobs import Entry, Job, Submitted
+from service.engine.jobs import Entry, Job
 from service.engine.observer import LaneObserver, ModelObserver
+from service.engine.schema.encode import EncodeTask, ExplainTask, TextVectors
 from service.engine.workers import Workers
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
 
@@ -42,7 +42,7 @@ class Reservation:
         pass
 
     def __exit__(self, *exception: object) -> None:
-        self.release()
+        self._workers.release(self._cost)
 
 
 class Lane(Generic[TaskT, Result]):
@@ -58,17 +58,16 @@ class Lane(Generic[TaskT, Result]):
         backend: Backend[TaskT, Result],
         admission: Admission,
         observer: ModelObserver,
-        yields_to: Callable[[], bool] = lambda: False,
+        yields_to: Callable[[], bool] | None = None,
     ) -> None:
         self.name = name
         self.precision = backend.choice.precision
         self.admission = admission
         self.observer = LaneObserver(observer, name)
         self._loop = asyncio.get_running_loop()
-        self._waking = False
         self._workers = Workers(name, backend, admission, self.observer, self._call_soon, yields_to)
         queue = self._workers.queue
-        self.observer.watch_queue(lambda: queue.size, lambda: queue.cost.tokens, lambda: admission.utilization)
+        self.observer.watch_queue(lambda: queue.size, lambda: queue.tokens, lambda: admission.utilization)
         self.observer.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
 
     @property
@@ -95,53 +94,64 @@ class Lane(Generic[TaskT, Result]):
 
         Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline.
         """
-        with self._workers.lock:
-            self._check_running()
+        workers = self._workers
+        with workers.lock:
+            if workers.stopped:
+                raise self._stopped_error()
             self.admission.check(cost, deadline)
-            self._workers.reserve(cost)
-        return Reservation(self._workers, cost)
+            workers.reserve(cost)
+        return Reservation(workers, cost)
 
-    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: str = ANONYMOUS) -> "Submitted[TaskT, Result]":
-        """Queue the tasks of one request of a caller. Pass the result to `wait`.
+    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: str = ANONYMOUS) -> Job[TaskT, Result]:
+        """Queue the tasks of one request of a caller. Pass the job to `wait`.
 
         `deadline` is a time.monotonic() reading.
         """
-        job: Job[Result] = Job(len(tasks), deadline, self._loop.create_future())
+        job: Job[TaskT, Result] = Job(len(tasks), deadline)
         if not tasks:
-            job.future.set_result([])
-            return Submitted(job, None)
-        costs = [self.admission.task_cost(len(task.tokens)) for task in tasks]
-        entries = [Entry(job, index, task, cost) for index, (task, cost) in enumerate(zip(tasks, costs, strict=True))]
-        with self._workers.lock:
-            self._check_running()
-            request = self._workers.queue.add(entries, costs, job.is_stale, caller)
-        if not self._waking:
-            self._waking = True
-            self._loop.call_soon(self._wake)
-        return Submitted(job, request)
+            return job
+        entries, costs, task_cost = [], [], self.admission.task_cost
+        for index, task in enumerate(tasks):
+            cost = task_cost(len(task.tokens))
+            costs.append(cost)
+            entries.append(Entry(job, index, task, cost))
+        workers = self._workers
+        with workers.lock:
+            if workers.stopped:
+                raise self._stopped_error()
+            job.request = workers.queue.add(entries, costs, job.is_stale, caller)
+        if not workers.wake_scheduled:
+            workers.wake_scheduled = True
+            self._loop.call_soon(workers.wake)  # in the next iteration, so that requests of this one share a batch
+        return job
 
-    async def wait(self, submitted: "Submitted[TaskT, Result]") -> list[Result]:
-        """Return the results of a request in order.
+    async def wait(self, job: Job[TaskT, Result]) -> list[Result]:
+        """Return the results of a job in the order of its tasks.
 
         Tasks that have not started are dropped if the caller is cancelled or the deadline passes. Raises a
         `ServiceError` for every failure.
         """
-        job = submitted.job
-        remaining = min(job.deadline - time.monotonic(), MAX_WAIT_S)
-        expiry = self._loop.call_later(max(0.0, remaining), job.expire)  # a fifth of the time of asyncio.timeout
-        try:
-            return await job.future
-        except NonFiniteOutput:
+        if not job.done:
+            finished: asyncio.Future[None] = self._loop.create_future()
+            job.on_done = lambda: None if finished.done() else finished.set_result(None)
+            remaining = min(job.deadline - time.monotonic(), MAX_WAIT_S)
+            expiry = self._loop.call_later(max(0.0, remaining), job.expire)  # a fifth of the time of asyncio.timeout
+            try:
+                await finished
+            finally:
+                expiry.cancel()
+                if not job.done:
+                    job.finish()
+                if job.pending and job.request is not None:
+                    self._workers.discard(job.request)
+        error = job.error
+        if error is None:
+            return job.results  # type: ignore[return-value]  # every task has a result
+        if isinstance(error, NonFiniteOutput):
             self.observer.nonfinite_outputs.inc()
-            raise
-        except ServiceError:
-            raise
-        except Exception as error:
-            raise Internal from error
-        finally:
-            expiry.cancel()
-            if submitted.request is not None:
-                self._workers.discard(submitted.request)
+        if isinstance(error, ServiceError):
+            raise error
+        raise Internal from error
 
     async def drain(self) -> None:
         """Wait until no request is in preparation, queued or running."""
@@ -151,20 +161,18 @@ class Lane(Generic[TaskT, Result]):
         """Reject new tasks, fail queued ones, and stop the workers after their current batches."""
         for entry in self._workers.close():
             error = Draining("Server shut down before this request ran", "Retry on another instance.")
-            entry.job.fail(error)
+            entry.job.finish(error)
         await asyncio.to_thread(self._workers.join)
 
-    def _check_running(self) -> None:
-        if self._workers.closing:
-            raise Draining("Server is shutting down", "Retry on another instance.")
-        if self._workers.failure is not None:
-            raise BackendFailed("Inference backend failed", "Retry on another instance.")
-
-    def _wake(self) -> None:
-        """Wake the workers one loop iteration after submission, so that requests from one iteration share a batch."""
-        self._waking = False
-        self._workers.wake()
+    def _stopped_error(self) -> Draining | BackendFailed:
+        if self._workers.failure is None:
+            return Draining("Server is shutting down", "Retry on another instance.")
+        return BackendFailed("Inference backend failed", "Retry on another instance.")
 
     def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+FastLane = Lane[EncodeTask, TextVectors]
+ExplainLane = Lane[ExplainTask, Any]

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from service.config import Settings
-from service.engine.engine import Engine
+from service.engine.engine import Engine, EngineGroup
+from service.engine.fair_queue import Backlog
 from service.engine.model_loader import LoadedModel
-from service.engine.operations.served_model import FastLane
 from service.engine.schema.encode import ModelInfo
 from service.errors import NotFound, echo
 from service.metrics import Metrics
@@ -23,13 +23,18 @@ class Models:
     @classmethod
     def start(cls, loaded: Sequence[LoadedModel], settings: Settings, metrics: Metrics) -> "Models":
         """Start an engine for each model, in the order of `Settings.served_models`. Call it on the event loop."""
-        fast_lanes: list[FastLane] = []  # the explain lanes yield to all of them
+        group = EngineGroup(len(loaded))
         return cls(
             [
-                Engine(model, settings, metrics, option, fast_lanes, len(loaded))
+                Engine(model, settings, metrics, option, group)
                 for model, option in zip(loaded, settings.served_models, strict=True)
             ]
         )
+
+    def watch_capacity(self, near_capacity: set[Backlog]) -> None:
+        """Keep the backlogs whose lane may reject the next request in this set."""
+        for engine in self._engines:
+            engine.fast_lane.admission.backlog.near_capacity = near_capacity
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines)
@@ -72,14 +77,6 @@ class Models:
         """Count `seconds` of run time for the running batches of every model."""
         for engine in self._engines:
             engine.watch(seconds)
-
-    @property
-    def near_capacity(self) -> bool:
-        """True if a model may reject the next request."""
-        for engine in self._engines:  # noqa: SIM110  # for every request: a generator costs as much as the rest
-            if engine.near_capacity:
-                return True
-        return False
 
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""

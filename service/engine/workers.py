@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from service.engine.admission import Admission
@@ -13,23 +14,63 @@ from service.engine.batch_policy import BatchPolicy, work_s
 from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
 from service.engine.jobs import Entry
 from service.engine.observer import LaneObserver
-from service.engine.watchdog import Watchdog
 from service.errors import BackendFailed, NonFiniteOutput
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
 
 JOIN_TIMEOUT_S = 5.0
+STALL_FACTOR = 20.0
+"""A batch that takes this many times its expected time has stalled."""
+MIN_STALL_S = 10.0
+"""No batch has stalled earlier, in seconds: the first batch of a session also opens it."""
 
 log = logging.getLogger("attendant.scheduler")
+
+
+class Watchdog:
+    """The running batches of a lane, some of which may never finish: a thread stuck in the runtime reports no error.
+
+    The time of a batch is what `observe` adds up, not a difference of two clock readings: a process that was suspended
+    has no stalled batch.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._remaining: dict[int, float] = {}
+
+    @contextmanager
+    def running(self, expected_s: float) -> Iterator[None]:
+        """Watch the calling thread while it runs a batch of this expected duration."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._remaining[thread] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._remaining[thread]
+
+    def observe(self, seconds: float) -> None:
+        """Count `seconds` of run time for every running batch."""
+        with self._lock:
+            for thread in self._remaining:
+                self._remaining[thread] -= seconds
+
+    @property
+    def stalled(self) -> int:
+        """The number of batches that have stalled."""
+        with self._lock:
+            return sum(seconds < 0 for seconds in self._remaining.values())
 
 
 class Workers(Generic[TaskT, Result]):
     """The threads of one lane, started by construction, and the queue from which they take tasks.
 
-    `lock` guards `queue`, `closing` and `failure`. `call_soon` runs a function on the event loop of the lane's callers.
-    `yields_to` returns True while a higher-priority lane has queued tasks; workers then pause after each batch for half
-    its duration.
+    `lock` guards `queue`, `failure`, and `stopped`, which is True after a failure or `close`. `call_soon` runs a
+    function on the event loop of the lane's callers, which sets `wake_scheduled` when it schedules `wake`. `yields_to`
+    returns True while a higher-priority lane has queued tasks; workers then pause after each batch for half its
+    duration.
     """
 
     def __init__(
@@ -39,13 +80,13 @@ class Workers(Generic[TaskT, Result]):
         admission: Admission,
         observer: LaneObserver,
         call_soon: Callable[..., None],
-        yields_to: Callable[[], bool],
+        yields_to: Callable[[], bool] | None,
     ) -> None:
         self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
         self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
         self.lock = threading.Lock()
         self.watchdog = Watchdog()
-        self.closing = False
+        self.stopped = self.wake_scheduled = False
         self.failure: BaseException | None = None
         self._name = name
         self._backend = backend
@@ -82,6 +123,7 @@ class Workers(Generic[TaskT, Result]):
 
     def wake(self) -> None:
         """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
+        self.wake_scheduled = False
         with self.lock:
             self._tasks_available.notify()
 
@@ -96,7 +138,7 @@ class Workers(Generic[TaskT, Result]):
     def close(self) -> list[Entry[TaskT, Result]]:
         """Stop the threads after their current batches; return the queued tasks, which will not run."""
         with self.lock:
-            self.closing = True
+            self.stopped = True
             left = self.queue.clear()
             self._tasks_available.notify_all()
             self._idle.notify_all()
@@ -136,36 +178,34 @@ class Workers(Generic[TaskT, Result]):
                 with self.lock:
                     self._policy.finish(batch)
                     self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
-                    self._wake_next()
+                    if self.queue.size and self._policy.may_take():
+                        self._tasks_available.notify()
                     self._idle.notify_all()
-            if batch and self._yields_to():
+            if batch and self._yields_to is not None and self._yields_to():
                 time.sleep(seconds / 2)
 
     def _take(self) -> list[Entry[TaskT, Result]] | None:
         """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
         with self.lock:
-            while not (self.closing or self.failure or self._policy.may_take()):
+            while not (self.stopped or self._policy.may_take()):
                 self._tasks_available.wait()
-            if self.closing or self.failure:
+            if self.stopped:
                 return None
             batch, dropped = self._policy.take()
-            self._wake_next()
+            if self.queue.size and self._policy.may_take():
+                self._tasks_available.notify()
         if dropped:
             self._observer.cancelled_in_queue.inc(dropped)
         return batch
 
-    def _wake_next(self) -> None:
-        """Wake another worker if it can take a batch."""
-        if self._policy.may_take():
-            self._tasks_available.notify()
-
     def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         started = time.perf_counter()
-        for job in {entry.job for entry in batch}:
-            if not job.started:
-                job.started, job.queue_s = True, started - job.submitted
-                self._observer.observe_queue(job.queue_s)
-        sizes = [entry.cost.tokens for entry in batch]
+        sizes = []
+        for entry in batch:
+            sizes.append(entry.cost.tokens)
+            if not entry.job.started:
+                entry.job.started, entry.job.queue_s = True, started - entry.job.submitted
+                self._observer.observe_queue(entry.job.queue_s)
         try:
             fitted = self._backend.fit(sizes)
             results = self._execute(batch, fitted)
@@ -214,7 +254,7 @@ class Workers(Generic[TaskT, Result]):
     def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
         if len(batch) == 1:
-            self._call_soon(batch[0].job.fail, error)
+            self._call_soon(batch[0].job.finish, error)
             return
         self._observer.batch_retries.inc(2)
         middle = len(batch) // 2
@@ -227,7 +267,7 @@ class Workers(Generic[TaskT, Result]):
     def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
         log.critical("lane failed model=%s lane=%s", self._observer.model, self._name, exc_info=error)
         with self.lock:
-            self.failure = error
+            self.failure, self.stopped = error, True
             left = self.queue.clear()
             self._tasks_available.notify_all()
             self._idle.notify_all()
@@ -236,7 +276,7 @@ class Workers(Generic[TaskT, Result]):
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
             error = BackendFailed("Inference backend failed", "Retry on another instance.")
-            self._call_soon(entry.job.fail, error)
+            self._call_soon(entry.job.finish, error)
 
     # On the event loop again.
 

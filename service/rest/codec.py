@@ -93,8 +93,12 @@ def count_inputs_or_ids(value: Any, info: ValidationInfo) -> Any:
 def _check_inputs(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, list):
         check_count("inputs", len(value), info)
-        spans = (item.get("spans") for item in value if isinstance(item, dict))
-        check_count("spans_per_request", sum(len(item) for item in spans if isinstance(item, list)), info)
+        spans = 0
+        for item in value:
+            if isinstance(item, dict) and isinstance(item.get("spans"), list):
+                spans += len(item["spans"])
+        if spans:
+            check_count("spans_per_request", spans, info)
     return value
 
 
@@ -157,8 +161,10 @@ def to_inputs(inputs: str | list[str | InputBody]) -> tuple[Input, ...]:
     if isinstance(inputs, str):
         return (Input(TokenizerInput(inputs)),)
     return tuple(
-        Input(TokenizerInput(item)) if isinstance(item, str) else _to_input(item, f"inputs[{index}]")
-        for index, item in enumerate(inputs)
+        [
+            Input(TokenizerInput(item)) if isinstance(item, str) else _to_input(item, f"inputs[{index}]")
+            for index, item in enumerate(inputs)
+        ]
     )
 
 

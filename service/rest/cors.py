@@ -7,8 +7,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from service.request_ids import HEADER as REQUEST_ID_HEADER
-from service.request_ids import TRACE_HEADER
+from service.request_log import HEADER as REQUEST_ID_HEADER
+from service.request_log import TRACE_HEADER
 from service.rest.codec import TIMEOUT_HEADER
 from service.rest.routes.oip_conversion import LENGTH_HEADER
 

@@ -5,6 +5,7 @@ import ipaddress
 from service.errors import HostNotAllowed, echo
 
 LOCALHOST = "localhost"
+MAX_ACCEPTED = 64
 
 
 class HostCheck:
@@ -19,17 +20,17 @@ class HostCheck:
         self._allowed = frozenset(name.strip().lower() for name in allowed_hosts.split(",") if name.strip())
         self._allows_loopback = is_loopback(bind_host)
         self._is_active = bool(self._allowed) or self._allows_loopback
-        self._checked: set[str] = set()
+        self.accepted: set[bytes] = set()
+        """Values of the header that were checked before."""
 
-    def check(self, host: str) -> None:
+    def check(self, header: bytes) -> None:
         """Raise `HostNotAllowed` unless the value of the header is allowed."""
-        if not self._is_active or host in self._checked:
-            return
+        host = header.decode("latin-1")
         name = host_name(host)
-        if not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
+        if self._is_active and not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
             raise HostNotAllowed("not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host", actual=echo(host))
-        if len(self._checked) < 64:
-            self._checked.add(host)
+        if len(self.accepted) < MAX_ACCEPTED:
+            self.accepted.add(header)
 
 
 def host_name(host: str) -> str:

@@ -17,13 +17,23 @@ from starlette.types import Message, Receive, Scope, Send
 from service.auth import ApiKeys
 from service.errors import Cancelled, Draining, Internal, MethodNotAllowed, Overloaded, ServiceError
 from service.lifecycle import Lifecycle
-from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
-from service.request_log import OTHER, RequestLog, RequestRecord, set_current
+from service.request_log import (
+    HEADER,
+    OTHER,
+    TRACE_HEADER,
+    RequestLog,
+    RequestRecord,
+    request_id,
+    set_current,
+    traceparent,
+)
 from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
 from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
 from service.rest.routes import health, native, oip, oip_conversion, openai, tei, tei_conversion
+
+HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,9 +71,9 @@ class RequestMiddleware:
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
-        added_headers = [(HEADER.encode(), record.request_id.encode())]
+        added_headers = [(HEADER_BYTES, record.request_id.encode())]
         if record.traceparent:
-            added_headers.append((TRACE_HEADER.encode(), record.traceparent.encode()))
+            added_headers.append((TRACE_BYTES, record.traceparent.encode()))
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "record": record, "method": "GET" if is_head else scope["method"]}
         status, size = 0, 0
@@ -94,6 +104,15 @@ class RequestMiddleware:
             record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER).replace(":path}", "}")
             finish_request(self._requests, record, status or Cancelled.http_status, size)
 
+    def _check_access(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"")
+        if host not in self._hosts.accepted:
+            self._hosts.check(host)
+        # Public paths are for reading: POST / is a route of the TEI API.
+        is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
+        if self._keys is not None and not is_public:
+            self._keys.check(headers.get(b"authorization"))
+
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
     ) -> None:
@@ -101,11 +120,7 @@ class RequestMiddleware:
         request = Request(scope, receive)
         response: Response | FastAPI
         try:
-            self._hosts.check(headers.get(b"host", b"").decode("latin-1"))
-            # Public paths are for reading: POST / is a route of the TEI API.
-            is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
-            if self._keys is not None and not is_public:
-                self._keys.check(headers.get(b"authorization"))
+            self._check_access(scope, headers)
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is None:
                 response = self._app
@@ -219,10 +234,11 @@ def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes,
 
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
     """Return the record of a request that has just arrived."""
+    trace = headers.get(TRACE_BYTES)
     return RequestRecord(
         api_of(method, path),
-        request_id(headers.get(HEADER.encode(), b"").decode("latin-1")),
-        traceparent(headers.get(TRACE_HEADER.encode(), b"").decode("latin-1")),
+        request_id(headers.get(HEADER_BYTES, b"").decode("latin-1")),
+        "" if trace is None else traceparent(trace.decode("latin-1")),
     )
 
 

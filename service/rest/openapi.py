@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from service import errors
 from service.errors import ServiceError
-from service.request_ids import HEADER, TRACE_HEADER
+from service.request_log import HEADER, TRACE_HEADER
 from service.rest.examples import add_examples
 from service.rest.middleware import api_of, render_error
 from service.rest.routes import health

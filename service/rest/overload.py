@@ -14,8 +14,7 @@ from service.auth import ApiKeys
 from service.errors import ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
-from service.request_ids import HEADER, TRACE_HEADER
-from service.request_log import RequestLog
+from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import native, oip, openai, tei
@@ -35,15 +34,11 @@ class LoadShedder:
     def __init__(
         self, lifecycle: Lifecycle, requests: RequestLog, keys: ApiKeys | None, cors: Cors | None = None
     ) -> None:
+        self.near_capacity = lifecycle.near_capacity
         self._lifecycle = lifecycle
         self._cors = cors or Cors("")
         self._requests = requests
         self._keys = keys
-
-    @property
-    def active(self) -> bool:
-        """True while every request is to be passed to `try_reject`."""
-        return self._lifecycle.near_capacity
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""

@@ -5,7 +5,7 @@ Errors are sent in the order of the requests: a rejection never precedes the res
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
-from service.request_ids import HEADER, request_id
+from service.request_log import HEADER, request_id
 from service.rest.codec import JSON
 from service.rest.requests import BODY_COMPLETE, cancel_request
 from service.rest.responses import native_error
@@ -32,8 +32,8 @@ class Shedder(Protocol):
     """Rejects requests before their task starts."""
 
     @property
-    def active(self) -> bool:
-        """True while the server must pass every request to `try_reject`."""
+    def near_capacity(self) -> Collection[object]:
+        """While it is not empty, the server must pass every request to `try_reject`."""
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         """Return the rejection; None to handle the request as usual."""
@@ -42,7 +42,7 @@ class Shedder(Protocol):
 class NoLoadShedding:
     """Rejects nothing."""
 
-    active = False
+    near_capacity = ()
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
         return None
@@ -64,7 +64,7 @@ class ConnectionLimits:
 class HttpProtocol(HttpToolsProtocol):
     """One connection; `limits` and `load_shedder` are set by a subclass per server.
 
-    While the load shedder is active, a small request is buffered until it is complete, within the header timeout.
+    Near capacity, a small request is buffered until it is complete, within the header timeout.
     """
 
     limits: ConnectionLimits
@@ -141,7 +141,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         app = self._special_app()
-        if app is None and self.load_shedder.active and self._can_buffer():
+        if app is None and self.load_shedder.near_capacity and self._can_buffer():
             self._buffered = bytearray()
             return
         self._stop_header_timer()
@@ -177,13 +177,15 @@ class HttpProtocol(HttpToolsProtocol):
     def _special_app(self) -> ASGIApp | None:
         """Return the app that answers this request head in place of the main app; None for a valid head."""
         error: ServiceError | None = None
-        names = [name for name, _ in self.headers]
-        hosts = names.count(b"host")
+        hosts, encoded = 0, False
+        for name, _ in self.headers:
+            hosts += name == b"host"
+            encoded = encoded or name == b"transfer-encoding"
         if self._head_bytes > MAX_HEADER_BYTES:
             error = _headers_too_large()
         elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             error = MalformedRequest("missing or repeated", "Send it once.", field="Host")
-        elif b"transfer-encoding" in names and (unsupported := self._transfer_encoding_error()) is not None:
+        elif encoded and (unsupported := self._transfer_encoding_error()) is not None:
             error = unsupported
         elif self.url == b"*":
             self.url = b"/"
@@ -278,7 +280,8 @@ class HttpProtocol(HttpToolsProtocol):
         return b"".join((*lines, b"\r\n", body))
 
     def _start_header_timer(self) -> None:
-        self._stop_header_timer()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.close)
 
     def _stop_header_timer(self) -> None:

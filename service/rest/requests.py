@@ -63,7 +63,8 @@ class RequestReader:
         models = self._lifecycle.models
         if models is not self._limits_of:
             self._limits_of, self._limits = models, item_limits(models.infos)
-        reject_query(request)
+        if request.scope["query_string"]:
+            reject_query(request)
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
@@ -98,38 +99,43 @@ class RequestReader:
         milliseconds = limit if len(value) > MAX_TIMEOUT_DIGITS else min(int(value), limit)
         return time.monotonic() + milliseconds / 1000
 
-    async def _receive(self, request: Request) -> bytearray:
+    async def _receive(self, request: Request) -> bytes | bytearray:
+        """Return the body. It is parsed and submitted in the event-loop iteration in which its last byte arrives."""
         settings = self.settings
         limit = settings.max_request_bytes
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:
             raise _too_large(limit, int(declared[:MAX_TIMEOUT_DIGITS]))
-        body = bytearray()
+        if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled
+            body: bytes = message["body"]
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
         try:
-            if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
-                await self._collect(request, body)
-            else:
-                async with asyncio.timeout(settings.body_timeout_ms / 1000):
-                    await self._collect(request, body)
+            async with asyncio.timeout(settings.body_timeout_ms / 1000):
+                return await self._collect(request)
         except TimeoutError:
             raise RequestTimeout(
                 "Request body not received in time", "Retry the request.", maximum=settings.body_timeout_ms, unit="ms"
             ) from None
         except ClientDisconnect:
             raise Cancelled from None
+
+    async def _collect(self, request: Request) -> bytearray:
+        """Return the body, whose chunks count against the budget while they arrive."""
+        limit, body = self.settings.max_request_bytes, bytearray()
+        try:
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > limit:
+                    raise _too_large(limit)
+                self.budget.acquire(len(chunk))
+                body += chunk
         finally:
-            # No await between here and admission: the body is parsed and submitted in the same event-loop iteration.
             self.budget.release(len(body))
         return body
-
-    async def _collect(self, request: Request, body: bytearray) -> None:
-        """Append the chunks of the body, as they are received, within the limits."""
-        limit = self.settings.max_request_bytes
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > limit:
-                raise _too_large(limit)
-            self.budget.acquire(len(chunk))
-            body += chunk
 
 
 def reject_query(request: Request) -> None:

@@ -12,8 +12,16 @@ from google.protobuf.message import Message
 
 from service.auth import ApiKeys
 from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
-from service.request_ids import HEADER, TRACE_HEADER, request_id, traceparent
-from service.request_log import OTHER, RequestLog, RequestRecord, set_current
+from service.request_log import (
+    HEADER,
+    OTHER,
+    TRACE_HEADER,
+    RequestLog,
+    RequestRecord,
+    request_id,
+    set_current,
+    traceparent,
+)
 from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
 from service.rpc.receiving import Parser, Receiver
 from service.rpc.status import retry_after_ms, status_of

@@ -37,7 +37,7 @@ WARM_REQUESTS = 20
 RECORDED_REQUESTS = 5
 """The one with the fewest calls counts: during the others a periodic task of the server may run too."""
 START_TIMEOUT_S = 120
-NOT_LOGIC = ("metrics", "log", "schema", "errors", "manifest")
+NOT_LOGIC = ("metrics", "observer", "log", "schema", "errors", "manifest")
 """Words in the names of files and folders of metrics, logs and types, which are counted separately."""
 
 Send = Callable[[], None]

@@ -12,7 +12,7 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.request_ids import traceparent
+from service.request_log import traceparent
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.manifest import Pooling
 from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
@@ -159,15 +158,18 @@ class PackedBackend(ABC):
 
     def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> list[TextVectors]:
         fitted = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        sequences, pool_from, modes = [], [], set()
+        for task in tasks:
+            sequences.append((task.tokens.input_ids, segment_types(task.tokens, self._segment_types)))
+            pool_from.append(task.pool_from)
+            if task.pooling is not None:
+                modes.add(task.pooling)
         batch = pack_batch(sequences, fitted.shape, fitted.starts)
         last_hidden_state = self.infer(batch.inputs)
         # NaN and infinity propagate to the sum. Padding is computed like any sequence, so it is finite too.
         if not np.isfinite(last_hidden_state.sum()):
             raise NonFiniteOutput
         hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
-        modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
-        pool_from = [task.pool_from for task in tasks]
         pooled = {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes}
         return [
             TextVectors(

@@ -88,8 +88,8 @@ def prepare_input(
     words = words_of(tokens) if with_tokens or "words" in outputs else []
     described = describe_tokens(tokens, tokenizer.token_texts(tokens), words) if with_tokens else None
     listed = None
-    first, last = tokens.prompt_range
-    if described is not None and first < last:
+    if described is not None and tokens.source.prompt:
+        first, last = tokens.prompt_range
         listed = np.delete(np.arange(len(tokens)), slice(first, last))
         del described[first:last]
     if "words" not in outputs and "spans" not in outputs:
@@ -120,8 +120,10 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
         values += count * width if "tokens" in outputs else 0
         values += len(item.ranges) * width if item.ranges is not None else 0
         values += count * manifest.static.shape[1] if "static" in outputs else 0
-        listed = 0 if request.padded else listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
-        sizes.append(RESULT_BYTES + array_bytes(values, request.dtype, request.wire) + listed)
+        size = RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
+        if (item.described or item.words) and not request.padded:
+            size += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
+        sizes.append(size)
     return total_bytes(sizes, padded=request.padded)
 
 

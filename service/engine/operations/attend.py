@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from model.manifest import Manifest
 from service.engine.admission import count_characters, estimate_tokens
@@ -10,10 +11,12 @@ from service.engine.explain.units import find_units
 from service.engine.observer import Observation
 from service.engine.operations.costs import describe_cost
 from service.engine.operations.inputs import check_inputs, check_layers, check_length
-from service.engine.operations.served_model import ServedModel
 from service.engine.schema.explain import AttendRequest, AttendResponse, AttentionMapSpec
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, Unsupported
 from service.spelling import named
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 MAX_DECIMALS = 9
 HEAD_REDUCES = {
@@ -27,19 +30,19 @@ HEAD_REDUCES = {
 SCORES_WITHOUT_SUM = "not supported for kind {kind.scores} (rows do not sum to 1)"
 
 
-async def attend(model: ServedModel, request: AttendRequest, deadline: float) -> AttendResponse:
+async def attend(engine: "Engine", request: AttendRequest, deadline: float) -> AttendResponse:
     """Return attention maps of the inputs."""
-    check_inputs(request.inputs, model.limits, model.manifest)
-    spec, lane = check_attend(request, model.manifest), model.explain
+    check_inputs(request.inputs, engine.limits, engine.manifest)
+    spec, lane = check_attend(request, engine.manifest), engine.explain_lane
     observation = Observation(lane.observer)
-    sizes = estimate_tokens(map(count_characters, request.inputs), model.manifest.max_input_tokens)
+    sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        tasks = await model.run(describe_cost(request.inputs), deadline, prepare, model, request, spec)
+        tasks = await engine.run(describe_cost(request.inputs), deadline, prepare, engine, request, spec)
         token_count, truncated = observation.tokenized([task.tokens for task in tasks])
-        submitted = lane.submit(tasks, deadline)
-    results = await lane.wait(submitted)
-    observation.ran(submitted.job.queue_s)
-    return AttendResponse(model.name, lane.precision, results, token_count, truncated, observation.finish())
+        job = lane.submit(tasks, deadline)
+    results = await lane.wait(job)
+    observation.ran(job.queue_s)
+    return AttendResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
 
 
 def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec:
@@ -160,15 +163,15 @@ def _check_precision(request: AttendRequest, spec: AttentionMapSpec) -> None:
         )  # fmt: skip
 
 
-def prepare(model: ServedModel, request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
+def prepare(engine: "Engine", request: AttendRequest, spec: AttentionMapSpec) -> list[AttendTask]:
     """Tokenize the inputs and find their units; return one task per input."""
     tasks, options = [], replace(request, inputs=())
-    tokenized = model.tokenizer.encode([item.source for item in request.inputs])
+    tokenized = engine.tokenizer.encode([item.source for item in request.inputs])
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
-        kept = check_length(tokens, model.manifest, request.truncation, path)
-        units = find_units(item, kept, model.tokenizer.token_texts(kept), request, path)
+        kept = check_length(tokens, engine.manifest, request.truncation, path)
+        units = find_units(item, kept, engine.tokenizer.token_texts(kept), request, path)
         tasks.append(AttendTask(kept, units, spec, options))
-    limit = model.limits.max_response_bytes
-    model.check_response_size(maps_bytes(tasks), len(tasks), lambda: suggest_smaller_maps(tasks, limit))
+    limit = engine.limits.max_response_bytes
+    engine.check_response_size(maps_bytes(tasks), len(tasks), lambda: suggest_smaller_maps(tasks, limit))
     return tasks

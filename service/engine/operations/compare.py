@@ -1,5 +1,7 @@
 """Compare: the similarity of a word's occurrences in several texts, per layer."""
 
+from typing import TYPE_CHECKING
+
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.admission import count_characters, estimate_tokens
@@ -14,33 +16,35 @@ from service.engine.explain.units import word_units
 from service.engine.observer import Observation
 from service.engine.operations.costs import OUTPUT, PAIR, describe_cost
 from service.engine.operations.inputs import SPLIT, check_layers, check_length, check_span, check_text
-from service.engine.operations.served_model import ServedModel
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import CompareRequest, CompareResponse
 from service.errors import OutOfRange, TooFew, TooMany, Unsupported, missing_or_conflicting
 from service.spelling import Remedy
 
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
 MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
 
 
-async def compare(model: ServedModel, request: CompareRequest, deadline: float) -> CompareResponse:
+async def compare(engine: "Engine", request: CompareRequest, deadline: float) -> CompareResponse:
     """Return similarities of a word's occurrences."""
-    layers, lane = check_compare(request, model.limits, model.manifest), model.explain
+    layers, lane = check_compare(request, engine.limits, engine.manifest), engine.explain_lane
     inputs = [Input(TokenizerInput(text)) for text in dict.fromkeys(item.text for item in request.occurrences)]
     observation = Observation(lane.observer)
-    sizes = estimate_tokens(map(count_characters, inputs), model.manifest.max_input_tokens)
+    sizes = estimate_tokens(map(count_characters, inputs), engine.manifest.max_input_tokens)
     cost = compare_cost(request, inputs, len(layers))
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        tasks = await model.run(cost, deadline, prepare, model, request, inputs, len(layers))
+        tasks = await engine.run(cost, deadline, prepare, engine, request, inputs, len(layers))
         token_count, _ = observation.tokenized([task.tokens for task in tasks])
-        submitted = lane.submit(tasks, deadline)
-    vectors = await lane.wait(submitted)
-    observation.ran(submitted.job.queue_s)
-    occurrences, static, similarities = await model.run(
-        cost, deadline, compare_occurrences, tasks, vectors, layers, model.static
+        job = lane.submit(tasks, deadline)
+    vectors = await lane.wait(job)
+    observation.ran(job.queue_s)
+    occurrences, static, similarities = await engine.run(
+        cost, deadline, compare_occurrences, tasks, vectors, layers, engine.static
     )
     timing = observation.finish()
-    return CompareResponse(model.name, lane.precision, occurrences, static, similarities, token_count, timing)
+    return CompareResponse(engine.name, lane.precision, occurrences, static, similarities, token_count, timing)
 
 
 def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -> tuple[int, ...]:
@@ -80,14 +84,14 @@ def compare_cost(request: CompareRequest, inputs: list[Input], layers: int) -> i
     return describe_cost(inputs) + OUTPUT * count + PAIR * layers * count * count
 
 
-def prepare(model: ServedModel, request: CompareRequest, inputs: list[Input], layer_count: int) -> list[CompareTask]:
+def prepare(engine: "Engine", request: CompareRequest, inputs: list[Input], layer_count: int) -> list[CompareTask]:
     """Tokenize the distinct texts and find the occurrences in them; return one task per text."""
-    texts, tokenizer = [item.source.text for item in inputs], model.tokenizer
+    texts, tokenizer = [item.source.text for item in inputs], engine.tokenizer
     tokens = dict(zip(texts, tokenizer.encode([item.source for item in inputs]), strict=True))
     occurrences: dict[str, dict[int, OccurrenceTokens]] = {text: {} for text in texts}
     for index, occurrence in enumerate(request.occurrences):
         path, text = f"occurrences[{index}]", occurrence.text
-        check_length(tokens[text], model.manifest, None, f"{path}.text")
+        check_length(tokens[text], engine.manifest, None, f"{path}.text")
         occurrences[text][index] = find_occurrence(occurrence, tokens[text], path)
     tasks = [
         CompareTask(
@@ -100,5 +104,5 @@ def prepare(model: ServedModel, request: CompareRequest, inputs: list[Input], la
     ]
     size = comparison_bytes(tasks, layer_count, request)
     remedy = Remedy("Send fewer occurrences or request fewer layers")
-    model.check_response_size(size, len(request.occurrences), lambda: remedy)
+    engine.check_response_size(size, len(request.occurrences), lambda: remedy)
     return tasks

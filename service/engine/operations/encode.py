@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.manifest import Manifest
 from service.engine.admission import count_characters, estimate_tokens
@@ -20,40 +20,41 @@ from service.engine.encode.response import (
 from service.engine.lane import Lane
 from service.engine.observer import Observation
 from service.engine.operations.costs import DESCRIBED_CHARACTER, ELEMENTS, INPUT, OUTPUT, SPAN
-from service.engine.operations.inputs import check_inputs, check_layers, check_length
-from service.engine.operations.prompts import count_prompt, select_prompt
-from service.engine.operations.served_model import ServedModel
+from service.engine.operations.inputs import check_inputs, check_layers, check_length, count_prompt, select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, Output, TextVectors
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange
 from service.spelling import Remedy, named
 
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
-async def encode(model: ServedModel, request: EncodeRequest, deadline: float) -> EncodeResponse:
+
+async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> EncodeResponse:
     """Return embeddings of the inputs."""
-    manifest = model.manifest
-    check_inputs(request.inputs, model.limits, manifest, request.max_inputs)
+    manifest = engine.manifest
+    check_inputs(request.inputs, engine.limits, manifest, request.max_inputs)
     request = check_encode(request, manifest)
-    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, model.limits, manifest)
-    lane: Lane[Any, TextVectors] = model.fast if needs_last_layer_only(request, manifest) else model.explain
-    if lane.admission.near_capacity:  # an error for good comes before an error that asks to retry
+    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest)
+    lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain_lane
+    if lane.admission.backlog.near:  # an error for good comes before an error that asks to retry
         least = least_response_bytes(request, manifest)
-        model.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
-    prompt_tokens = 0 if prompt is None else await count_prompt(model, prompt, len(request.inputs), deadline)
+        engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
+    prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
     lengths = [count_characters(item) for item in request.inputs]
     sizes = estimate_tokens(lengths, manifest.max_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     observation = Observation(lane.observer)
     with lane.reserve(lane.admission.cost(sizes), deadline):
-        prepared = await model.run(cost, deadline, prepare, model, request, prompt)
+        prepared = await engine.run(cost, deadline, prepare, engine, request, prompt)
         token_count, truncated = observation.tokenized([item.tokens for item in prepared])
-        submitted = lane.submit(encode_tasks(request, manifest, prepared), deadline)
-    vectors = await lane.wait(submitted)
-    observation.ran(submitted.job.queue_s)
-    results = await model.run(
-        cost, deadline, build_results, prepared, vectors, request, manifest, model.dense_layers, model.static
+        job = lane.submit(encode_tasks(request, manifest, prepared), deadline)
+    vectors = await lane.wait(job)
+    observation.ran(job.queue_s)
+    results = await engine.run(
+        cost, deadline, build_results, prepared, vectors, request, manifest, engine.dense_layers, engine.static
     )
     timing = observation.finish()
-    return EncodeResponse(model.name, lane.precision, results, token_count, truncated, timing, prompt)
+    return EncodeResponse(engine.name, lane.precision, results, token_count, truncated, timing, prompt)
 
 
 def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
@@ -126,9 +127,9 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     cost = characters + INPUT * len(inputs)
     if layers > 1 and "pooled" in request.outputs:
         cost += layers * manifest.hidden_size * len(inputs) // ELEMENTS
-    arrays = [output for output in request.outputs if output != "pooled"]
-    if not arrays:
+    if request.outputs == ("pooled",):
         return cost
+    arrays = [output for output in request.outputs if output != "pooled"]
     spans = sum(len(item.spans) for item in inputs)
     means = layers * sum(output in ("words", "spans") for output in arrays)
     tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.max_input_tokens))
@@ -137,7 +138,7 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     return cost + SPAN * spans + elements // ELEMENTS
 
 
-def prepare(model: ServedModel, request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
+def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
     """Tokenize the inputs; return their results without vectors."""
     sources = [item.source for item in request.inputs]
     if prompt is not None:
@@ -145,13 +146,13 @@ def prepare(model: ServedModel, request: EncodeRequest, prompt: AppliedPrompt | 
             source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
         ]
     prepared = []
-    tokenized = model.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
+    tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
-        kept = check_length(tokens, model.manifest, request.truncation, path)
-        prepared.append(prepare_input(item, kept, request, model.tokenizer, path))
-    size, limit = response_bytes(prepared, request, model.manifest), model.limits.max_response_bytes
-    model.check_response_size(
-        size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, model.manifest, limit)
+        kept = check_length(tokens, engine.manifest, request.truncation, path)
+        prepared.append(prepare_input(item, kept, request, engine.tokenizer, path))
+    size, limit = response_bytes(prepared, request, engine.manifest), engine.limits.max_response_bytes
+    engine.check_response_size(
+        size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, engine.manifest, limit)
     )
     return prepared

@@ -1,13 +1,27 @@
-"""Checks of inputs and layers: counts, sizes, spans, token ids, and the number of tokens."""
+"""Checks of inputs, layers and prompts: counts, sizes, spans, token ids, and the number of tokens."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizedInput
-from service.engine.schema.encode import Input, Limits, Truncation
-from service.errors import ConflictingFields, Duplicate, Empty, OutOfRange, RequestTooLarge, TooLong, TooMany
+from model.prompts import Role, role_prompt_name
+from model.tokenizer import TokenizedInput, TokenizerInput
+from service.engine.schema.encode import AppliedPrompt, Input, Limits, Truncation
+from service.errors import (
+    ConflictingFields,
+    Duplicate,
+    Empty,
+    NotFound,
+    OutOfRange,
+    RequestTooLarge,
+    TooLong,
+    TooMany,
+    echo,
+)
 from service.spelling import Remedy
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 SPLIT = Remedy("Split the text")
 SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.")
@@ -25,7 +39,9 @@ def check_inputs(
 ) -> None:
     """Check count, sizes, ids and spans. `max_inputs` overrides the limit; `split` is as in `check_text`."""
     check_count(len(inputs), "inputs", max_inputs or limits.max_inputs)
-    spans = sum(len(item.spans) for item in inputs)
+    spans = 0
+    for item in inputs:
+        spans += len(item.spans)
     if spans > limits.max_spans_per_request:
         raise TooMany(
             "too many spans in the request", "Split the request.",
@@ -114,7 +130,7 @@ def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> N
                 "out of range", f"Use {first} to {last}, or {lowest} to -1 from the end.",
                 field=f"layers[{index}]", actual=layer, minimum=lowest, maximum=last,
             )  # fmt: skip
-    if len({layer % (last + 1) for layer in layers}) < len(layers):
+    if len(layers) > 1 and len({layer % (last + 1) for layer in layers}) < len(layers):
         raise Duplicate("contains the same layer twice", "Remove one.", field="layers")
 
 
@@ -147,3 +163,77 @@ def no_room(prompt_tokens: int, limit: int, field: str) -> TooLong:
         "leaves no room for text", "Use a shorter prompt.",
         field=field, actual=prompt_tokens, maximum=limit, unit="tokens",
     )  # fmt: skip
+
+
+def select_prompt(
+    inputs: Sequence[Input], name: str | None, text: str | None, limits: Limits, manifest: Manifest
+) -> AppliedPrompt | None:
+    """Return the prompt of a request, else the default of the model. Token ids get no default prompt."""
+    prompt = find_prompt(name, text, limits, manifest)
+    if prompt is not None and (name is not None or text):
+        for index, item in enumerate(inputs):
+            if item.source.token_ids is not None:
+                field = "prompt" if name is None else "prompt_name"
+                raise ConflictingFields(
+                    "not supported for token_ids", f"Send text in {{inputs}}[{index}].", field=field
+                )
+    return prompt
+
+
+def find_prompt(
+    name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
+) -> AppliedPrompt | None:
+    """Return the prompt of this name or text, else the role's default prompt, else the model's.
+
+    `role` is also the prefix of the fields in errors.
+    """
+    prompts, field = manifest.prompts, "prompt" if role is None else f"{role}_prompt"
+    if name is not None and text is not None:
+        raise ConflictingFields(f"set together with {field}", "Send one of them.", field=f"{field}_name")
+    if text is not None:
+        limit = limits.max_input_characters
+        if len(text) > limit:
+            raise RequestTooLarge(
+                "too many characters", "Shorten it.", field=field, actual=len(text), maximum=limit, reason="TOO_LONG"
+            )
+        return AppliedPrompt(None, text) if text else None
+    if name is None:
+        own = None if role is None else role_prompt_name(role, prompts)
+        name = own or manifest.default_prompt_name
+    elif name not in prompts:
+        raise prompt_not_found(name, prompts, f"{field}_name")
+    return AppliedPrompt(name, prompts[name]) if name is not None and prompts[name] else None
+
+
+def prompt_not_found(name: str, prompts: Iterable[str], field: str) -> NotFound:
+    """Return the error for a prompt that the model lacks."""
+    known = ", ".join(f'"{prompt}"' for prompt in prompts)
+    remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
+    return NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
+
+
+async def count_prompt(
+    engine: "Engine", prompt: AppliedPrompt, inputs: int, deadline: float, field: str = "prompt"
+) -> int:
+    """Return the number of tokens of a prompt, without special tokens.
+
+    Raises `TooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have more
+    characters than the largest request.
+    """
+    characters, limit = len(prompt.text) * inputs, engine.limits.max_request_bytes
+    if characters > limit:
+        raise RequestTooLarge(
+            f"too many characters for {inputs} inputs", "Shorten it or send fewer inputs.",
+            field=field, actual=characters, maximum=limit, reason="TOO_LONG",
+        )  # fmt: skip
+    if prompt.name is not None and prompt.name in engine.prompt_tokens:
+        return engine.prompt_tokens[prompt.name]
+    sources = [TokenizerInput(""), TokenizerInput(prompt.text)]
+    empty, tokens = await engine.run(len(prompt.text), deadline, engine.tokenizer.encode, sources, offsets=False)
+    count = len(tokens) - len(empty)
+    # A prompt within the limit may still leave no room: `check_length` decides with the text.
+    if len(tokens) > engine.manifest.max_input_tokens:
+        raise no_room(count, engine.manifest.max_input_tokens, field)
+    if prompt.name is not None:
+        engine.prompt_tokens[prompt.name] = count
+    return count

@@ -1,6 +1,7 @@
 """Similarity: scores of queries and documents, and what each pair of units contributes."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
@@ -9,13 +10,14 @@ from service.engine.explain.contributions import Embedder
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT
-from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text
-from service.engine.operations.prompts import count_prompt, find_prompt
-from service.engine.operations.served_model import ServedModel
+from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
 from service.engine.schema.encode import Limits
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse, SimilaritySpec, UnavailableReason
 from service.errors import ConflictingFields, Empty, OutOfRange, RequestTooLarge, TooMany, Unsupported, WrongShape
 from service.spelling import Remedy
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 PAIR_CHARACTERS = 256
 """An explained pair takes at least as long as the preparation of this many characters."""
@@ -31,31 +33,31 @@ The scheduler takes about 10 microseconds for each on the event loop, so the lim
 """
 
 
-async def similarity(model: ServedModel, request: SimilarityRequest, deadline: float) -> SimilarityResponse:
+async def similarity(engine: "Engine", request: SimilarityRequest, deadline: float) -> SimilarityResponse:
     """Return similarities of queries and documents."""
-    spec = check_similarity(request, model.limits, model.manifest, linear=model.dense_layers.linear)
-    query_prompt, document_prompt, lane = spec.query_prompt, spec.document_prompt, model.fast
+    spec = check_similarity(request, engine.limits, engine.manifest, linear=engine.dense_layers.linear)
+    query_prompt, document_prompt, lane = spec.query_prompt, spec.document_prompt, engine.fast_lane
     prompt_tokens = [0, 0]
     if query_prompt is not None:
-        prompt_tokens[0] = await count_prompt(model, query_prompt, len(request.queries), deadline, "query_prompt")
+        prompt_tokens[0] = await count_prompt(engine, query_prompt, len(request.queries), deadline, "query_prompt")
     if document_prompt is not None:
         prompt_tokens[1] = await count_prompt(
-            model, document_prompt, len(request.documents), deadline, "document_prompt"
+            engine, document_prompt, len(request.documents), deadline, "document_prompt"
         )
     cost, sizes, explanation = similarity_cost(
-        request, spec, prompt_tokens, model.limits, model.manifest.max_input_tokens
+        request, spec, prompt_tokens, engine.limits, engine.manifest.max_input_tokens
     )
     observation = Observation(lane.observer)
     reserved = lane.admission.cost(sizes).plus(lane.admission.cost_of_tokens(explanation))
     with lane.reserve(reserved, deadline):
-        prepared = await model.run(cost, deadline, prepare, model, request, spec)
+        prepared = await engine.run(cost, deadline, prepare, engine, request, spec)
         token_count, truncated = observation.tokenized([text.tokens for text in prepared.texts])
-        submitted = lane.submit(await model.run(cost, deadline, prepared.tasks), deadline)
-    vectors = await lane.wait(submitted)
-    observation.ran(submitted.job.queue_s)
-    scores, pairs = await model.run(cost, deadline, prepared.results, vectors)
+        job = lane.submit(await engine.run(cost, deadline, prepared.tasks), deadline)
+    vectors = await lane.wait(job)
+    observation.ran(job.queue_s)
+    scores, pairs = await engine.run(cost, deadline, prepared.results, vectors)
     return SimilarityResponse(
-        model.name, lane.precision, spec.similarity, scores,
+        engine.name, lane.precision, spec.similarity, scores,
         [text.result(explain=request.explain) for text in prepared.queries],
         [text.result(explain=request.explain) for text in prepared.documents],
         pairs, spec.unavailable if request.explain else None, token_count, truncated,
@@ -196,27 +198,27 @@ def similarity_cost(
     return size, tokens, min(explanation, limits.max_queue_tokens)
 
 
-def prepare(model: ServedModel, request: SimilarityRequest, spec: SimilaritySpec) -> PreparedSimilarity:
+def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) -> PreparedSimilarity:
     """Tokenize the texts and find their units."""
-    manifest, texts = model.manifest, []
+    manifest, texts = engine.manifest, []
     for side, side_texts, prompt, prompt_field in (
         ("queries", request.queries, spec.query_prompt, "query_prompt"),
         ("documents", request.documents, spec.document_prompt, "document_prompt"),
     ):
         prompt_text = "" if prompt is None else prompt.text
-        tokenized = model.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
+        tokenized = engine.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
         for index, tokens in enumerate(tokenized):
             kept = check_length(tokens, manifest, request.truncation, f"{side}[{index}]", prompt_field)
             unit = request.unit if request.explain else None
-            texts.append(ComparedText.of(kept, model.tokenizer, manifest, unit))
+            texts.append(ComparedText.of(kept, engine.tokenizer, manifest, unit))
     unit_length = spec.similarity == "cosine" or manifest.normalize
-    embedder = Embedder(model.dense_layers, request.dimensions, unit_length)
+    embedder = Embedder(engine.dense_layers, request.dimensions, unit_length)
     prepared = PreparedSimilarity(request, spec, manifest, embedder, texts)
     if request.explain:
-        check_explanation_size(request, [len(text.tokens) for text in texts], manifest, model.limits)
+        check_explanation_size(request, [len(text.tokens) for text in texts], manifest, engine.limits)
     if request.effect == "occlusion":
-        check_occlusion(request, prepared.occluded_sizes(), manifest, model.limits)
+        check_occlusion(request, prepared.occluded_sizes(), manifest, engine.limits)
     top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
     remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
-    model.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
+    engine.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
     return prepared

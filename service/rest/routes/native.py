@@ -11,7 +11,6 @@ from service.engine.schema.encode import (
     Array,
     DType,
     EncodeRequest,
-    EncodeResponse,
     EncodeResult,
     LayerReduce,
     Output,
@@ -111,11 +110,18 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
         body = await reader.read(request, EncodeBody)
         engine = lifecycle.models.find(body.model)
-        work = engine.encode(_encode_request(body, reader.deadline(request)))
-        response = await work
+        response = await engine.encode(_encode_request(body, reader.deadline(request)))
+        encoding_format = body.encoding_format
+        document = {
+            "model": response.model,
+            "precision": response.precision,
+            "results": await convert(lambda result: _result(result, encoding_format), response.results),
+            "usage": usage_body(response.token_count, response.truncated_inputs),
+            "prompt_name": None if response.prompt is None else response.prompt.name,
+            "prompt": None if response.prompt is None else response.prompt.text,
+        }
         headers = metadata_headers(response, engine.info.digest)
-        document = await _document(response, body.encoding_format)
-        return await json_response(request, document, headers, compress=body.encoding_format == "float")
+        return await json_response(request, document, headers, compress=encoding_format == "float")
 
     @router.post(
         "/v1/tokenize",
@@ -131,8 +137,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         reject_spans(inputs)
         deadline = reader.deadline(request)
         engine = lifecycle.models.find(body.model)
-        work = engine.tokenize(TokenizeRequest(inputs, deadline=deadline))
-        response = await work
+        response = await engine.tokenize(TokenizeRequest(inputs, deadline=deadline))
         results = [
             {"token_count": result.token_count, "tokens": result.tokens, "words": result.words}
             for result in response.results
@@ -159,17 +164,6 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
         wire="json" if body.encoding_format == "float" else "base64",
         deadline=deadline,
     )
-
-
-async def _document(response: EncodeResponse, encoding_format: EncodingFormat) -> dict[str, Any]:
-    return {
-        "model": response.model,
-        "precision": response.precision,
-        "results": await convert(lambda result: _result(result, encoding_format), response.results),
-        "usage": usage_body(response.token_count, response.truncated_inputs),
-        "prompt_name": None if response.prompt is None else response.prompt.name,
-        "prompt": None if response.prompt is None else response.prompt.text,
-    }
 
 
 def _result(result: EncodeResult, encoding_format: EncodingFormat) -> dict[str, Any]:

@@ -24,9 +24,8 @@ from service.oip.models import VERSION
 from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.rest.codec import JSON
 from service.rest.compression import accepted
-from service.rest.rendering import PART_BYTES, render
 from service.rest.requests import parse_json
-from service.rest.responses import encoded_response
+from service.rest.responses import PART_BYTES, encoded_response, render
 from service.rest.routes.oip_bodies import InferBody, InferInputBody
 
 BINARY = "application/octet-stream"

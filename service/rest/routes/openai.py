@@ -23,9 +23,8 @@ from service.rest.codec import (
     count_inputs_or_ids,
 )
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
-from service.rest.rendering import Base64
 from service.rest.requests import RequestReader
-from service.rest.responses import json_response, metadata_headers
+from service.rest.responses import Base64, json_response, metadata_headers
 from service.rest.routes import models
 from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
 from service.spelling import Spelling

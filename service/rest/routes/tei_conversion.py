@@ -8,10 +8,8 @@ import orjson
 from fastapi import Request
 
 from model.tokenizer import TokenizerInput
-from service.engine.engine import Engine
-from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED
-from service.engine.operations.prompts import prompt_not_found
-from service.engine.operations.served_model import PREPARATION_THREADS
+from service.engine.engine import PREPARATION_THREADS, Engine
+from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED, prompt_not_found
 from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo, Token, Truncation
 from service.engine.schema.similarity import SimilarityResponse
 from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape

@@ -99,7 +99,7 @@ def test_every_request_of_every_caller_finishes(callers: list[tuple[int, int, in
         load.run_batch()
     assert load.finished == Counter({caller: requests for caller, (requests, _, _) in enumerate(callers)})
     assert load.queue.clear() == []
-    assert load.queue.backlog.tokens == load.queue.cost.us == 0
+    assert load.queue.backlog.tokens == load.queue.us == 0
 
 
 def test_one_caller_is_served_like_a_queue_without_callers() -> None:

@@ -32,7 +32,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(cost_of(FULL)):
-            assert shedder.active
+            assert shedder.near_capacity
             for api, path, body in (
                 ("rest", "/v1/encode", b'{"inputs": "money bank grows"}'),
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
@@ -63,7 +63,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
             assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 12
             assert harness.batches_run == 0
-        assert not shedder.active
+        assert not shedder.near_capacity
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/encode", b'{"inputs": "bank", "layers": [1]}'),
@@ -93,7 +93,7 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve(cost_of(FULL - 8)):
-            assert shedder.active
+            assert shedder.near_capacity
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "%s"}' % (b"bank " * 20)) is not None
 
@@ -196,7 +196,7 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
         shedder = LoadShedder(lifecycle, harness.requests, None)
         statuses = {}
         with models.find("full").fast_lane.reserve(cost_of(FULL)):
-            assert shedder.active
+            assert shedder.near_capacity
             for name in ("full", "idle", "nobody"):
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()
                 response = shedder.try_reject(b"POST", b"/v1/encode", JSON, body)

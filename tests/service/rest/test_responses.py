@@ -11,9 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from service.engine.schema.encode import Array, Token
-from service.rest import rendering
-from service.rest.rendering import PART_BYTES, Base64, render
-from service.rest.responses import json_response, tensor
+from service.rest import responses
+from service.rest.responses import PART_BYTES, Base64, json_response, render, tensor
 
 RANDOM = np.random.default_rng(7)
 
@@ -69,13 +68,13 @@ async def test_parts_join_to_the_document(name: str) -> None:
 async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call to orjson writes at most one part, and the event loop runs between calls."""
     sizes: list[int] = []
-    original = rendering._dump
+    original = responses._dump
 
     def dump(value: object) -> bytes:
         sizes.append(len(rendered := original(value)))
         return rendered
 
-    monkeypatch.setattr(rendering, "_dump", dump)
+    monkeypatch.setattr(responses, "_dump", dump)
     monkeypatch.setattr("service.steps.STEP_S", 0)
     steps = 0
 

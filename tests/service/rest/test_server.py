@@ -163,10 +163,10 @@ async def test_work_is_cancelled_when_the_client_disconnects(
 
 
 class RejectingShedder:
-    """Always active; rejects bodies that contain `no`."""
+    """Always near capacity; rejects bodies that contain `no`."""
 
     def __init__(self) -> None:
-        self.active = True
+        self.near_capacity = {"lane"}
         self.requests: list[tuple[bytes, bytes]] = []
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
@@ -203,7 +203,7 @@ async def test_load_shedder_rejects_and_admits_requests() -> None:
         for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
             writer.write(post(body))
             assert await read_response(reader) == ((429, b"rejected") if b"no" in body else (200, b"echo " + body))
-        shedder.active = False
+        shedder.near_capacity.clear()
         writer.write(post(b"no"))
         assert await read_response(reader) == (200, b"echo no")
     assert shedder.requests == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]
@@ -249,7 +249,7 @@ async def test_rejection_closes_the_connection_when_requested() -> None:
 
 
 async def test_buffered_request_ends_with_the_header_timeout() -> None:
-    """While the load shedder is active, the header timeout includes the body."""
+    """Near capacity, the header timeout includes the body."""
     async with serving(echo, 0.05, RejectingShedder()) as (reader, writer):
         writer.write(post(b"no").removesuffix(b"o"))
         assert await asyncio.wait_for(reader.read(), 20) == b""

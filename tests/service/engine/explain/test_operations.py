@@ -53,6 +53,6 @@ def test_task_gives_the_same_result_after_serialization(
 async def test_attend_tasks_do_not_contain_the_inputs_of_the_request(factory: AttendFactory, engine: Engine) -> None:
     """A request of many inputs has a task for each, which would otherwise all contain every text."""
     request = AttendRequest(tuple(Input(TokenizerInput(f"{number} {CHEQUE}")) for number in range(20)))
-    tasks = prepare(engine._model, request, check_attend(request, factory.manifest))
+    tasks = prepare(engine, request, check_attend(request, factory.manifest))
     assert len(tasks) == 20
     assert all(b"cashed" not in pickle.dumps(task.request) for task in tasks)

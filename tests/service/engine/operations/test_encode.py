@@ -7,7 +7,7 @@ import pytest
 from model.manifest import Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.operations.encode import check_encode
-from service.engine.operations.prompts import select_prompt
+from service.engine.operations.inputs import select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input, Limits
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
 

@@ -6,7 +6,7 @@ from model.manifest import Manifest
 from model.prompts import Role
 from service.config import Settings
 from service.engine.model_info import limits_of
-from service.engine.operations.prompts import find_prompt
+from service.engine.operations.inputs import find_prompt
 
 LIMITS = limits_of(Settings(), 256)
 
