@@ -96,17 +96,10 @@ class Admission:
         # No wait is longer than the whole backlog.
         self.backlog.near_us = self._near_us * self.speed.value
 
-    def cost(self, sizes: Iterable[int]) -> Cost:
-        """Return the cost of a request with inputs of these numbers of tokens."""
-        return Cost.total(map(self.task_cost, sizes))
-
-    def cost_of_tokens(self, tokens: int) -> Cost:
-        """Return the cost of this many tokens in short inputs."""
-        return Cost(tokens, round(tokens * self._token_us))
-
-    def cost_of_text(self, characters: int) -> Cost:
-        """Return the cost of a request with this many characters, whose inputs are not known yet."""
-        return self.cost_of_tokens(characters // CHARACTERS_PER_TOKEN)
+    def cost(self, sizes: Iterable[int], more_tokens: int = 0) -> Cost:
+        """Return the cost of a request with tasks of these sizes in tokens, and of `more_tokens` in short tasks."""
+        cost = Cost.total(map(self.task_cost, sizes))
+        return cost.plus(Cost(more_tokens, round(more_tokens * self._token_us))) if more_tokens else cost
 
     def run_s(self, us: int) -> float:
         """Return the seconds in which the lane does `us` microseconds of work."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ParamSpec, Protocol, TypeVar
 
 from service.config import Settings
-from service.engine.admission import Admission, TokenizerAdmission
+from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
 from service.engine.lane import ExplainLane, FastLane, Lane, Reservation
 from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
@@ -129,8 +129,8 @@ class Engine:
 
     def reserve(self, characters: int) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
-        cost = self.fast_lane.admission.cost_of_text(characters)
-        return self.fast_lane.reserve(cost, time.monotonic() + self._max_timeout_s)
+        deadline = time.monotonic() + self._max_timeout_s
+        return self.fast_lane.reserve((), deadline, characters // CHARACTERS_PER_TOKEN)
 
     def encode(self, request: EncodeRequest) -> Awaitable[EncodeResponse]:
         """Return embeddings of the inputs."""

@@ -6,7 +6,7 @@ Callers run on one event loop, workers are threads; every task belongs to a job,
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -71,6 +71,11 @@ class Lane(Generic[TaskT, Result]):
         self.observer.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
 
     @property
+    def near_capacity(self) -> bool:
+        """True if the next request may be rejected."""
+        return self.admission.backlog.near
+
+    @property
     def busy(self) -> bool:
         """True while tasks are queued."""
         return self._workers.queue.size > 0
@@ -89,12 +94,13 @@ class Lane(Generic[TaskT, Result]):
         """Count `seconds` of run time for the running batches."""
         self._workers.watchdog.observe(seconds)
 
-    def reserve(self, cost: Cost, deadline: float = math.inf) -> "Reservation":
+    def reserve(self, sizes: Iterable[int], deadline: float = math.inf, more_tokens: int = 0) -> "Reservation":
         """Admit a request and reserve its estimated cost during preparation.
 
+        `sizes` are the estimated numbers of tokens of its tasks, and `more_tokens` the tokens of other short tasks.
         Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline.
         """
-        workers = self._workers
+        workers, cost = self._workers, self.admission.cost(sizes, more_tokens)
         with workers.lock:
             if workers.stopped:
                 raise self._stopped_error()

@@ -10,7 +10,6 @@ from service.errors import QueueFull, Unavailable
 from service.lifecycle import Lifecycle, Status
 from service.metrics import Metrics
 from tests.service.conftest import fast_lane, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) ->
     async with open_harness(model, max_queue_tokens=100) as harness:
         assert not Lifecycle(harness.metrics).near_capacity
         assert not harness.lifecycle.near_capacity
-        with fast_lane(harness).reserve(cost_of(100)):
+        with fast_lane(harness).reserve([100]):
             assert harness.lifecycle.near_capacity
             with pytest.raises(QueueFull):
                 harness.engine.reserve(8).release()

@@ -36,7 +36,7 @@ async def attend(engine: "Engine", request: AttendRequest, deadline: float) -> A
     spec, lane = check_attend(request, engine.manifest), engine.explain_lane
     observation = Observation(lane.observer)
     sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
-    with lane.reserve(lane.admission.cost(sizes), deadline):
+    with lane.reserve(sizes, deadline):
         tasks = await engine.run(describe_cost(request.inputs), deadline, prepare, engine, request, spec)
         token_count, truncated = observation.tokenized([task.tokens for task in tasks])
         job = lane.submit(tasks, deadline)

@@ -34,7 +34,7 @@ async def compare(engine: "Engine", request: CompareRequest, deadline: float) ->
     observation = Observation(lane.observer)
     sizes = estimate_tokens(map(count_characters, inputs), engine.manifest.max_input_tokens)
     cost = compare_cost(request, inputs, len(layers))
-    with lane.reserve(lane.admission.cost(sizes), deadline):
+    with lane.reserve(sizes, deadline):
         tasks = await engine.run(cost, deadline, prepare, engine, request, inputs, len(layers))
         token_count, _ = observation.tokenized([task.tokens for task in tasks])
         job = lane.submit(tasks, deadline)

@@ -36,7 +36,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
     request = check_encode(request, manifest)
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest)
     lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain_lane
-    if lane.admission.backlog.near:  # an error for good comes before an error that asks to retry
+    if lane.near_capacity:  # an error for good comes before an error that asks to retry
         least = least_response_bytes(request, manifest)
         engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
@@ -44,7 +44,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
     sizes = estimate_tokens(lengths, manifest.max_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     observation = Observation(lane.observer)
-    with lane.reserve(lane.admission.cost(sizes), deadline):
+    with lane.reserve(sizes, deadline):
         prepared = await engine.run(cost, deadline, prepare, engine, request, prompt)
         token_count, truncated = observation.tokenized([item.tokens for item in prepared])
         job = lane.submit(encode_tasks(request, manifest, prepared), deadline)

@@ -48,8 +48,7 @@ async def similarity(engine: "Engine", request: SimilarityRequest, deadline: flo
         request, spec, prompt_tokens, engine.limits, engine.manifest.max_input_tokens
     )
     observation = Observation(lane.observer)
-    reserved = lane.admission.cost(sizes).plus(lane.admission.cost_of_tokens(explanation))
-    with lane.reserve(reserved, deadline):
+    with lane.reserve(sizes, deadline, explanation):
         prepared = await engine.run(cost, deadline, prepare, engine, request, spec)
         token_count, truncated = observation.tokenized([text.tokens for text in prepared.texts])
         job = lane.submit(await engine.run(cost, deadline, prepared.tasks), deadline)

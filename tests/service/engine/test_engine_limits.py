@@ -28,7 +28,6 @@ from tests.service.conftest import (
     gather,
     open_harness,
 )
-from tests.service.engine.fake_backend import cost_of
 
 LONG = "word " * 300
 
@@ -173,7 +172,7 @@ async def test_explain_lane_handles_deadlines_and_cancellation(
 async def test_full_explain_queue_rejects_attend_and_compare_only(model: LoadedModel) -> None:
     """The error has a retry delay."""
     async with open_harness(model, max_explain_queue_tokens=1) as harness:
-        with harness.engine.explain_lane.reserve(cost_of(1)):
+        with harness.engine.explain_lane.reserve([1]):
             for call in (
                 harness.engine.attend(attend_request(GOLDEN)),
                 harness.engine.compare(
@@ -251,7 +250,7 @@ async def test_request_over_the_token_limit_of_the_queue_does_not_lock_out_other
 async def test_tokenize_does_not_depend_on_the_queue(model: LoadedModel) -> None:
     limit = model.backend.max_batch_tokens
     async with open_harness(model, max_queue_tokens=limit) as harness:
-        with harness.engine.fast_lane.reserve(cost_of(limit)):
+        with harness.engine.fast_lane.reserve([limit]):
             with pytest.raises(QueueFull):
                 await encode(harness.engine, GOLDEN)
             assert (await harness.post("/v1/tokenize", {"inputs": GOLDEN})).status_code == 200

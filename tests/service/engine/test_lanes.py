@@ -6,7 +6,6 @@ import pytest
 from service.engine.model_loader import LoadedModel
 from service.errors import QueueFull
 from tests.service.conftest import ServiceHarness, encode, open_harness
-from tests.service.engine.fake_backend import cost_of
 from tests.shared_models import load_anew
 
 TEXT = "He cashed a check at the bank."
@@ -33,7 +32,7 @@ async def test_explain_session_opens_at_the_first_request(harness: ServiceHarnes
 
 async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_queue_tokens=1) as opened:
-        with opened.engine.explain_lane.reserve(cost_of(1)):
+        with opened.engine.explain_lane.reserve([1]):
             with pytest.raises(QueueFull):
                 await encode(opened.engine, TEXT, layers=(2,))
             assert (await encode(opened.engine, TEXT)).token_count == 11

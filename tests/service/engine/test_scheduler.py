@@ -13,7 +13,7 @@ from service.engine.lane import Lane
 from service.engine.observer import ModelObserver
 from service.errors import DeadlineExceeded, NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
-from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask, cost_of
+from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
 from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 
@@ -96,7 +96,7 @@ async def test_batches_are_short_while_short_requests_arrive_beside_long_ones(st
     lane = start_lane(backend, max_queue_ms=10_000)
     held = await hold(lane, backend)
     bulk = send(lane, list(range(20, 40)))
-    with lane.reserve(lane.admission.task_cost(1), FOREVER):
+    with lane.reserve([1], FOREVER):
         short = send(lane, [2])
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -153,9 +153,9 @@ async def test_worker_pauses_while_a_lane_of_higher_priority_is_busy(
 
 async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLane) -> None:
     lane = start_lane(FakeBackend(), max_tokens=10)
-    with lane.reserve(cost_of(6), FOREVER), pytest.raises(QueueFull), lane.reserve(cost_of(6), FOREVER):
+    with lane.reserve([6], FOREVER), pytest.raises(QueueFull), lane.reserve([6], FOREVER):
         pass
-    with pytest.raises(KeyError), lane.reserve(cost_of(6), FOREVER):
+    with pytest.raises(KeyError), lane.reserve([6], FOREVER):
         raise KeyError
     assert lane.admission.backlog.tokens == 0
 
@@ -163,9 +163,9 @@ async def test_reserved_tokens_count_until_they_are_released(start_lane: StartLa
 async def test_empty_queue_accepts_a_request_larger_than_its_limit(start_lane: StartLane) -> None:
     """Small requests are still admitted alongside it, large ones are not."""
     lane = start_lane(FakeBackend(max_batch_tokens=8), max_tokens=10)
-    with lane.reserve(cost_of(50), FOREVER), lane.reserve(cost_of(2), FOREVER):
+    with lane.reserve([50], FOREVER), lane.reserve([2], FOREVER):
         for tokens in (1, 9):
-            with pytest.raises(QueueFull), lane.reserve(cost_of(tokens), FOREVER):
+            with pytest.raises(QueueFull), lane.reserve([tokens], FOREVER):
                 pass
 
 
@@ -176,7 +176,7 @@ async def test_reservations_are_released_after_any_outcome(start_lane: StartLane
     jobs = []
     for item in range(100, 400):
         expires, bad = chance.random() < 0.2, chance.random() < 0.1
-        with lane.reserve(cost_of(4), FOREVER):
+        with lane.reserve([4], FOREVER):
             deadline = 0.0 if expires else FOREVER
             jobs.append(send(lane, [-item if bad else item], [chance.randint(1, 9)], deadline))
         if chance.random() < 0.3:
@@ -224,7 +224,7 @@ async def test_closing_fails_waiting_requests_and_ends_the_threads(start_lane: S
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("attendant-test-")]
     with pytest.raises(Unavailable, match="shutting down"):
         lane.submit([FakeTask(3)], FOREVER)
-    with pytest.raises(Unavailable, match="shutting down"), lane.reserve(cost_of(1), FOREVER):
+    with pytest.raises(Unavailable, match="shutting down"), lane.reserve([1], FOREVER):
         pass
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from service.errors import Internal, NonFiniteOutput, Unavailable
 from service.metrics import Metrics
-from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask, cost_of
+from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
 from tests.service.engine.lane_cases import FOREVER, StartLane, hold, send
 
 
@@ -56,7 +56,7 @@ async def test_lost_device_fails_the_lane_in_two_runs(start_lane: StartLane) -> 
             await job
     assert (backend.reopened, len(backend.batches)) == (1, 1)
     assert not lane.healthy
-    with pytest.raises(Unavailable, match="backend failed"), lane.reserve(cost_of(1), FOREVER):
+    with pytest.raises(Unavailable, match="backend failed"), lane.reserve([1], FOREVER):
         pass
     with pytest.raises(Unavailable, match="backend failed"):
         lane.submit([FakeTask(1)], FOREVER)

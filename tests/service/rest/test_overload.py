@@ -16,7 +16,6 @@ from service.rest.app import make_app
 from service.rest.cors import Cors
 from service.rest.overload import LoadShedder
 from tests.service.conftest import fast_lane, open_harness
-from tests.service.engine.fake_backend import cost_of
 from tests.service.rest.test_protocol import read_response
 from tests.service.rest.test_server import record_protocols, serving, until
 
@@ -31,7 +30,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
     """In each API, both must have the same status, headers and body, and count the rejection once."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             assert shedder.near_capacity
             for api, path, body in (
                 ("rest", "/v1/encode", b'{"inputs": "money bank grows"}'),
@@ -75,7 +74,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
 async def test_load_shedder_accepts_requests_for_other_lanes(model: LoadedModel, path: str, body: bytes) -> None:
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             assert shedder.try_reject(b"POST", path.encode("latin-1"), JSON, body) is None
 
 
@@ -84,7 +83,7 @@ async def test_load_shedder_accepts_compressed_requests(model: LoadedModel) -> N
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         headers, path = {**JSON, b"content-encoding": b"gzip"}, b"/v2/models/all-MiniLM-L6-v2/infer"
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             assert shedder.try_reject(b"POST", path, headers, gzip.compress(INFER_ATTENTION)) is None
 
 
@@ -92,7 +91,7 @@ async def test_load_shedder_accepts_requests_that_fit(model: LoadedModel) -> Non
     """The queue is near capacity, but not full."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
-        with fast_lane(harness).reserve(cost_of(FULL - 8)):
+        with fast_lane(harness).reserve([FULL - 8]):
             assert shedder.near_capacity
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}') is None
             assert shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "%s"}' % (b"bank " * 20)) is not None
@@ -103,7 +102,7 @@ async def test_load_shedder_counts_requests_whose_task_has_not_started(model: Lo
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         body = b'{"inputs": "%s"}' % (b"bank " * 5)
-        with fast_lane(harness).reserve(cost_of(FULL - 3 * len(body) // CHARACTERS_PER_TOKEN)):
+        with fast_lane(harness).reserve([FULL - 3 * len(body) // CHARACTERS_PER_TOKEN]):
             accepted = [shedder.try_reject(b"POST", b"/v1/encode", JSON, body) is None for _ in range(5)]
             assert accepted == [True, True, True, False, False]
             for _ in range(3):
@@ -115,7 +114,7 @@ async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
     """A request without a valid key must get 401, as from the application."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, ApiKeys(["secret"]))
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             responses = [
                 shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **headers}, b'{"inputs": "bank"}')
                 for headers in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
@@ -142,7 +141,7 @@ async def test_server_under_load_that_stops_responds_with_503(
         request = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         async with serving(app, load_shedder=shedder) as (reader, writer):
             second = await asyncio.open_connection(*writer.get_extra_info("peername"))
-            with fast_lane(harness).reserve(cost_of(FULL)):
+            with fast_lane(harness).reserve([FULL]):
                 writer.write(request % (path, len(body)) + body[:1])
                 await until(lambda: any(item._buffered == bytearray(body[:1]) for item in protocols))
                 harness.lifecycle.reject_new()
@@ -159,7 +158,7 @@ async def test_load_shedder_closes_connections_during_the_drain_delay(model: Loa
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         harness.lifecycle.start_draining()
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             response = shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}')
         assert response is not None
         assert (response.status_code, response.headers["connection"]) == (429, "close")
@@ -175,7 +174,7 @@ async def test_rejection_has_the_cors_headers_of_the_application(
     async with open_harness(model, max_queue_tokens=FULL, cors_origins=origins) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None, Cors(origins))
         headers = {**JSON, b"origin": b"https://a.org"}
-        with fast_lane(harness).reserve(cost_of(FULL)):
+        with fast_lane(harness).reserve([FULL]):
             expected = await harness.client.post(
                 "/v1/encode", content=b'{"inputs": "bank"}', headers=list(headers.items())
             )
@@ -195,7 +194,7 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
         lifecycle.become_ready(models)
         shedder = LoadShedder(lifecycle, harness.requests, None)
         statuses = {}
-        with models.find("full").fast_lane.reserve(cost_of(FULL)):
+        with models.find("full").fast_lane.reserve([FULL]):
             assert shedder.near_capacity
             for name in ("full", "idle", "nobody"):
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()

@@ -19,7 +19,6 @@ from service.rest.app import make_admin_app, make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
 from tests.service.conftest import GOLDEN, fast_lane, open_harness
-from tests.service.engine.fake_backend import cost_of
 from tests.service.rest.test_server import echo, serving, until
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
@@ -223,7 +222,7 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         async with serving(app, load_shedder=shedder) as (reader, writer):
-            with fast_lane(harness).reserve(cost_of(100)):
+            with fast_lane(harness).reserve([100]):
                 for path in ("/v1/encode", "/v1/embeddings", "/v1/model", "/v1/models/a", "/livez", "/", "/nothing",
                              "/page/page.js", "/docs", "/openapi.json"):  # fmt: skip
                     writer.write(

@@ -19,7 +19,6 @@ from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
 from service.rest.server import Server
 from tests.service.conftest import fast_lane, garbage, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 HELLO: ASGIApp = PlainTextResponse("hello")
 
@@ -269,7 +268,7 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
                 for body in (b'{"inputs": "bank"}', b'{"inputs": ""}', b'{"inputs": 3}', b"{"):
                     writer.write(post(body, kind).replace(b"/x", b"/v1/encode"))
                     statuses.append((await read_response(reader))[0])
-                with fast_lane(harness).reserve(cost_of(200)):
+                with fast_lane(harness).reserve([200]):
                     for path in (b"/v1/encode", b"/v1/tokenize"):
                         writer.write(post(b'{"inputs": "bank"}', kind).replace(b"/x", path))
                         statuses.append((await read_response(reader))[0])

@@ -18,7 +18,6 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
 from tests.service.conftest import fast_lane, garbage, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 SERVICE = "attendant.v1.EncoderService"
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -159,7 +158,7 @@ async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
 
             async def encode_all() -> list[str]:
                 codes = [await encode("bank"), await encode("")]
-                with fast_lane(harness).reserve(cost_of(200)):
+                with fast_lane(harness).reserve([200]):
                     return [*codes, await encode("bank")]
 
             await encode_all()

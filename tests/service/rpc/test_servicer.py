@@ -20,7 +20,6 @@ from service.request_log import RequestRecord, set_current
 from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
 from tests.service.conftest import ServiceHarness, fast_lane, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202eright to left"]
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -253,7 +252,7 @@ async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None
     """Other errors have no RetryInfo."""
     async with open_harness(model, max_queue_tokens=100) as harness:
         servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
-        with fast_lane(harness).reserve(cost_of(100)):
+        with fast_lane(harness).reserve([100]):
             requests = stream(stream_request("money"), stream_request(""))
             full, empty = [response.error async for response in servicer.EncodeStream(requests, CallContext())]
         assert error_info(full).reason == "QUEUE_FULL"

@@ -25,7 +25,6 @@ from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Inp
 from service.errors import InvalidArgument, QueueFull, ResponseTooLarge
 from service.spelling import Remedy
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 TEXT = "He cashed a re-issued cheque at the bank."
 ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
@@ -210,7 +209,7 @@ def test_least_size_is_a_lower_bound(
 async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> None:
     limit = model.backend.max_batch_tokens
     async with open_harness(model, max_queue_tokens=limit, max_response_bytes=2048) as harness:
-        with harness.engine.fast_lane.reserve(cost_of(limit)):
+        with harness.engine.fast_lane.reserve([limit]):
             with pytest.raises(QueueFull):
                 await encode(harness.engine, GOLDEN, wire="binary")
             with pytest.raises(ResponseTooLarge):

@@ -8,7 +8,6 @@ from service.auth import ApiKeys
 from service.engine.model_loader import LoadedModel
 from service.errors import Internal
 from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
-from tests.service.engine.fake_backend import cost_of
 
 IDS = [2769, 2924, 7502]
 LONG = "bank " + "word " * 300
@@ -132,7 +131,7 @@ async def test_deadline_applies(harness: ServiceHarness, path: str) -> None:
 
 async def test_full_queue_is_overload(model: LoadedModel) -> None:
     async with open_harness(model, max_queue_tokens=10) as harness:
-        with fast_lane(harness).reserve(cost_of(10)):
+        with fast_lane(harness).reserve([10]):
             for path in ("/", "/embed", "/embed_all"):
                 response = await harness.post(path, {"inputs": GOLDEN})
                 assert (response.status_code, response.json()["error_type"]) == (429, "Overloaded")
