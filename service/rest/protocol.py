@@ -61,6 +61,34 @@ class ConnectionLimits:
     report: Callable[[ServiceError, str], None] = lambda error, request_id: None
 
 
+class ResponseTransport:
+    """The transport of one response, which writes its head together with the start of its body.
+
+    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client in vain.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection; `limits` and `load_shedder` are set by a subclass per server.
 
@@ -147,8 +175,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_header_timer()
         usual_app = self.app
         self.app = app or usual_app
-        super().on_headers_complete()
+        self._start_cycle()
         self.app = usual_app
+
+    def _start_cycle(self) -> None:
+        """Start the task of the request. uvicorn's cycle reads the body and writes the response."""
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD" and not self.expect_100_continue:  # else its first write is all of it
+            self.cycle.transport = ResponseTransport(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self._buffered is None:
@@ -166,7 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
             if rejection is not None:
                 self._respond(rejection)
                 return
-            super().on_headers_complete()
+            self._start_cycle()
             super().on_body(body)
         super().on_message_complete()
         if self.cycle is not None:
