@@ -136,6 +136,7 @@ class PackedBackend(ABC):
         self.shapes = BatchShapes(manifest.max_input_tokens, choice.max_batch_tokens, self.batch_shapes)
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
+        self._max_input_tokens = manifest.max_input_tokens
         self._segment_types = manifest.type_vocab_size
         self.reopen()
 
@@ -183,8 +184,11 @@ class PackedBackend(ABC):
         self.infer(self.full_batch(self.shapes.shapes[0]))
 
     def full_batch(self, shape: BatchShape) -> dict[str, Ints]:
-        """Return the inputs of a batch without padding."""
-        return pack_batch([([0] * shape.length, None)] * shape.rows, shape).inputs
+        """Return the inputs of a batch without padding, whose sequences are as long as the model allows."""
+        longest = min(shape.length, self._max_input_tokens)
+        full, rest = divmod(shape.length, longest)
+        row = [longest] * full + [rest] * (rest > 0)
+        return pack_batch([([0] * size, None) for size in row * shape.rows], shape).inputs
 
     def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
         """Measure a few shapes with `run`, which executes a batch on one stream, and fit the cost of all shapes."""
