@@ -87,7 +87,7 @@ format: $(VENV)/dev  ## format the code
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, docs/options.md and docs/clients.md
+proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, docs/options.md, docs/clients.md and docs/manifest.schema.json
 	@$(BIN)/python -m tests.check_generated --write
 
 docs: proto  ## the same

@@ -87,6 +87,12 @@ def _parser() -> Parser:
         type=Path,
         help=f"file with one text per line to measure cuda accuracy (default: {DEFAULT_EVAL_TEXTS} sample sentences)",
     )
+    export.add_argument(
+        "--explain",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write what hidden layers and attention maps need (default: yes)",
+    )
     export.add_argument("--pooling", choices=POOLINGS, help="pooling mode (default: from the files of the model)")
     export.add_argument(
         "--normalize",
@@ -185,7 +191,7 @@ def _export(options: argparse.Namespace) -> int:
             revision=options.revision,
             name=options.name,
             progress=progress,
-            variants=Variants(options.variants, eval_texts),
+            variants=Variants(options.variants, eval_texts, options.explain),
             settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens),
             overwrite=options.overwrite,
         )

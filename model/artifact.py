@@ -7,20 +7,32 @@ after another artifact was moved to the directory. This module imports neither t
 
 import base64
 import hashlib
+import json
 import mmap
 import os
 import re
+import shlex
 import stat
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from model.console import EX_CONFIG
-from model.manifest import FORMAT_VERSION, FileRecord, GoldenVectors, Manifest, ManifestVersion, Report, TensorRecord
+from model.manifest import (
+    FORMAT_VERSION,
+    VARIANTS,
+    BlocksRecord,
+    FileRecord,
+    Manifest,
+    ManifestVersion,
+    TensorRecord,
+)
+from model.mapped_tensor import MappedTensor
+from model.measurements import GoldenVectors, Report
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
@@ -30,6 +42,9 @@ GOLDEN = "golden.json"
 TRAINING = "training.json"
 """The training record of a model that is not yet an artifact, next to its weights."""
 WEIGHTS = "weights.bin"
+DEFAULT_SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
+"""The source of the model that the commands call "default"."""
+CHUNK_BYTES = 2**20
 
 
 class ArtifactError(Exception):
@@ -39,16 +54,29 @@ class ArtifactError(Exception):
 
 
 class _OpenFiles:
-    """Descriptors of the files of a directory. Each is opened on first use, and closed with this object."""
+    """Descriptors and memory maps of the files of a directory, opened on first use.
+
+    Descriptors are closed with this object. A map is closed with this object and all arrays over it.
+    """
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
+        self._maps: dict[str, mmap.mmap] = {}
         weakref.finalize(self, _close_all, self._descriptors)
 
     def descriptor(self, root: Path, name: str) -> int:
         if name not in self._descriptors:
             self._descriptors[name] = _open(root, name)
         return self._descriptors[name]
+
+    def map(self, root: Path, name: str) -> mmap.mmap:
+        if name not in self._maps:
+            self._maps[name] = mmap.mmap(self.descriptor(root, name), 0, access=mmap.ACCESS_READ)
+        return self._maps[name]
+
+    def release_pages(self) -> None:
+        for mapping in self._maps.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -82,21 +110,30 @@ class Artifact:
         artifact = cls(root, _parse(root, body), digest)
         artifact._reject_unlisted_files()
         for name in artifact.manifest.files:
-            artifact.read(name)
+            for _ in artifact._read_chunks(name):
+                pass
         return artifact
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a listed file after verifying its digest. Raises ArtifactError."""
-        record = self.manifest.files[name]
-        body = _read_all(self._files.descriptor(self.root, name))
-        if len(body) != record.size:
+        return b"".join(self._read_chunks(name))
+
+    def _read_chunks(self, name: str) -> Iterator[bytes]:
+        """Yield a listed file in pieces, so that weights never take memory. The last step verifies the digest."""
+        record, digest = self.manifest.files[name], hashlib.sha256()
+        descriptor = self._files.descriptor(self.root, name)
+        size = os.fstat(descriptor).st_size
+        if size != record.size:
             raise ArtifactError(
-                f"{self.root / name}: size mismatch with {MANIFEST} ({len(body)} bytes, expected {record.size}). "
+                f"{self.root / name}: size mismatch with {MANIFEST} ({size} bytes, expected {record.size}). "
                 "Export again."
             )
-        if hashlib.sha256(body).hexdigest() != record.sha256:
+        for offset in range(0, size, CHUNK_BYTES):
+            chunk = os.pread(descriptor, CHUNK_BYTES, offset)
+            digest.update(chunk)
+            yield chunk
+        if digest.hexdigest() != record.sha256:
             raise ArtifactError(f"{self.root / name}: SHA-256 mismatch with {MANIFEST}. Export again.")
-        return body
 
     def read_report(self) -> Report | None:
         """Return the measurements of the export; None if report.json is missing or invalid."""
@@ -114,14 +151,24 @@ class Artifact:
             size = len(base64.b64decode(golden.vectors, validate=True))
         except ValueError:
             size = -1
-        if size < 0 or size != 4 * len(golden.texts) * self.manifest.hidden_size:
+        if size < 0 or size != 4 * len(golden.texts) * self.manifest.architecture.hidden_size:
             raise ArtifactError(f"{self.root / GOLDEN}: invalid golden vectors. Export again.")
         return golden
 
-    def map(self, tensor: TensorRecord) -> NDArray[np.float32]:
-        """Return a read-only memory map of a tensor. Raises ArtifactError if its file can no longer be opened."""
-        mapped = mmap.mmap(self._files.descriptor(self.root, tensor.file), 0, access=mmap.ACCESS_READ)
-        return np.ndarray(tensor.shape, "<f4", mapped, tensor.offset)
+    def map_file(self, name: str) -> mmap.mmap:
+        """Return a read-only memory map of a file, the same on every call. Raises ArtifactError."""
+        return self._files.map(self.root, name)
+
+    def release_pages(self) -> None:
+        """Drop the mapped pages from the memory of this process; later accesses read them again.
+
+        Sessions copy almost all weights when they are opened or warmed up.
+        """
+        self._files.release_pages()
+
+    def map(self, tensor: TensorRecord) -> MappedTensor:
+        """Return a memory-mapped tensor. Raises ArtifactError if its file can no longer be opened."""
+        return MappedTensor(tensor, self.map_file(tensor.file))
 
     def _reject_unlisted_files(self) -> None:
         listed = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, REPORT, GOLDEN}
@@ -129,13 +176,7 @@ class Artifact:
             name = path.relative_to(self.root).as_posix()
             if name not in listed:
                 raise ArtifactError(f"{path}: not listed in {MANIFEST}. Remove it.")
-        for name in [
-            *(name for graph in self.manifest.graphs.values() for name in (graph.file, graph.weights)),
-            TOKENIZER,
-            self.manifest.static.file,
-            *(tensor.file for block in self.manifest.blocks for tensor in block.tensors()),
-            *(tensor.file for dense in self.manifest.dense for tensor in (dense.weight, dense.bias) if tensor),
-        ]:
+        for name in _referenced_files(self.manifest):
             if name not in self.manifest.files:
                 raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
 
@@ -155,17 +196,40 @@ def describe_file(path: Path) -> FileRecord:
         return FileRecord(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
 
+def _referenced_files(manifest: Manifest) -> Iterator[str]:
+    """Yield the files that the manifest refers to."""
+    tensors = [tensor for head in manifest.heads for dense in head.dense for tensor in (dense.weight, dense.bias)]
+    if isinstance(manifest.blocks, BlocksRecord):
+        tensors += [tensor for block in manifest.blocks.weights for tensor in block.tensors()]
+    if isinstance(manifest.static, TensorRecord):
+        tensors.append(manifest.static)
+    yield from (name for graph in manifest.graphs.values() for name in (graph.file, *graph.weights))
+    yield from (TOKENIZER, *manifest.notices)
+    yield from (tensor.file for tensor in tensors if tensor is not None)
+
+
 def _parse(root: Path, body: bytes) -> Manifest:
     try:
         version = ManifestVersion.model_validate_json(body).format_version
         if version != FORMAT_VERSION:
             raise ArtifactError(
-                f"{root / MANIFEST}: unsupported format ({version}, expected {FORMAT_VERSION}). Export again."
+                f"{root / MANIFEST}: unsupported format ({version}, expected {FORMAT_VERSION}). "
+                f"Run: {_export_command(root, json.loads(body))}"
             )
         return Manifest.model_validate_json(body)
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise ArtifactError(f"{root / MANIFEST}: invalid manifest (at {field or 'the top'}). Export again.") from None
+
+
+def _export_command(root: Path, manifest: Any) -> str:
+    """Return the command that exports the model of an artifact of another format."""
+    source, graphs = manifest.get("source"), manifest.get("graphs")
+    # A Hugging Face model ID has a commit; the default model is verified by its weights.
+    if source == DEFAULT_SOURCE and str(manifest.get("revision")).startswith("sha256:"):
+        source = "default"
+    variants = [f" --variant {name}" for name in VARIANTS if isinstance(graphs, dict) and name in graphs]
+    return f"attendant-model export {shlex.quote(source) if source else 'SOURCE'} -o {root}{''.join(variants)}"
 
 
 def _listed_digests(body: bytes) -> list[str]:
@@ -176,7 +240,7 @@ def _listed_digests(body: bytes) -> list[str]:
 def _read(root: Path, name: str) -> bytes:
     descriptor = _open(root, name)
     try:
-        return _read_all(descriptor)
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
         os.close(descriptor)
 
@@ -202,15 +266,6 @@ def _open(root: Path, name: str) -> int:
         os.close(descriptor)
         raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
     return descriptor
-
-
-def _read_all(descriptor: int) -> bytes:
-    """Return the content of a file. Threads may share the descriptor: its position is not used."""
-    size = os.fstat(descriptor).st_size
-    body = os.pread(descriptor, size, 0)
-    while len(body) < size and (more := os.pread(descriptor, size - len(body), len(body))):
-        body += more  # one call returns at most 2 GiB
-    return body
 
 
 def _close_all(descriptors: dict[str, int]) -> None:

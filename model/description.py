@@ -24,15 +24,16 @@ class EmbeddingSettings:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "EmbeddingSettings":
-        """Return the settings of an artifact; without origins if an earlier version exported it."""
+        """Return the settings of an artifact."""
+        head = manifest.embedding
         return cls(
-            manifest.pooling,
-            manifest.include_prompt,
-            manifest.normalize,
+            head.pooling,
+            head.include_prompt,
+            head.normalize,
             manifest.max_input_tokens,
             list(manifest.prompts),
             manifest.default_prompt_name,
-            [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in manifest.dense],
+            [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in head.dense],
             manifest.origins,
         )
 

@@ -1,6 +1,5 @@
 """Export of a checkpoint to an artifact: graphs, shared weights, tokenizer, manifest and parity measurements."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -8,52 +7,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import onnx
 import torch
-from torch import Tensor, nn
 
 from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.console import EX_SOFTWARE
 from model.description import EmbeddingSettings
-from model.encoder import Block, Encoder, EncoderConfig, HiddenStatesEncoder
+from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
 from model.export_int8 import write_int8
-from model.golden_vectors import compute_golden_vectors
-from model.manifest import (
-    FORMAT_VERSION,
-    KINDS,
-    BlockRecord,
-    DenseRecord,
-    GraphRecord,
-    GraphReport,
-    Kind,
-    Manifest,
-    ParityRecord,
-    Report,
-    TensorRecord,
-    Variant,
+from model.export_records import (
+    attention_kinds,
+    describe_architecture,
+    describe_blocks,
+    tensor_finder,
+    write_head,
 )
+from model.golden_vectors import compute_golden_vectors
+from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, Manifest, Variant
+from model.measurements import GraphReport, ParityRecord, Report
 from model.model_source import ModelSource, locate
-from model.onnx_graph import GraphSignature, write_graph
+from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import measure_parity
-from model.sentence_transformers_config import FROM_FILES, EmbeddingConfig, SettingOptions
+from model.prompts import resolve_roles
+from model.sentence_transformers_config import FROM_FILES, SettingOptions
 
-DENSE_WEIGHTS = "dense.bin"
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
 OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
+NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Variants:
-    """Optional graphs to write. `eval_texts` are the texts for the accuracy measurement of `cuda`."""
+    """Optional graphs to write. `eval_texts` are the texts for the accuracy measurement of `cuda`.
+
+    `explain`: write the graph of all hidden states and the records that attention maps need.
+    """
 
     names: Sequence[Variant] = ()
     eval_texts: Sequence[str] = ()
+    explain: bool = True
 
 
 class ParityError(Exception):
@@ -137,7 +133,9 @@ def _write(
 ) -> Manifest:
     encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
-    modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder, "explain": HiddenStatesEncoder(encoder)}
+    modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder}
+    if variants.explain:
+        modules["explain"] = HiddenStatesEncoder(encoder)
     graphs, reports = {}, {}
     for graph, module in modules.items():
         progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
@@ -146,48 +144,33 @@ def _write(
         parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_input_tokens)
         _check_parity(f"{graph}.onnx", parity, progress)
         reports[graph] = GraphReport(parity=parity)
-        graphs[graph] = GraphRecord(
-            file=f"{graph}.onnx",
-            weights=WEIGHTS,
-            inputs=INPUTS,
-            outputs=OUTPUTS[graph],
-            precision="float32",
-        )
+        graphs[graph] = describe_graph(root / f"{graph}.onnx", WEIGHTS, "float32")
     for variant in variants.names:
         graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.eval_texts, progress)
         _check_parity(graphs[variant].file, reports[variant].parity, progress)
+    for notice in source.notices:
+        shutil.copyfile(notice, root / notice.name)
     embedding = checkpoint.embedding_config
-    dense = _write_dense(root, embedding)
-    find = _tensor_finder(root / graphs["explain"].file)
+    find = tensor_finder(root / graphs["fast"].file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
         source=source.source,
         revision=source.revision,
         license=source.license,
-        model_type=checkpoint.model_type,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        hidden_size=config.hidden_size,
-        dimensions=dense[-1].weight.shape[0] if dense else config.hidden_size,
-        vocab_size=config.vocab_size,
-        type_vocab_size=config.type_vocab_size,
+        notices=tuple(notice.name for notice in source.notices),
+        architecture=describe_architecture(checkpoint.model_type, config),
         max_input_tokens=checkpoint.max_input_tokens,
-        pooling=embedding.pooling,
-        normalize=embedding.normalize,
-        dense=dense,
+        heads=(write_head(root, embedding, config.hidden_size),),
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
-        include_prompt=embedding.include_prompt,
+        roles=resolve_roles(embedding.prompts),
         origins=embedding.origins,
-        similarity=embedding.similarity,
         graphs=graphs,
+        explain=ExplainRecord(graph="explain", kinds=attention_kinds(config)) if variants.explain else NO_EXPLAIN,
+        blocks=describe_blocks(encoder, find) if variants.explain else NO_EXPLAIN,
         static=find(encoder.embeddings.word_embeddings.weight),
-        attention="causal" if config.causal else "bidirectional",
         training=checkpoint.training,
-        attention_kinds=_attention_kinds(config),
-        blocks=tuple(_block_record(block, find) for block in encoder.blocks),
-        layer_norm_eps=config.layer_norm_eps,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
@@ -195,14 +178,6 @@ def _write(
     golden = compute_golden_vectors(encoder, checkpoint.tokenizer, checkpoint.max_input_tokens)
     (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
     return manifest
-
-
-def _attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
-    """Return the kinds of map whose formulas apply: all families of checkpoint.py have the post-LN blocks they assume.
-
-    Scores of a causal model are -inf for later tokens, which maps cannot contain.
-    """
-    return tuple(kind for kind in KINDS if not (config.causal and kind == "scores"))
 
 
 def _write_variant(
@@ -227,61 +202,6 @@ def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tup
     examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
     dynamic_axes = {name: {0: "R", 1: "T"} for name in INPUTS}
     write_graph(module, path, WEIGHTS, GraphSignature(examples, dynamic_axes, outputs))
-
-
-def _tensor_finder(graph: Path) -> Callable[[Tensor], TensorRecord]:
-    """Return a function that finds a tensor in the weights file by its digest.
-
-    Tensor names cannot be used: the exporter renames linear weights and merges equal tensors.
-    """
-    model = onnx.load(graph, load_external_data=False)
-    weights = (graph.parent / WEIGHTS).read_bytes()
-    locations: dict[bytes, tuple[str, int]] = {}
-    for tensor in model.graph.initializer:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        if entries:
-            offset, length = int(entries.get("offset", 0)), int(entries["length"])
-            locations[hashlib.sha256(weights[offset : offset + length]).digest()] = entries["location"], offset
-
-    def find(tensor: Tensor) -> TensorRecord:
-        file, offset = locations[hashlib.sha256(np.ascontiguousarray(tensor.detach().numpy()).tobytes()).digest()]
-        return TensorRecord(file=file, offset=offset, shape=tuple(tensor.shape))
-
-    return find
-
-
-def _block_record(block: nn.Module, find: Callable[[Tensor], TensorRecord]) -> BlockRecord:
-    assert isinstance(block, Block)
-    attention = block.attention
-    linear = {"query": attention.query, "key": attention.key, "value": attention.value, "output": attention.output}
-    return BlockRecord(
-        **{name: find(part.weight.T) for name, part in linear.items()},
-        **{f"{name}_bias": find(part.bias) for name, part in linear.items()},
-        norm=find(block.attention_norm.weight),
-        norm_bias=find(block.attention_norm.bias),
-    )
-
-
-def _write_dense(root: Path, embedding: EmbeddingConfig) -> tuple[DenseRecord, ...]:
-    if not embedding.dense:
-        return ()
-    body = bytearray()
-
-    def put(tensor: Tensor) -> TensorRecord:
-        record = TensorRecord(file=DENSE_WEIGHTS, offset=len(body), shape=tuple(tensor.shape))
-        body.extend(np.ascontiguousarray(tensor.numpy(), dtype="<f4").tobytes())
-        return record
-
-    records = tuple(
-        DenseRecord(
-            weight=put(dense.weight),
-            bias=None if dense.bias is None else put(dense.bias),
-            activation=dense.activation,
-        )
-        for dense in embedding.dense
-    )
-    (root / DENSE_WEIGHTS).write_bytes(body)
-    return records
 
 
 def _replace(out: Path, new: Path, old: Path) -> None:

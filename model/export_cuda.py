@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from model.checkpoint import Checkpoint
 from model.checkpoint_files import CheckpointError
-from model.manifest import GraphRecord, GraphReport
+from model.manifest import GraphRecord
+from model.measurements import GraphReport
 from model.mixed_precision import (
     MIN_COSINE,
     AccuracyError,
@@ -17,7 +18,7 @@ from model.mixed_precision import (
     pool_sequences,
     tokenize_texts,
 )
-from model.onnx_graph import write_graph
+from model.onnx_graph import describe_graph, write_graph
 from model.parity import Inputs, compare_outputs, pack_varlen
 from model.reference_attention import open_reference_session
 from model.tokenizer import Tokenizer
@@ -79,12 +80,5 @@ def write_cuda(
         raise AccuracyError(
             f"{GRAPH}: accuracy too low (smallest cosine {cosine:.6f}, limit {MIN_COSINE}). Report this as a bug."
         )
-    record = GraphRecord(
-        file=GRAPH,
-        weights=WEIGHTS,
-        inputs=signature.inputs,
-        outputs=signature.outputs,
-        precision="float16",
-    )
     measured = accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)})
-    return record, GraphReport(parity=parity, accuracy=measured)
+    return describe_graph(root / GRAPH, WEIGHTS, "float16"), GraphReport(parity=parity, accuracy=measured)

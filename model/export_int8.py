@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from model.checkpoint import Checkpoint
-from model.manifest import GraphRecord, GraphReport
-from model.onnx_graph import save_graph
+from model.manifest import GraphRecord
+from model.measurements import GraphReport
+from model.onnx_graph import describe_graph, save_graph
 from model.parity import compare_outputs, pack_sequences
 
 SOURCE, GRAPH, WEIGHTS = "fast.onnx", "int8.onnx", "int8.bin"
@@ -31,10 +30,10 @@ Progress = Callable[[str], None]
 
 def write_int8(root: Path, checkpoint: Checkpoint, progress: Progress) -> tuple[GraphRecord, GraphReport]:
     """Write the int8 version of the float32 graph in `root`, and its weights."""
-    model = onnx.load(root / SOURCE)
+    model = onnx_ir.load(root / SOURCE)
     count = quantize_weights(model)
     progress(f"quantized the weights of {count} linear layers to int8")
-    save_graph(onnx_ir.from_proto(model), root / GRAPH, WEIGHTS)
+    save_graph(model, root / GRAPH, WEIGHTS)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(root / GRAPH, options, providers=["CPUExecutionProvider"])
@@ -44,28 +43,43 @@ def write_int8(root: Path, checkpoint: Checkpoint, progress: Progress) -> tuple[
         checkpoint.max_input_tokens,
         TOLERANCE,
     )
-    inputs = tuple(value.name for value in model.graph.input)
-    outputs = tuple(value.name for value in model.graph.output)
-    record = GraphRecord(file=GRAPH, weights=WEIGHTS, inputs=inputs, outputs=outputs, precision="int8")
-    return record, GraphReport(parity=parity)
+    return describe_graph(root / GRAPH, WEIGHTS, "int8"), GraphReport(parity=parity)
 
 
-def quantize_weights(model: onnx.ModelProto) -> int:
+def quantize_weights(model: onnx_ir.Model) -> int:
     """Replace the constant weight (in, out) of each MatMul by int8 values and a `DequantizeLinear`.
 
-    Return the number of replaced weights.
+    Return the number of replaced weights. A weight is an initializer, or a Cast of one.
     """
     graph = model.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    names = dict.fromkeys(node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights)
-    for name in names:
-        values, scales = quantize(numpy_helper.to_array(weights[name]))
-        graph.initializer.remove(weights[name])
-        graph.initializer.append(numpy_helper.from_array(values, f"{name}.int8"))
-        graph.initializer.append(numpy_helper.from_array(scales, f"{name}.scale"))
-        inputs = [f"{name}.int8", f"{name}.scale"]
-        graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [name], f"{name}.dequantize", axis=1))
-    return len(names)
+    operands = [node.inputs[1] for node in graph if node.op_type == "MatMul"]
+    weights = dict.fromkeys(value for value in operands if value is not None and _stored(value).is_initializer())
+    for weight in weights:
+        tensor, name, cast = _stored(weight).const_value, weight.name, weight.producer()
+        assert tensor is not None
+        values, scales = quantize(tensor.numpy().astype(np.float32))
+        tensors = onnx_ir.tensor(values, name=f"{name}.int8"), onnx_ir.tensor(scales, name=f"{name}.scale")
+        inputs = [onnx_ir.val(tensor.name, const_value=tensor) for tensor in tensors]
+        for value in inputs:
+            graph.register_initializer(value)
+        dequantize = onnx_ir.node("DequantizeLinear", inputs, {"axis": 1}, name=f"{name}.dequantize")
+        dequantize.outputs[0].type, dequantize.outputs[0].shape = weight.type, weight.shape
+        stored = _stored(weight).name
+        assert stored is not None
+        weight.replace_all_uses_with(dequantize.outputs[0])
+        if cast is not None:
+            graph.remove(cast, safe=True)
+        del graph.initializers[stored]
+        dequantize.outputs[0].name = name
+        graph.insert_before(graph[0], dequantize)
+    return len(weights)
+
+
+def _stored(value: onnx_ir.Value) -> onnx_ir.Value:
+    """Return the operand of the Cast that computes `value`, else `value`."""
+    node = value.producer()
+    operand = node.inputs[0] if node is not None and node.op_type == "Cast" else None
+    return value if operand is None else operand
 
 
 def quantize(weight: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

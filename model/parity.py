@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
-from model.manifest import ParityRecord
+from model.measurements import ParityRecord
 
 GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
 """Sequence lengths of each tested batch. A sequence of the model's maximum length is added."""

@@ -1,10 +1,10 @@
 """Names of the prompts that sentence-transformers models have for queries and documents."""
 
 from collections.abc import Container
-from typing import Literal
 
-Role = Literal["query", "document", "passage"]
-PROMPT_NAMES: dict[Role | None, tuple[str, ...]] = {
+from model.manifest import Role
+
+PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
     "query": ("query",),
     "document": ("document", "passage", "corpus"),
     "passage": ("passage", "document"),
@@ -12,6 +12,7 @@ PROMPT_NAMES: dict[Role | None, tuple[str, ...]] = {
 """Prompt names to try per role, in order, as in sentence-transformers' encode_query and encode_document."""
 
 
-def role_prompt_name(role: Role | None, prompts: Container[str]) -> str | None:
-    """Return the prompt of a role; None if the model has none for it."""
-    return next((name for name in PROMPT_NAMES.get(role, ()) if name in prompts), None)
+def resolve_roles(prompts: Container[str]) -> dict[Role, str]:
+    """Return the name of the prompt for each role that has one."""
+    named = {role: next((name for name in names if name in prompts), None) for role, names in PROMPT_NAMES.items()}
+    return {role: name for role, name in named.items() if name is not None}

@@ -17,6 +17,7 @@ ServiceError
 │   ├── TooFew                                   fewer items than `minimum`
 │   ├── TooMany                                  more items than `maximum`
 │   ├── TooLong                                  more tokens or characters than `maximum`
+│   ├── UnsupportedByModel                       the model does not have what the value or the operation needs
 │   └── ResponseTooLarge                         the response would be over the limit
 ├── RequestTooLarge   413  RESOURCE_EXHAUSTED    too many bytes or characters
 ├── HeadersTooLarge   431  RESOURCE_EXHAUSTED
@@ -33,7 +34,7 @@ ServiceError
 │   ├── BackendFailed                            the device is lost, or a worker thread has failed
 │   └── Overloaded                               too many connections, too much memory for request bodies
 ├── DeadlineExceeded  504  DEADLINE_EXCEEDED
-├── Unsupported       501  UNIMPLEMENTED         this model or version does not support it
+├── Unsupported       501  UNIMPLEMENTED         this version does not support it
 ├── Cancelled         499  CANCELLED             the client disconnected
 └── Internal          500  INTERNAL              the client gets the request ID and nothing else
     └── NonFiniteOutput
@@ -227,6 +228,10 @@ class TooMany(InvalidArgument):
 
 class TooLong(InvalidArgument):
     reason = "TOO_LONG"
+
+
+class UnsupportedByModel(InvalidArgument):
+    reason = "UNSUPPORTED_BY_MODEL"
 
 
 class ResponseTooLarge(InvalidArgument):

@@ -25,7 +25,7 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
         "spans_per_request": limits.max_spans_per_request,
         "token_ids": max(info.limits.max_input_characters for info in infos),
         "occurrences": MAX_OCCURRENCES,
-        "layers": max(len(info.layers) for info in infos),
+        "layers": max(info.num_hidden_layers + 1 for info in infos),
         "heads": max(info.num_attention_heads for info in infos),
         "outputs": len(get_args(Output)),
     }

@@ -1,6 +1,7 @@
 """Checks that generated files are up to date, and lints the proto with buf. `--write` generates the files."""
 
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 import google.rpc.status_pb2
 
 from deploy.components.monitoring import generate as monitoring
+from model.manifest import Manifest
 from service.config import describe_options
 from tests.clients.registry import describe_clients
 
@@ -25,11 +27,13 @@ PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb"
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+MANIFEST_SCHEMA = ROOT / "docs" / "manifest.schema.json"
 GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 
 def generated_files() -> dict[Path, str]:
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
+    files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)

@@ -68,7 +68,7 @@ def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_siz
 
 
 def block_weights(encoder: Encoder) -> list[BlockWeights]:
-    """Return each block's weights, as `BlockWeights.of` reads them from an artifact."""
+    """Return each block's weights, as `MappedBlocks` reads them from an artifact."""
     weights = []
     for block in iter_blocks(encoder):
         attention = block.attention

@@ -24,5 +24,6 @@ def load_shared(settings: Settings, option: ModelOption | None = None) -> Loaded
     key = (artifact.digest, *(getattr(settings, name) for name in OPTIONS))
     if key not in _loaded:
         _loaded[key] = load_anew(settings, option)
-        _loaded[key].explain.probe()
+        if (explain := _loaded[key].explain) is not None:
+            explain.probe()
     return replace(_loaded[key], artifact=artifact)

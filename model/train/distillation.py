@@ -29,13 +29,14 @@ class Teacher:
         """Open the artifact. Raises ArtifactError, or TrainError if its pooling is unsupported."""
         artifact = Artifact.open(directory)
         self.manifest = artifact.manifest
-        if not self.manifest.include_prompt:
+        self.head = self.manifest.embedding
+        if not self.head.include_prompt:
             raise TrainError("distillation.teacher: its pooling excludes the prompt, which is unsupported.")
         graph = self.manifest.graphs["fast"]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        weights = artifact.read(graph.weights)
-        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+        weights = [artifact.map_file(name) for name in graph.weights]
+        options.add_external_initializers_from_files_in_memory([*graph.weights], weights, [*map(len, weights)])
         content = artifact.read(graph.file)
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._tokenizer = Tokenizer(artifact.read("tokenizer.json"))
@@ -43,17 +44,17 @@ class Teacher:
         self._prompt = "" if name is None else self.manifest.prompts[name]
         self._dense = [
             DenseLayer(
-                torch.from_numpy(np.array(artifact.map(record.weight))),
-                None if record.bias is None else torch.from_numpy(np.array(artifact.map(record.bias))),
+                torch.from_numpy(np.array(artifact.map(record.weight)[:])),
+                None if record.bias is None else torch.from_numpy(np.array(artifact.map(record.bias)[:])),
                 record.activation,
             )
-            for record in self.manifest.dense
+            for record in self.head.dense
         ]
 
     @property
     def normalizes(self) -> bool:
         """True if embeddings have length 1, or are compared by their cosine."""
-        return self.manifest.normalize or self.manifest.similarity == "cosine"
+        return self.head.normalize or self.head.similarity == "cosine"
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings (N, dimensions) of N texts, in float32; of length 1 if `normalizes`."""
@@ -61,7 +62,7 @@ class Teacher:
         tokenized = self._tokenizer.encode([TokenizerInput(text, prompt=self._prompt) for text in texts])
         items = [Item([tokens.truncate(limit, "right").input_ids], (str(n),)) for n, tokens in enumerate(tokenized)]
         shape = BatchShape(TEACHER_ROWS, max(item.tokens for item in items))
-        vectors = torch.empty(len(texts), self.manifest.dimensions)
+        vectors = torch.empty(len(texts), self.head.dimensions)
         rest: list[Item] = sorted(items, key=lambda item: -item.tokens)
         while rest:
             chosen, starts, rest = fill(rest, shape)
@@ -69,7 +70,7 @@ class Teacher:
             hidden = torch.from_numpy(self._session.run(None, packed.inputs)[0])
             ids, positions = (torch.from_numpy(packed.inputs[name]) for name in ("sequence_ids", "position_ids"))
             vectors[[int(item.texts[0]) for item in chosen]] = self._finish(
-                pool(hidden, ids, positions, self.manifest.pooling)
+                pool(hidden, ids, positions, self.head.pooling)
             )
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from model.checkpoint import FAMILIES, Checkpoint, published_name
 from model.encoder import Encoder
-from model.prompts import Role, role_prompt_name
+from model.manifest import Role
+from model.prompts import resolve_roles
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.tokenizer import Tokenizer
 from model.train.batches import Collate
@@ -65,7 +66,7 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
         objective = _contrastive(config.contrastive, text_encoder, embedding, read)
     elif config.distillation is not None:
         teacher = Teacher(config.distillation.teacher)
-        _match_dimensions(text_encoder, teacher.manifest.dimensions, config.run.seed)
+        _match_dimensions(text_encoder, teacher.head.dimensions, config.run.seed)
         objective = _distillation(text_encoder, embedding, teacher, read)
     else:
         objective = _language_modeling(config.masking, encoder, read)
@@ -146,7 +147,8 @@ def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> 
 
 
 def _prompt(embedding: EmbeddingConfig, role: Role | None) -> str:
-    name = role_prompt_name(role, embedding.prompts) or embedding.default_prompt_name
+    default = embedding.default_prompt_name
+    name = default if role is None else resolve_roles(embedding.prompts).get(role, default)
     return "" if name is None else embedding.prompts[name]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model.prompts import Role, role_prompt_name
+from model.manifest import Role
 from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
 from service.commands.neighbors import Floats
 from service.config import Settings
@@ -103,7 +103,7 @@ async def _encode_files(settings: Settings, texts: TextFile, queries: TextFile |
         async def encode(file: TextFile, role: Role | None) -> Floats:
             nonlocal truncated
             vectors = np.empty((len(file.lines), engine.info.dimensions), np.float32)
-            prompt = role_prompt_name(role, engine.info.prompts)
+            prompt = engine.role_prompt_name(role)
             done = 0
             try:
                 async with aclosing(encode_lines(engine, file.lines, prompt)) as responses:

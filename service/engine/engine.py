@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, Protocol, TypeVar
 
+from model.manifest import Role
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
 from service.engine.lane import ExplainLane, FastLane, Lane, Reservation
@@ -67,7 +68,8 @@ class Engine:
     Each operation raises a `ServiceError` if it fails. Cancellation drops its queued tasks.
 
     Attributes:
-        static: The embedding table, float32, (V, D).
+        explain_lane: None if the artifact has no graph for it.
+        static: The embedding table, (V, E); None if the artifact has none.
         prompt_tokens: The number of tokens of the model's own prompts, once they have been used.
     """
 
@@ -99,16 +101,19 @@ class Engine:
         )
         self.fast_lane: FastLane = Lane(FAST_LANE, model.backend, fast, observer)
         group.fast_lanes.append(self.fast_lane)
-        explain = Admission(
-            model.explain.seconds,
-            1 / group.size,
-            settings.max_explain_queue_ms,
-            settings.max_explain_queue_tokens,
-            model.explain.max_batch_tokens,
-        )
-        self.explain_lane: ExplainLane = Lane(
-            EXPLAIN_LANE, model.explain, explain, observer, lambda: any(lane.busy for lane in group.fast_lanes)
-        )
+        self.explain_lane: ExplainLane | None = None
+        if model.explain is not None:
+            explain = Admission(
+                model.explain.seconds,
+                1 / group.size,
+                settings.max_explain_queue_ms,
+                settings.max_explain_queue_tokens,
+                model.explain.max_batch_tokens,
+            )
+            self.explain_lane = Lane(
+                EXPLAIN_LANE, model.explain, explain, observer, lambda: any(lane.busy for lane in group.fast_lanes)
+            )
+        self._lanes = [lane for lane in (self.fast_lane, self.explain_lane) if lane is not None]
         self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)
         self.prompt_tokens: dict[str, int] = {}
         self._max_timeout_s = self.limits.max_timeout_ms / 1000
@@ -120,12 +125,12 @@ class Engine:
 
         A failed explain lane rejects its own requests only.
         """
-        return self.fast_lane.healthy and not (self.fast_lane.stalled or self.explain_lane.stalled)
+        return self.fast_lane.healthy and not any(lane.stalled for lane in self._lanes)
 
     def watch(self, seconds: float) -> None:
         """Count `seconds` of run time for the running batches."""
-        self.fast_lane.watch(seconds)
-        self.explain_lane.watch(seconds)
+        for lane in self._lanes:
+            lane.watch(seconds)
 
     def reserve(self, characters: int) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
@@ -156,6 +161,10 @@ class Engine:
         """Return the texts of token ids."""
         return decode(self, request, self._deadline(request))
 
+    def role_prompt_name(self, role: Role | None) -> str | None:
+        """Return the name of the model's prompt for a role; None if it has none."""
+        return None if role is None else self.manifest.roles.get(role)
+
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
         return self.tokenizer.content_ids(token_ids)
@@ -171,6 +180,12 @@ class Engine:
         return min(requested, latest)
 
     # For the operations.
+
+    @property
+    def explain(self) -> ExplainLane:
+        """The explain lane, for operations that have checked that the manifest has its graph."""
+        assert self.explain_lane is not None
+        return self.explain_lane
 
     async def run(
         self,
@@ -201,9 +216,9 @@ class Engine:
 
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""
-        await asyncio.gather(self.fast_lane.drain(), self.explain_lane.drain(), self.tokenizer_admission.drain())
+        await asyncio.gather(*(lane.drain() for lane in self._lanes), self.tokenizer_admission.drain())
 
     async def close(self) -> None:
         """Fail queued requests and stop the workers."""
-        await asyncio.gather(self.fast_lane.close(), self.explain_lane.close())
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
         self._executor.shutdown(wait=False, cancel_futures=True)

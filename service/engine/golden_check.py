@@ -9,28 +9,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from model.artifact import Artifact
+from model.manifest import Manifest
+from model.measurements import GoldenVectors
 from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
-from service.engine.backends.base import Backend, Precision
+from service.engine.backends.base import Backend
 from service.engine.schema.encode import EncodeTask, TextVectors
-
-MIN_COSINE: dict[Precision, float] = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999, "int8": 0.99}
-"""Smallest cosine allowed between a vector and its golden vector. Measured for the default model: 0.99997 in bfloat16,
-0.997 to 0.9986 in int8."""
 
 
 def min_golden_cosine(
-    artifact: Artifact, tokenizer: Tokenizer, backend: Backend[EncodeTask, TextVectors]
-) -> float | None:
-    """Return the smallest cosine between the backend's vectors and the golden vectors; NaN if any is not finite.
-
-    None: the artifact has no golden vectors.
-    """
-    golden = artifact.read_golden_vectors()
-    if golden is None:
-        return None
-    manifest = artifact.manifest
-    expected = np.frombuffer(base64.b64decode(golden.vectors), "<f4").reshape(-1, manifest.hidden_size)
+    golden: GoldenVectors, manifest: Manifest, tokenizer: Tokenizer, backend: Backend[EncodeTask, TextVectors]
+) -> float:
+    """Return the smallest cosine between the backend's vectors and the golden vectors; NaN if any is not finite."""
+    expected = np.frombuffer(base64.b64decode(golden.vectors), "<f4").reshape(-1, manifest.architecture.hidden_size)
     tokenized = [
         tokens.truncate(manifest.max_input_tokens, "right")
         for tokens in tokenizer.encode([TokenizerInput(text) for text in golden.texts], offsets=False)

@@ -19,6 +19,8 @@ def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
 def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Sequence[str]) -> ModelInfo:
     """Return the public description of a model that is served under these names."""
     manifest, choice = model.artifact.manifest, model.backend.choice
+    architecture, head = manifest.architecture, manifest.embedding
+    last = architecture.num_hidden_layers
     return ModelInfo(
         name=name,
         aliases=list(aliases),
@@ -26,15 +28,15 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         source=manifest.source,
         revision=manifest.revision,
         license=manifest.license,
-        model_type=manifest.model_type,
-        num_hidden_layers=manifest.num_hidden_layers,
-        num_attention_heads=manifest.num_attention_heads,
-        hidden_size=manifest.hidden_size,
-        dimensions=manifest.dimensions,
-        vocab_size=manifest.vocab_size,
+        model_type=architecture.family,
+        num_hidden_layers=architecture.num_hidden_layers,
+        num_attention_heads=architecture.num_attention_heads,
+        hidden_size=architecture.hidden_size,
+        dimensions=head.dimensions,
+        vocab_size=architecture.vocab_size,
         max_input_tokens=manifest.max_input_tokens,
-        pooling=manifest.pooling,
-        normalize=manifest.normalize,
+        pooling=head.pooling,
+        normalize=head.normalize,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
         precision=choice.precision,
@@ -42,11 +44,11 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         threads=choice.streams * choice.threads_per_stream,
         backend_reason=choice.reason,
         length_buckets=list(model.backend.length_buckets),
-        layers=list(range(manifest.num_hidden_layers + 1)),
-        attention=manifest.attention,
+        layers=[last] if model.explain is None else list(range(last + 1)),
+        attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
-        similarity=manifest.similarity,
+        similarity=head.similarity,
         training=manifest.training,
         evaluations=list(manifest.evaluations),
         version=__version__,

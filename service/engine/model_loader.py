@@ -3,18 +3,18 @@
 import logging
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from model.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError
+from model.manifest import ExplainRecord, TensorRecord
+from model.mapped_tensor import MappedTensor
 from model.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
-from service.engine.encode.pooling import DenseLayers, Floats
-from service.engine.explain.maps import BlockWeights
+from service.engine.encode.pooling import DenseLayers
+from service.engine.explain.maps import MappedBlocks
 from service.engine.explain.operations import ExplainOperations
-from service.engine.golden_check import MIN_COSINE, min_golden_cosine
+from service.engine.golden_check import min_golden_cosine
 from service.engine.schema.encode import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
 from service.model_options import ModelOption
@@ -29,10 +29,10 @@ class LoadedModel:
     artifact: Artifact
     tokenizer: ServingTokenizer
     backend: Backend[EncodeTask, TextVectors]
-    explain: ExplainBackend
+    explain: ExplainBackend | None
     dense_layers: DenseLayers
-    static: Floats
-    """The embedding table, (V, E), memory-mapped."""
+    static: MappedTensor | None
+    """The embedding table, (V, E)."""
 
     @classmethod
     def load(cls, settings: Settings, option: ModelOption | None = None) -> "LoadedModel":
@@ -51,7 +51,8 @@ class LoadedModel:
         )
         tokenizer = ServingTokenizer(artifact.read(TOKENIZER))
         opened = open_accurate_backend(artifact, tokenizer, options, Machine.detect())
-        choice = opened.backend.choice
+        artifact.release_pages()
+        choice, static = opened.backend.choice, artifact.manifest.static
         log.info(
             "backend selected model=%s provider=%s precision=%s streams=%d threads_per_stream=%d min_cosine=%s "
             "reason=%s",
@@ -62,10 +63,17 @@ class LoadedModel:
             artifact,
             tokenizer,
             opened.backend,
-            ExplainBackend(artifact, explain_choice(settings.threads), ExplainOperations(BlockWeights.of(artifact))),
+            _explain_backend(artifact, settings.threads),
             DenseLayers(artifact),
-            np.asarray(artifact.map(artifact.manifest.static)),
+            artifact.map(static) if isinstance(static, TensorRecord) else None,
         )
+
+
+def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
+    explain = artifact.manifest.explain
+    if not isinstance(explain, ExplainRecord):
+        return None
+    return ExplainBackend(artifact, explain_choice(explain.graph, threads), ExplainOperations(MappedBlocks(artifact)))
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,11 @@ def open_accurate_backend(
     choice = select_backend(options, artifact.manifest.graphs, machine)
     backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
     backend.warm_up()
-    cosine, limit = min_golden_cosine(artifact, tokenizer, backend), MIN_COSINE[choice.precision]
-    if cosine is None:
+    golden = artifact.read_golden_vectors()
+    if golden is None:
         return OpenedBackend(backend, "unknown")
+    cosine = min_golden_cosine(golden, artifact.manifest, tokenizer, backend)
+    limit = golden.min_cosine[choice.precision]
     if cosine >= limit:
         return OpenedBackend(backend, f"{cosine:.6f}")
     measured = f"(min cosine {cosine:.6f}, limit {limit})"

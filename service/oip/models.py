@@ -74,12 +74,13 @@ def describe_config(info: ModelInfo) -> Description:
 def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Sequence[tuple[str, str, list[int]]]]:
     """Return name, datatype and shape of the inputs and of the outputs; -1 is a size that depends on the request."""
     inputs = ((TEXT, "BYTES", [-1]), (INPUT_IDS, "INT64", [-1, -1]), (ATTENTION_MASK, "INT64", [-1, -1]))
-    outputs = (
+    outputs = [
         (POOLED, "FP32", [-1, info.dimensions]),
         (TOKENS, "FP32", [-1, -1, info.hidden_size]),
         (TOKEN_COUNTS, "INT64", [-1]),
-        (ATTENTION, "FP32", [-1] * 5),
-    )
+    ]
+    if info.attention_kinds:
+        outputs.append((ATTENTION, "FP32", [-1] * 5))
     return inputs, outputs
 
 

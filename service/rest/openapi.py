@@ -36,7 +36,9 @@ EXAMPLES: dict[int, ServiceError] = {
     429: errors.QueueFull("Queue full", "Retry later.", retry_after_s=1),
     431: errors.HeadersTooLarge("Request headers too large", "Shorten them.", maximum=65536, unit="bytes"),
     500: errors.Internal(),
-    501: errors.Unsupported("not supported for this model", "Use another.", field="kind"),
+    501: errors.Unsupported(
+        "not supported", "Use chunked alone.", field="Transfer-Encoding", reason="UNSUPPORTED_TRANSFER_ENCODING"
+    ),
     503: errors.Overloaded("Too many connections", "Retry later.", maximum=2048, retry_after_s=1),
     504: errors.DeadlineExceeded("Deadline exceeded", "Retry with a higher timeout."),
 }

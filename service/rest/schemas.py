@@ -271,7 +271,7 @@ ERRORS = {
     422: "Invalid argument.",
     429: "Queue full.",
     500: "Internal error.",
-    501: "Not supported for this model.",
+    501: "Not supported by this server.",
     503: "Server is starting, draining or overloaded.",
     504: "Deadline exceeded.",
 }
@@ -284,7 +284,6 @@ TEI_ERRORS = ERRORS | {
 OIP_ERRORS = ERRORS | {
     400: "Malformed request, or invalid argument.",
     404: "Unknown model or version.",
-    501: "Not supported by this server or model.",
 }
 RETRIED = (429, 503)
 GET_ERRORS = (401, 403, 404, 500, 503)

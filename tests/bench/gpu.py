@@ -103,7 +103,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     backend.warm_up()
     progress(f"warm-up of all shapes took {time.perf_counter() - before:.1f} s")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
-    full = gpu_engine.full_texts(tokenizer, manifest.vocab_size, FULL_SIZE, FULL_TEXTS)
+    full = gpu_engine.full_texts(tokenizer, manifest.architecture.vocab_size, FULL_SIZE, FULL_TEXTS)
     sentences = [text for text, _ in read_corpus(Model(directory).tokenizer()).sentences]
     mixed = gpu_engine.sentence_texts(tokenizer, sentences, manifest.max_input_tokens)
     full_rate = gpu_engine.measure_throughput(backend, full, seconds)
@@ -118,7 +118,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
         judge("gpu_full", full_rate),
         judge("gpu_mixed", mixed_rate / full_rate),
         judge("gpu_single", single_ms),
-        *kernels.verdicts(manifest.num_hidden_layers),
+        *kernels.verdicts(manifest.architecture.num_hidden_layers),
         judge("gpu_cosine", cosine, f"{ACCURACY_TEXTS} texts"),
     ]
 

@@ -81,14 +81,14 @@ def main(directory: str) -> None:
     from model.artifact import Artifact
     from service.engine.backends.base import DEFAULT_GPU
     from service.engine.backends.cuda_session import CUDA, open_session
+    from service.engine.backends.onnxruntime_cpu import add_weights
     from tests.bench.gpu_engine import open_on
 
     artifact = Artifact.open(Path(directory))
     graph = artifact.manifest.graphs["cuda"]
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    weights = artifact.read(graph.weights)
-    options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+    add_weights(options, artifact, "cuda")
     session = open_session(artifact.read(graph.file), options, DEFAULT_GPU)
     placed = session.get_provider_graph_assignment_info()
     print(

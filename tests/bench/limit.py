@@ -15,7 +15,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.engine.backends.openvino import HINTS, import_openvino
+from service.engine.backends.openvino import HINTS
+from service.engine.backends.openvino_model import import_openvino
 from tests.bench.project import Model
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))

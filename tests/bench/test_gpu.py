@@ -59,9 +59,9 @@ def test_random_model_has_the_requested_size(artifact: Artifact) -> None:
     """The exported CUDA graph must also be accurate enough."""
     manifest = artifact.manifest
     assert (
-        manifest.num_hidden_layers,
-        manifest.hidden_size,
-        manifest.num_attention_heads,
+        manifest.architecture.num_hidden_layers,
+        manifest.architecture.hidden_size,
+        manifest.architecture.num_attention_heads,
         manifest.max_input_tokens,
     ) == (2, 48, 3, 128)
     report = artifact.read_report()

@@ -29,7 +29,7 @@ def fulfill_model(driver: PageDriver, **fields: Any) -> None:
 def reject_scores(route: Route) -> None:
     """Respond like a server with a causal model."""
     if (route.request.post_data_json or {}).get("kind") == "scores":
-        route.fulfill(status=501, json={"error": {"message": "kind: not supported.", "reason": "UNSUPPORTED_BY_MODEL"}})
+        route.fulfill(status=422, json={"error": {"message": "kind: not supported.", "reason": "UNSUPPORTED_BY_MODEL"}})
     else:
         route.continue_()
 

@@ -60,7 +60,7 @@ class ModelWithOracle:
         """Return transformers' attention (L, H, T, T) and hidden states (L+1, T, D) for the same token ids."""
         (tokens,) = self.model.tokenizer.encode([source])
         inputs = {"input_ids": torch.tensor([tokens.input_ids]), "attention_mask": torch.ones(1, len(tokens))}
-        if self.model.artifact.manifest.type_vocab_size > 1:
+        if self.model.artifact.manifest.architecture.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.tensor([tokens.token_type_ids])
         with torch.inference_mode():
             output = self.oracle(**inputs, output_attentions=True, output_hidden_states=True)
@@ -99,12 +99,14 @@ def stack_maps(result: AttendResult, model: LoadedModel) -> Floats:
     manifest, count = model.artifact.manifest, len(result.rows)
     order = [
         (layer, head)
-        for layer in range(1, manifest.num_hidden_layers + 1)
-        for head in range(manifest.num_attention_heads)
+        for layer in range(1, manifest.architecture.num_hidden_layers + 1)
+        for head in range(manifest.architecture.num_attention_heads)
     ]
     assert [(attention.layer, attention.head) for attention in result.maps] == order
     maps = [values(attention.matrix) for attention in result.maps]
-    return np.stack(maps).reshape(manifest.num_hidden_layers, manifest.num_attention_heads, count, count)
+    return np.stack(maps).reshape(
+        manifest.architecture.num_hidden_layers, manifest.architecture.num_attention_heads, count, count
+    )
 
 
 def values(array: Array | None) -> Floats:
@@ -120,7 +122,7 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
     differences = [np.abs(left - right).max() for left, right in zip(probs, expected, strict=True)]
     print(f"{name}: probs to transformers {max(differences):.1e}")
     assert max(differences) <= TOLERANCE
-    if target.model.artifact.manifest.attention == "causal":
+    if target.model.artifact.manifest.architecture.attention == "causal":
         with pytest.raises(Unsupported, match='kind: "scores" is not supported for this model'):
             await attend(target.model, *sources, kind="scores")
         return
@@ -134,7 +136,7 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
 
 async def test_maps_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
     """Covers every layer and head, several scripts, and a pair."""
-    await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.model_type)
+    await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.architecture.family)
 
 
 async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle) -> None:
@@ -145,7 +147,7 @@ async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle
 
 async def test_layers_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
     """The tolerance is 5e-5. Maps are computed from these hidden states."""
-    layers = tuple(range(family.model.artifact.manifest.num_hidden_layers + 1))
+    layers = tuple(range(family.model.artifact.manifest.architecture.num_hidden_layers + 1))
     async with open_harness(family.model) as harness:
         inputs = tuple(Input(source) for source in TINY_TEXTS)
         request = EncodeRequest(inputs, outputs=("tokens",), layers=layers, layer_reduce="stack")
@@ -160,7 +162,7 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
     The former fails if a weight or epsilon in the artifact is wrong, the latter if tokens are outside of all words.
     """
     for result in await attend(family.model, *TINY_TEXTS, kind="projection"):
-        assert len(result.maps) == family.model.artifact.manifest.num_hidden_layers
+        assert len(result.maps) == family.model.artifact.manifest.architecture.num_hidden_layers
         for attention in result.maps:
             assert np.abs(values(attention.matrix).sum(axis=1) + values(attention.bias_share) - 1).max() <= TOLERANCE
     for kind in ("probs", "norm", "block_norm", "projection"):

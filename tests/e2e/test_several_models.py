@@ -1,6 +1,5 @@
 """Each model of a multi-model server answers as it would alone, under every alias and in every API."""
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from service.engine.model_loader import LoadedModel
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES, ROOT, server_environment, start_server, stop_server
+from tests.manifests import with_manifest, with_prompts
 from tests.request_strategies import Body, ModelFacts, requests, to_message
 from tests.response_contract import assert_close, tensor_to_array, to_array
 from tests.serving import ServiceThread
@@ -47,11 +47,7 @@ def loaded(default_artifact: Path, tiny_artifact: Path) -> dict[str, LoadedModel
         LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
         for artifact in (default_artifact, tiny_artifact)
     )
-    manifest = tiny.artifact.manifest.model_copy(update={"prompts": PROMPTS})
-    return {
-        "large": large,
-        "org/tiny": dataclasses.replace(tiny, artifact=dataclasses.replace(tiny.artifact, manifest=manifest)),
-    }
+    return {"large": large, "org/tiny": with_manifest(tiny, with_prompts(tiny.artifact.manifest, PROMPTS))}
 
 
 def serve(*models: LoadedModel, **options: Any) -> Iterator[Clients]:
@@ -170,7 +166,7 @@ def test_first_model_is_the_default(together: Clients, loaded: dict[str, LoadedM
     source = loaded["large"].artifact.manifest.source
     assert together.rest.get("/info").json()["model_id"] == source
     sizes = [len(together.rest.post(path, json={"inputs": ["bank"]}).json()[0]) for path in ("/embed", "/")]
-    assert sizes == [loaded["large"].artifact.manifest.dimensions] * 2
+    assert sizes == [loaded["large"].artifact.manifest.embedding.dimensions] * 2
     listed = [item["id"] for item in together.rest.get("/v1/models").json()["data"]]
     assert listed == list(NAMES) == [model.name for model in together.stub.ListModels(pb.ListModelsRequest()).models]
 

@@ -178,7 +178,7 @@ async def test_top_k_keeps_the_largest_contributions(case: Case, unit: str) -> N
 async def test_leave_one_out_is_rejected_with_cls_pooling(case: Case) -> None:
     body = {"queries": "a", "documents": "b", "explain": True, "effect": "leave_one_out"}
     response = await case.harness.post("/v1/similarity", body)
-    assert (response.status_code, response.json()["error"]["field"]) == (501, "effect")
+    assert (response.status_code, response.json()["error"]["field"]) == (422, "effect")
 
 
 @variants(lambda variant: variant.pooling != "cls")

@@ -15,6 +15,7 @@ import pytest
 
 from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, describe_file, write_manifest
 from model.manifest import FORMAT_VERSION, TensorRecord
+from tests.manifests import static_record
 
 FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
 """All files except report.json and golden.json, which are not part of the digest."""
@@ -61,9 +62,9 @@ def test_digest_is_sha256_of_manifest(artifact: Path) -> None:
 
 def test_tensor_is_mapped_read_only(artifact: Path) -> None:
     numbers = np.frombuffer((artifact / "weights.bin").read_bytes()[64 : 64 + 60], dtype="<f4").reshape(3, 5)
-    mapped = Artifact.open(artifact).map(TensorRecord(file="weights.bin", offset=64, shape=(3, 5)))
-    assert np.array_equal(mapped, numbers)
-    assert not mapped.flags.writeable
+    mapped = Artifact.open(artifact).map(TensorRecord(file="weights.bin", offset=64, shape=(3, 5), dtype="float32"))
+    assert np.array_equal(mapped[:], numbers)
+    assert not mapped[:].flags.writeable
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -183,7 +184,7 @@ def point_static(manifest: dict[str, Any]) -> None:
 
 
 def point_dense(manifest: dict[str, Any]) -> None:
-    manifest["dense"][0]["bias"]["file"] = "other.bin"
+    manifest["heads"][0]["dense"][0]["bias"]["file"] = "other.bin"
 
 
 def point_graph(manifest: dict[str, Any]) -> None:
@@ -191,10 +192,18 @@ def point_graph(manifest: dict[str, Any]) -> None:
 
 
 def point_weights(manifest: dict[str, Any]) -> None:
-    manifest["graphs"]["fast"]["weights"] = "other.bin"
+    manifest["graphs"]["fast"]["weights"].append("other.bin")
 
 
-@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights])
+def point_block(manifest: dict[str, Any]) -> None:
+    manifest["blocks"]["weights"][1]["norm"]["file"] = "other.bin"
+
+
+def point_notice(manifest: dict[str, Any]) -> None:
+    manifest["notices"].append("other.bin")
+
+
+@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights, point_block, point_notice])
 def test_artifact_rejects_reference_to_unlisted_file(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
     rewrite_manifest(artifact, change)
     with pytest.raises(ArtifactError, match=r"refers to unlisted file 'other\.bin'"):
@@ -211,9 +220,31 @@ def test_artifact_rejects_manifest_without_tokenizer(artifact: Path) -> None:
 @pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, 99])
 def test_artifact_rejects_other_format_version(artifact: Path, version: int) -> None:
     rewrite_manifest(artifact, lambda manifest: manifest.update(format_version=version))
-    expected = rf"unsupported format \({version}, expected {FORMAT_VERSION}\)\. Export again"
-    with pytest.raises(ArtifactError, match=expected):
+    command = f"Run: attendant-model export tiny-labse -o {artifact.resolve()}"
+    with pytest.raises(ArtifactError) as raised:
         Artifact.open(artifact)
+    problem = f"unsupported format ({version}, expected {FORMAT_VERSION})"
+    assert str(raised.value) == f"{artifact.resolve() / MANIFEST}: {problem}. {command}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"source": "sentence-transformers/all-MiniLM-L6-v2", "revision": "sha256:1"}, "default -o {root}"),
+        ({"source": "sentence-transformers/all-MiniLM-L6-v2", "revision": "c9745ed1"},
+         "sentence-transformers/all-MiniLM-L6-v2 -o {root}"),
+        ({"source": "my model"}, "'my model' -o {root}"),
+        ({"source": None, "graphs": 7}, "SOURCE -o {root}"),
+        ({"graphs": {"fast": {}, "int8": {}, "cuda": {}}}, "tiny-labse -o {root} --variant cuda --variant int8"),
+    ],
+)  # fmt: skip
+def test_older_format_names_the_command_that_exports_again(
+    artifact: Path, fields: dict[str, Any], arguments: str
+) -> None:
+    rewrite_manifest(artifact, lambda manifest: manifest.update(format_version=5, **fields))
+    with pytest.raises(ArtifactError) as raised:
+        Artifact.open(artifact)
+    assert str(raised.value).endswith(f"attendant-model export {arguments.format(root=artifact.resolve())}")
 
 
 def test_artifact_reports_format_version_before_unknown_fields(artifact: Path) -> None:
@@ -226,9 +257,10 @@ def test_artifact_reports_format_version_before_unknown_fields(artifact: Path) -
     ("change", "field"),
     [
         (lambda manifest: manifest.update(unknown_field=1), "unknown_field"),
-        (lambda manifest: manifest["static"].update(unknown_field=1), r"static\.unknown_field"),
-        (lambda manifest: manifest.pop("hidden_size"), "hidden_size"),
-        (lambda manifest: manifest.update(pooling="sum"), "pooling"),
+        (lambda manifest: manifest["static"].update(unknown_field=1), r"static\.TensorRecord\.unknown_field"),
+        (lambda manifest: manifest["architecture"].pop("hidden_size"), r"architecture\.hidden_size"),
+        (lambda manifest: manifest["heads"][0].update(pooling="sum"), r"heads\.0\.pooling"),
+        (lambda manifest: manifest.update(heads=[]), "heads"),
         (lambda manifest: manifest["files"].update({"weights.bin": 7}), r"files\.weights\.bin"),
     ],
 )
@@ -277,13 +309,13 @@ def test_artifact_reads_verified_files_after_directory_is_replaced(artifact: Pat
 
 def test_map_does_not_follow_symlink_created_after_verification(artifact: Path, tmp_path: Path) -> None:
     opened = Artifact.open(artifact)
-    tensor = opened.manifest.static
-    expected = np.array(opened.map(tensor))
+    tensor = static_record(opened.manifest)
+    expected = np.array(opened.map(tensor)[:])
     path = artifact / tensor.file
     (tmp_path / "zeros").write_bytes(bytes(path.stat().st_size))
     path.unlink()
     path.symlink_to(tmp_path / "zeros")
-    assert np.array_equal(opened.map(tensor), expected)
+    assert np.array_equal(opened.map(tensor)[:], expected)
 
 
 def test_artifact_closes_its_files(artifact: Path) -> None:

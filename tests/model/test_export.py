@@ -22,9 +22,11 @@ from model.checkpoint_files import CheckpointError
 from model.description import EmbeddingSettings
 from model.encoder import Block, Encoder
 from model.export import ParityError, export, export_graph
-from model.manifest import Manifest, ParityRecord, TensorRecord
+from model.manifest import BlocksRecord, Manifest, TensorRecord, ValueRecord
+from model.measurements import ParityRecord
 from model.model_source import SourceError, locate
 from model.tokenizer import Tokenizer, TokenizerInput
+from tests.manifests import static_record
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
@@ -39,7 +41,7 @@ def read_files(root: Path) -> dict[str, bytes]:
 
 
 def read_tensor(artifact: Artifact, record: TensorRecord) -> torch.Tensor:
-    return torch.from_numpy(np.array(artifact.map(record)))
+    return torch.from_numpy(np.array(artifact.map(record)[:]))
 
 
 def large_difference(*_: object) -> ParityRecord:
@@ -61,17 +63,26 @@ def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path
 
 def test_manifest_of_model_without_sentence_transformers_files(published: Path, exported: Path) -> None:
     manifest = Artifact.open(exported).manifest
-    assert (manifest.name, manifest.source, manifest.model_type) == ("tiny-bert", "tiny-bert", "bert")
-    assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size, manifest.dimensions) == (
+    assert (manifest.name, manifest.source, manifest.architecture.family) == ("tiny-bert", "tiny-bert", "bert")
+    assert (
+        manifest.architecture.num_hidden_layers,
+        manifest.architecture.num_attention_heads,
+        manifest.architecture.hidden_size,
+        manifest.embedding.dimensions,
+    ) == (
         2,
         3,
         24,
         24,
     )
-    assert (manifest.vocab_size, manifest.type_vocab_size, manifest.max_input_tokens) == (211, 2, 41)
-    assert (manifest.pooling, manifest.normalize, manifest.dense) == ("mean", False, ())
+    assert (manifest.architecture.vocab_size, manifest.architecture.type_vocab_size, manifest.max_input_tokens) == (
+        211,
+        2,
+        41,
+    )
+    assert (manifest.embedding.pooling, manifest.embedding.normalize, manifest.embedding.dense) == ("mean", False, ())
     assert (manifest.revision, manifest.license) == (locate(str(published)).revision, None)
-    assert (manifest.prompts, manifest.default_prompt_name, manifest.include_prompt) == ({}, None, True)
+    assert (manifest.prompts, manifest.default_prompt_name, manifest.embedding.include_prompt) == ({}, None, True)
     assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
 
 
@@ -82,20 +93,21 @@ def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) 
     (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
     causal = export_model(source, tmp_path / "out")
     bidirectional = Artifact.open(exported).manifest
-    assert (bidirectional.attention, causal.attention) == ("bidirectional", "causal")
+    assert bidirectional.architecture.attention == "bidirectional"
+    assert causal.architecture == bidirectional.architecture.model_copy(update={"attention": "causal"})
     assert bidirectional.attention_kinds == ("probs", "scores", "norm", "block_norm", "projection")
     assert causal.attention_kinds == ("probs", "norm", "block_norm", "projection")
     changed = [name for name in causal.files if causal.files[name] != bidirectional.files[name]]
     assert changed == ["explain.onnx", "fast.onnx"]
-    same = {"attention": "", "attention_kinds": (), "files": {}}
+    same: dict[str, object] = {"architecture": None, "explain": None, "files": {}}
     assert causal.model_copy(update=same) == bidirectional.model_copy(update=same)
 
 
 def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
     manifest = Artifact.open(exported_labse).manifest
-    assert (manifest.hidden_size, manifest.dimensions, manifest.max_input_tokens) == (24, 19, 31)
-    assert (manifest.pooling, manifest.normalize) == ("cls", True)
-    assert [dense.activation for dense in manifest.dense] == ["tanh"]
+    assert (manifest.architecture.hidden_size, manifest.embedding.dimensions, manifest.max_input_tokens) == (24, 19, 31)
+    assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("cls", True)
+    assert [dense.activation for dense in manifest.embedding.dense] == ["tanh"]
     assert manifest.prompts == {"document": "", "query": "find: "}
     settings = list(EmbeddingSettings.from_manifest(manifest).describe())
     assert settings[-1] == "dense layers: 24 to 19 tanh (modules.json)"
@@ -104,9 +116,11 @@ def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
 def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
     graph = Artifact.open(exported).manifest.graphs["fast"]
     session = onnxruntime.InferenceSession(exported / graph.file, providers=["CPUExecutionProvider"])
-    assert graph.inputs == ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
-    assert tuple(node.name for node in session.get_inputs()) == graph.inputs
-    assert tuple(node.name for node in session.get_outputs()) == graph.outputs == ("last_hidden_state",)
+    names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+    assert graph.inputs == tuple(ValueRecord(name=name, dtype="int64", shape=("R", "T")) for name in names)
+    assert graph.outputs == (ValueRecord(name="last_hidden_state", dtype="float32", shape=("R", "T", 24)),)
+    for values, nodes in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+        assert [(value.name, list(value.shape)) for value in values] == [(node.name, node.shape) for node in nodes]
     assert {node.type for node in session.get_inputs()} == {"tensor(int64)"}
     report = Artifact.open(exported).read_report()
     assert report is not None
@@ -136,14 +150,14 @@ def test_manifest_locates_block_weights(published: Path, exported: Path) -> None
     """Linear weights are stored as (in, out)."""
     artifact = Artifact.open(exported)
     blocks = load_checkpoint(published).encoder.blocks
-    assert len(artifact.manifest.blocks) == len(blocks)
-    for record, block in zip(artifact.manifest.blocks, blocks, strict=True):
+    assert isinstance(artifact.manifest.blocks, BlocksRecord)
+    for record, block in zip(artifact.manifest.blocks.weights, blocks, strict=True):
         assert isinstance(block, Block)
         for name in ("query", "key", "value", "output"):
             linear = getattr(block.attention, name)
-            assert np.array_equal(artifact.map(getattr(record, name)), linear.weight.detach().numpy().T)
-            assert np.array_equal(artifact.map(getattr(record, f"{name}_bias")), linear.bias.detach().numpy())
-        assert np.array_equal(artifact.map(record.norm), block.attention_norm.weight.detach().numpy())
+            assert np.array_equal(artifact.map(getattr(record, name))[:], linear.weight.detach().numpy().T)
+            assert np.array_equal(artifact.map(getattr(record, f"{name}_bias"))[:], linear.bias.detach().numpy())
+        assert np.array_equal(artifact.map(record.norm)[:], block.attention_norm.weight.detach().numpy())
 
 
 def test_tokenizer_file_is_copied_unchanged(published: Path, exported: Path) -> None:
@@ -153,7 +167,11 @@ def test_tokenizer_file_is_copied_unchanged(published: Path, exported: Path) -> 
 def test_manifest_of_default_model(default_artifact: Path) -> None:
     manifest = Artifact.open(default_artifact).manifest
     assert (manifest.name, manifest.license, manifest.max_input_tokens) == ("all-MiniLM-L6-v2", "apache-2.0", 256)
-    assert (manifest.num_hidden_layers, manifest.num_attention_heads, manifest.hidden_size) == (6, 12, 384)
+    assert (
+        manifest.architecture.num_hidden_layers,
+        manifest.architecture.num_attention_heads,
+        manifest.architecture.hidden_size,
+    ) == (6, 12, 384)
     report = Artifact.open(default_artifact).read_report()
     assert report is not None
     assert report.graphs["fast"].parity.max_abs_difference <= 1e-4
@@ -170,7 +188,7 @@ def test_files_contain_no_machine_specific_data(exported: Path, exported_labse: 
 def test_static_tensor_is_embedding_table(published: Path, exported: Path) -> None:
     artifact = Artifact.open(exported)
     expected = load_file(published / "model.safetensors")["embeddings.word_embeddings.weight"]
-    assert torch.equal(read_tensor(artifact, artifact.manifest.static), expected)
+    assert torch.equal(read_tensor(artifact, static_record(artifact.manifest)), expected)
 
 
 @pytest.mark.slow
@@ -178,13 +196,13 @@ def test_static_tensor_has_embedding_size_of_electra(publish: Publish, tmp_path:
     export_model(publish("electra"), tmp_path / "electra")
     artifact = Artifact.open(tmp_path / "electra")
     expected = load_file(publish("electra") / "model.safetensors")["embeddings.word_embeddings.weight"]
-    assert torch.equal(read_tensor(artifact, artifact.manifest.static), expected)
-    assert artifact.manifest.static.shape == (211, 13)
+    assert torch.equal(read_tensor(artifact, static_record(artifact.manifest)), expected)
+    assert static_record(artifact.manifest).shape == (211, 13)
 
 
 def test_dense_weights_equal_published_weights(labse: Path, exported_labse: Path) -> None:
     artifact = Artifact.open(exported_labse)
-    (dense,) = artifact.manifest.dense
+    (dense,) = artifact.manifest.embedding.dense
     expected = load_file(labse / "2_Dense" / "model.safetensors")
     assert dense.bias is not None
     assert torch.equal(read_tensor(artifact, dense.weight), expected["linear.weight"])
@@ -204,9 +222,9 @@ def test_artifact_reproduces_sentence_transformers_embedding(labse: Path, export
     }
     session = onnxruntime.InferenceSession(exported_labse / "fast.onnx", providers=["CPUExecutionProvider"])
     hidden = session.run(None, {name: np.array([values]) for name, values in inputs.items()})[0]
-    (dense,) = artifact.manifest.dense
+    (dense,) = artifact.manifest.embedding.dense
     assert dense.bias is not None
-    embedding = np.tanh(hidden[0, 0] @ artifact.map(dense.weight).T + artifact.map(dense.bias))
+    embedding = np.tanh(hidden[0, 0] @ artifact.map(dense.weight)[:].T + artifact.map(dense.bias)[:])
     expected = SentenceTransformer(str(labse), device="cpu").encode("The river bank flows.")
     assert np.allclose(embedding / np.linalg.norm(embedding), expected, atol=1e-5)
 
@@ -218,7 +236,7 @@ def test_manifest_has_prompts_license_and_name(source: Path, tmp_path: Path) -> 
     manifest = export_model(source, tmp_path / "deep" / "out", name="mine")
     assert (manifest.name, manifest.source) == ("mine", "tiny-bert")
     assert (manifest.license, manifest.prompts) == ("mit", {"query": "find: "})
-    assert (manifest.default_prompt_name, manifest.include_prompt) == ("query", True)
+    assert (manifest.default_prompt_name, manifest.embedding.include_prompt) == ("query", True)
     assert Artifact.open(tmp_path / "deep" / "out").manifest == manifest
 
 

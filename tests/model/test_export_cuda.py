@@ -54,9 +54,15 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
     for name in Artifact.open(exported).manifest.files:
         assert artifact.read(name) == (exported / name).read_bytes()
     record = artifact.manifest.graphs["cuda"]
-    assert (record.file, record.weights, record.precision) == ("cuda.onnx", "cuda.bin", "float16")
-    assert record.inputs == ("input_ids", "position_ids", "token_type_ids", "cu_seqlens", "token_offset")
-    assert record.outputs == ("last_hidden_state", "sentence_embedding")
+    assert (record.file, record.weights, record.precision) == ("cuda.onnx", ("cuda.bin",), "float16")
+    assert [(value.name, *value.shape) for value in record.inputs] == [
+        ("input_ids", "T"), ("position_ids", "T"), ("token_type_ids", "T"), ("cu_seqlens", "bounds"),
+        ("token_offset", "B", "S"),
+    ]  # fmt: skip
+    assert {value.dtype for value in record.inputs} == {"int32"}
+    assert [(value.name, value.shape[-1]) for value in record.outputs] == [
+        ("last_hidden_state", 24), ("sentence_embedding", 24),
+    ]  # fmt: skip
     report = artifact.read_report()
     assert report is not None
     accuracy, parity = report.graphs["cuda"].accuracy, report.graphs["cuda"].parity
@@ -96,7 +102,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
     record = write_source_graph(published, tmp_path / "root")
     encoder = load_checkpoint(published).encoder
     sequences = random_sequences(encoder, (7, 1, 33))
-    hidden, pooled = open_reference_session(tmp_path / "root" / record.file, record.weights).run(
+    hidden, pooled = open_reference_session(tmp_path / "root" / record.file, "cuda.bin").run(
         None, pack_varlen(sequences)
     )
     with torch.inference_mode():

@@ -16,7 +16,8 @@ from model.artifact import WEIGHTS, Artifact
 from model.checkpoint import load_checkpoint
 from model.export import Variants, export, export_graph
 from model.export_int8 import quantize, write_int8
-from model.manifest import GraphRecord, GraphReport
+from model.manifest import GraphRecord
+from model.measurements import GraphReport
 from model.parity import pack_sequences
 from tests.model.conftest import mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences
@@ -39,7 +40,7 @@ def test_rounding_error_is_at_most_half_a_step(weight: np.ndarray[tuple[int, int
     values, scales = quantize(weight)
     assert values.dtype == np.int8
     assert values.min() >= -127
-    assert (np.abs(values * scales - weight) <= scales * 0.501).all()
+    assert (np.abs(values * scales - weight) <= scales * 0.501 + np.finfo(np.float32).tiny).all()
 
 
 def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, exported: Path, tmp_path: Path) -> None:
@@ -50,8 +51,9 @@ def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, expor
     for name in without.manifest.files:
         assert artifact.read(name) == (exported / name).read_bytes()
     record = artifact.manifest.graphs["int8"]
-    assert (record.precision, record.weights, record.outputs) == ("int8", "int8.bin", ("last_hidden_state",))
-    assert record.inputs == artifact.manifest.graphs["fast"].inputs
+    assert (record.precision, record.weights) == ("int8", ("int8.bin",))
+    fast = artifact.manifest.graphs["fast"]
+    assert (record.inputs, record.outputs) == (fast.inputs, fast.outputs)
     assert artifact.manifest.files["int8.bin"].size < artifact.manifest.files[WEIGHTS].size
 
 

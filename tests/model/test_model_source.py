@@ -59,7 +59,7 @@ def test_package_without_weights_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
 def test_directory_name_becomes_model_name_and_source(source: Path) -> None:
     """The artifact must not contain a local path."""
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
-    assert locate(str(source)) == ModelSource(source, "tiny-bert", "tiny-bert", f"sha256:{digest}", None)
+    assert locate(str(source)) == ModelSource(source, "tiny-bert", "tiny-bert", f"sha256:{digest}", None, ())
 
 
 def test_relative_directory_is_resolved_for_its_name(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

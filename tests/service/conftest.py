@@ -32,6 +32,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.app import make_app
+from tests.manifests import static_record
 
 GOLDEN = "money bank grows"
 POISON = "zebra"
@@ -67,7 +68,8 @@ def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFact
     artifact = Artifact.open(root)
     loaded = LoadedModel.load(Settings(model_dir=default_artifact))
     (number,) = loaded.tokenizer.encode([TokenizerInput(POISON)])[0].input_ids[1:-1]
-    table = np.memmap(root / WEIGHTS, "<f4", "r+", artifact.manifest.static.offset, artifact.manifest.static.shape)
+    static = static_record(artifact.manifest)
+    table = np.memmap(root / WEIGHTS, "<f4", "r+", static.offset, static.shape)
     table[number] = np.nan
     table.flush()
     files = {**artifact.manifest.files, WEIGHTS: describe_file(root / WEIGHTS)}

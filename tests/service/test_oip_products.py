@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from service.engine.model_loader import LoadedModel
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES
+from tests.manifests import with_manifest, with_prompts
 from tests.oip_messages import Outputs, Tensor, grpc_outputs, grpc_request, rest_outputs, rest_request, text, token_ids
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, assert_finite, to_array
@@ -59,9 +60,7 @@ class Result:
 def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Client]:
     """Clients for the default model without prompts, and with prompts including a default."""
     if request.param == "prompted":
-        update = {"prompts": PROMPTS, "default_prompt_name": "document"}
-        artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
-        model = dataclasses.replace(model, artifact=artifact)
+        model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
     options = [("grpc.max_receive_message_length", -1)]
     with (
         ServiceThread(model) as service,

@@ -3,7 +3,6 @@
 `FUZZ_EXAMPLES` sets the number of examples.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
 from tests.conftest import EXAMPLES
+from tests.manifests import with_manifest, with_prompts
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
@@ -54,9 +54,7 @@ class Client:
 def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Client]:
     """Clients for the default model without prompts, and with prompts including a default."""
     if request.param == "prompted":
-        update = {"prompts": PROMPTS, "default_prompt_name": "document"}
-        artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
-        model = dataclasses.replace(model, artifact=artifact)
+        model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as rest:
         info = rest.get("/v1/model").json()
         default = info["prompts"].get(info["default_prompt_name"], "")

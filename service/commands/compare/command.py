@@ -93,7 +93,7 @@ def _parser() -> Parser:
 
 
 def _check_dimensions(parser: Parser, options: argparse.Namespace, manifests: Sequence[Manifest]) -> None:
-    old, new = (manifest.dimensions for manifest in manifests)
+    old, new = (manifest.embedding.dimensions for manifest in manifests)
     if options.min_cosine is not None and old != new:
         parser.error(f"--min-cosine: requires equal dimensions (OLD has {old}, NEW {new}). Use --min-overlap")
 

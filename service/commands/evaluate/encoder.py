@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.prompts import Role, role_prompt_name
+from model.manifest import Role
 from model.tokenizer import Offsets, TokenizerInput
 from service.commands.encoding import Progress, TextError
 from service.commands.evaluate.datasets import Text, WordPlace
@@ -82,7 +82,7 @@ class Encoder:
     async def _batches(
         self, path: Path, texts: Sequence[LabeledText], role: Role | None
     ) -> AsyncGenerator[Floats, None]:
-        prompt, done = role_prompt_name(role, self._engine.info.prompts), 0
+        prompt, done = self._engine.role_prompt_name(role), 0
         try:
             async with aclosing(encode_texts(self._engine, texts, prompt)) as responses:
                 async for response in responses:

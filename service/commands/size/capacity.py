@@ -54,13 +54,13 @@ class ModelShape:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ModelShape":
-        weights = manifest.graphs["fast"].weights
+        weights = sum(manifest.files[name].size for name in manifest.graphs["fast"].weights)
         return cls(
             manifest.name,
-            manifest.num_hidden_layers,
-            manifest.hidden_size,
+            manifest.architecture.num_hidden_layers,
+            manifest.architecture.hidden_size,
             manifest.max_input_tokens,
-            Fraction(manifest.files[weights].size, 2**20),
+            Fraction(weights, 2**20),
         )
 
     def flops_per_token(self, tokens: Fraction) -> Fraction:

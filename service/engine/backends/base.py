@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
+from model.manifest import Precision
 from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
 
-Precision = Literal["float32", "bfloat16", "float16", "int8"]
 ProviderName = Literal["cuda", "openvino", "cpu"]
 Floats = NDArray[np.float32]
 
@@ -137,7 +137,7 @@ class PackedBackend(ABC):
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
         self._max_input_tokens = manifest.max_input_tokens
-        self._segment_types = manifest.type_vocab_size
+        self._segment_types = manifest.architecture.type_vocab_size
         self.reopen()
 
     @abstractmethod

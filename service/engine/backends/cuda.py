@@ -18,7 +18,7 @@ from model.manifest import Pooling
 from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_session import open_session
-from service.engine.backends.onnxruntime_cpu import session_options
+from service.engine.backends.onnxruntime_cpu import add_weights, session_options
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, TextVectors
@@ -53,23 +53,23 @@ class CudaBackend:
         self.max_batch_size = self.shapes.max_sequences
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
-        self._segment_types = manifest.type_vocab_size
+        self._segment_types = manifest.architecture.type_vocab_size
         self._token_seconds = 1e-6  # until warm-up measures it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
-        self._pooling: Pooling | None = manifest.pooling if POOLED in graph.outputs else None
-        self._device = _Device(session or self._open(), device, choice.gpu.device, manifest.hidden_size)
+        pools = any(output.name == POOLED for output in graph.outputs)
+        self._pooling: Pooling | None = manifest.embedding.pooling if pools else None
+        self._device = _Device(session or self._open(), device, choice.gpu.device, manifest.architecture.hidden_size)
 
     def _open(self) -> onnxruntime.InferenceSession:
         graph = self._artifact.manifest.graphs[self.choice.graph]
         options = session_options(1)
-        weights = self._artifact.read(graph.weights)  # ONNX Runtime keeps a pointer to it until the session is open
-        options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+        add_weights(options, self._artifact, self.choice.graph)
         return open_session(self._artifact.read(graph.file), options, self.choice.gpu)
 
     def reopen(self) -> None:
         """Open another session in the same process. It fails if the CUDA context itself is broken."""
         manifest = self._artifact.manifest
-        device = _Device(self._open(), "cuda", self.choice.gpu.device, manifest.hidden_size)
+        device = _Device(self._open(), "cuda", self.choice.gpu.device, manifest.architecture.hidden_size)
         self._device = self._thread.submit(lambda: device).result()
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:

@@ -13,20 +13,24 @@ class ModelProto(_message.Message):
     def __init__(self, graph: _Optional[_Union[GraphProto, _Mapping]] = ...) -> None: ...
 
 class GraphProto(_message.Message):
-    __slots__ = ("initializer",)
+    __slots__ = ("initializer", "input")
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     initializer: _containers.RepeatedCompositeFieldContainer[TensorProto]
-    def __init__(self, initializer: _Optional[_Iterable[_Union[TensorProto, _Mapping]]] = ...) -> None: ...
+    input: _containers.RepeatedCompositeFieldContainer[ValueInfoProto]
+    def __init__(self, initializer: _Optional[_Iterable[_Union[TensorProto, _Mapping]]] = ..., input: _Optional[_Iterable[_Union[ValueInfoProto, _Mapping]]] = ...) -> None: ...
 
 class TensorProto(_message.Message):
-    __slots__ = ("raw_data", "external_data", "data_location")
-    RAW_DATA_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("dims", "data_type", "name", "external_data")
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_DATA_FIELD_NUMBER: _ClassVar[int]
-    DATA_LOCATION_FIELD_NUMBER: _ClassVar[int]
-    raw_data: bytes
+    dims: _containers.RepeatedScalarFieldContainer[int]
+    data_type: int
+    name: str
     external_data: _containers.RepeatedCompositeFieldContainer[StringStringEntryProto]
-    data_location: int
-    def __init__(self, raw_data: _Optional[bytes] = ..., external_data: _Optional[_Iterable[_Union[StringStringEntryProto, _Mapping]]] = ..., data_location: _Optional[int] = ...) -> None: ...
+    def __init__(self, dims: _Optional[_Iterable[int]] = ..., data_type: _Optional[int] = ..., name: _Optional[str] = ..., external_data: _Optional[_Iterable[_Union[StringStringEntryProto, _Mapping]]] = ...) -> None: ...
 
 class StringStringEntryProto(_message.Message):
     __slots__ = ("key", "value")
@@ -35,3 +39,35 @@ class StringStringEntryProto(_message.Message):
     key: str
     value: str
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class ValueInfoProto(_message.Message):
+    __slots__ = ("name", "type")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: TypeProto
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[TypeProto, _Mapping]] = ...) -> None: ...
+
+class TypeProto(_message.Message):
+    __slots__ = ("tensor_type",)
+    class Tensor(_message.Message):
+        __slots__ = ("elem_type", "shape")
+        ELEM_TYPE_FIELD_NUMBER: _ClassVar[int]
+        SHAPE_FIELD_NUMBER: _ClassVar[int]
+        elem_type: int
+        shape: TensorShapeProto
+        def __init__(self, elem_type: _Optional[int] = ..., shape: _Optional[_Union[TensorShapeProto, _Mapping]] = ...) -> None: ...
+    TENSOR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    tensor_type: TypeProto.Tensor
+    def __init__(self, tensor_type: _Optional[_Union[TypeProto.Tensor, _Mapping]] = ...) -> None: ...
+
+class TensorShapeProto(_message.Message):
+    __slots__ = ("dim",)
+    class Dimension(_message.Message):
+        __slots__ = ("dim_value",)
+        DIM_VALUE_FIELD_NUMBER: _ClassVar[int]
+        dim_value: int
+        def __init__(self, dim_value: _Optional[int] = ...) -> None: ...
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    dim: _containers.RepeatedCompositeFieldContainer[TensorShapeProto.Dimension]
+    def __init__(self, dim: _Optional[_Iterable[_Union[TensorShapeProto.Dimension, _Mapping]]] = ...) -> None: ...

@@ -11,6 +11,7 @@ from model.artifact import Artifact
 from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
 from model.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
+from service.engine.backends.weights import map_weights, read_graph
 from service.engine.schema.encode import ExplainTask
 from service.errors import NonFiniteOutput
 
@@ -63,7 +64,7 @@ class ExplainBackend:
         self._execute = execute
         self.max_batch_tokens = artifact.manifest.max_input_tokens
         self.length_buckets: tuple[int, ...] = ()
-        self._segment_types = artifact.manifest.type_vocab_size
+        self._segment_types = artifact.manifest.architecture.type_vocab_size
 
     @cached_property
     def _session(self) -> "onnxruntime.InferenceSession":
@@ -118,9 +119,23 @@ def open_cpu_session(
     record = artifact.manifest.graphs[graph]
     options = session_options(threads)
     options.enable_cpu_mem_arena = arena
-    weights = artifact.read(record.weights)  # ONNX Runtime keeps a pointer to it until the session is open
-    options.add_external_initializers_from_files_in_memory([record.weights], [weights], [len(weights)])
-    return onnxruntime.InferenceSession(artifact.read(record.file), options, providers=[CPU])
+    add_weights(options, artifact, graph)
+    session = onnxruntime.InferenceSession(artifact.read(record.file), options, providers=[CPU])
+    artifact.release_pages()
+    return session
+
+
+def add_weights(options: "onnxruntime.SessionOptions", artifact: Artifact, graph: str) -> None:
+    """Let a session use the weights of a graph in the verified files. The artifact must outlive the session.
+
+    `add_external_initializers_from_files_in_memory` rejects tensors over 2 GiB.
+    """
+    import onnxruntime
+
+    weights = map_weights(artifact, read_graph(artifact, graph).graph)
+    create = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    values = [create(weight.values, weight.data_type) for weight in weights.values()]
+    options.add_external_initializers([*weights], values)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":

@@ -1,6 +1,5 @@
 """OpenVINO on x86 CPUs of any vendor: bfloat16 with AMX or AVX512-BF16, int8 with VNNI, and float32."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from model.artifact import Artifact
+from model.manifest import Precision
 from model.packing import Ints
-from service.config import ConfigError
-from service.engine.backends import onnx_weights_pb2
-from service.engine.backends.base import Floats, PackedBackend, Precision
+from service.engine.backends.base import Floats, PackedBackend
+from service.engine.backends.openvino_model import import_openvino, read_model
 
 HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 """INFERENCE_PRECISION_HINT. int8: the linear layers are quantized at run time, everything else stays in float32."""
@@ -24,7 +22,6 @@ INT8_GROUP_SIZE = 32
 
 Thus an embedding does not depend on the batch composition.
 """
-MAX_PROTOBUF_BYTES = 2**31 - 2**20
 MAX_LATENCY_THREADS = 4
 MAX_LATENCY_TOKENS = 128
 """Above these limits, running one batch on several threads gives no speedup."""
@@ -57,7 +54,7 @@ class OpenVinoBackend(PackedBackend):
 
     def reopen(self) -> None:
         core = import_openvino().Core()
-        model = core.read_model(inline_weights(self._artifact, self.choice.graph))
+        model = read_model(core, self._artifact, self.choice.graph)
         streams = self.choice.streams
         self._throughput = self._compile(core, model, streams, streams, self.workers)
         threads = min(streams, MAX_LATENCY_THREADS)
@@ -143,37 +140,3 @@ class RequestPool:
 def _infer(request: Any, inputs: dict[str, Ints]) -> Floats:
     request.infer(inputs)
     return np.array(request.get_output_tensor(0).data)
-
-
-def import_openvino() -> Any:
-    """Import the package without its telemetry, which would send usage data to a third party.
-
-    It does so from a forked child, and a fork of a process with running threads can also hang the server.
-    """
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes its import fail
-    import openvino
-
-    return openvino
-
-
-def inline_weights(artifact: Artifact, graph: str) -> bytes:
-    """Return the graph as one ONNX message with its weights inside.
-
-    OpenVINO reads external weights only from a path. These are the bytes that were verified. Raises `ConfigError` for
-    weights over the limit of an ONNX message.
-    """
-    record = artifact.manifest.graphs[graph]
-    weights = memoryview(artifact.read(record.weights))
-    if len(weights) > MAX_PROTOBUF_BYTES:
-        raise ConfigError('ATTENDANT_PROVIDER: "openvino" cannot open weights over 2 GiB. Use "cpu".')
-    model = onnx_weights_pb2.ModelProto.FromString(artifact.read(record.file))
-    for tensor in model.graph.initializer:
-        if not tensor.external_data:
-            continue
-        location = {entry.key: entry.value for entry in tensor.external_data}
-        start = int(location.get("offset", 0))
-        tensor.raw_data = bytes(weights[start : start + int(location["length"])])
-        tensor.ClearField("external_data")
-        tensor.ClearField("data_location")
-    body: bytes = model.SerializeToString()
-    return body

@@ -169,10 +169,10 @@ def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTas
     )
 
 
-def explain_choice(threads: int) -> BackendChoice:
+def explain_choice(graph: str, threads: int) -> BackendChoice:
     """Return the choice of the explain lane: float32, one sequence at a time, on half the threads (0: of all CPUs).
 
     With all threads, fast-lane throughput fell by a third and the explain lane was no faster.
     """
     half = max(1, (threads or available_cpus()) // 2)
-    return BackendChoice("cpu", "float32", "explain", 1, half, 1, "maps are computed in float32")
+    return BackendChoice("cpu", "float32", graph, 1, half, 1, "maps are computed in float32")

@@ -117,11 +117,11 @@ class DenseLayers:
     def __init__(self, artifact: Artifact) -> None:
         self._layers = [
             (
-                np.array(artifact.map(dense.weight)),
-                None if dense.bias is None else np.array(artifact.map(dense.bias)),
+                np.array(artifact.map(dense.weight)[:]),
+                None if dense.bias is None else np.array(artifact.map(dense.bias)[:]),
                 dense.activation,
             )
-            for dense in artifact.manifest.dense
+            for dense in artifact.manifest.embedding.dense
         ]
 
     @property

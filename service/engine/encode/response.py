@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Manifest, Pooling
+from model.manifest import Manifest, Pooling, TensorRecord
+from model.mapped_tensor import MappedTensor
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
@@ -109,7 +110,7 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
     outputs = request.outputs
     assert request.layers is not None
     copies = 1 if request.layer_reduce == "mean" else len(request.layers)
-    width = manifest.hidden_size * copies
+    width = manifest.architecture.hidden_size * copies
     pooled_width = request.dimensions or pooled_size(request, manifest)
     if request.layer_reduce == "stack":
         pooled_width *= copies
@@ -119,7 +120,7 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
         values = pooled_width if "pooled" in outputs else 0
         values += count * width if "tokens" in outputs else 0
         values += len(item.ranges) * width if item.ranges is not None else 0
-        values += count * manifest.static.shape[1] if "static" in outputs else 0
+        values += count * _static_size(manifest) if "static" in outputs else 0
         size = RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
         if (item.described or item.words) and not request.padded:
             size += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
@@ -132,13 +133,13 @@ def least_response_bytes(request: EncodeRequest, manifest: Manifest) -> int:
     assert request.layers is not None
     outputs, inputs = request.outputs, len(request.inputs)
     copies = 1 if request.layer_reduce == "mean" else len(request.layers)
-    width = manifest.hidden_size * copies
+    width = manifest.architecture.hidden_size * copies
     values = 0
     if "pooled" in outputs:
         pooled = request.dimensions or pooled_size(request, manifest)
         values += inputs * pooled * (copies if request.layer_reduce == "stack" else 1)
     values += inputs * width if "tokens" in outputs else 0
-    values += inputs * manifest.static.shape[1] if "static" in outputs else 0
+    values += inputs * _static_size(manifest) if "static" in outputs else 0
     values += sum(len(item.spans) for item in request.inputs) * width if "spans" in outputs else 0
     return inputs * RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
 
@@ -188,7 +189,7 @@ def encode_tasks(
 ) -> list[EncodeTask] | list[LayerTask]:
     """Return the tasks of the fast lane if only the last layer is needed, else of the explain lane."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
-    pooling = (request.pooling or manifest.pooling) if "pooled" in request.outputs else None
+    pooling = (request.pooling or manifest.embedding.pooling) if "pooled" in request.outputs else None
     if not hidden and pooling is None:
         return []
     if needs_last_layer_only(request, manifest):
@@ -196,7 +197,7 @@ def encode_tasks(
             EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest)) for item in prepared
         ]
     assert request.layers is not None
-    layers = tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
+    layers = tuple(layer % (manifest.architecture.num_hidden_layers + 1) for layer in request.layers)
     return [
         LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
     ]
@@ -204,20 +205,24 @@ def encode_tasks(
 
 def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:
     """Return whether the request needs only the last layer, which the fast lane computes."""
-    return request.layers is not None and set(request.layers) <= {-1, manifest.num_hidden_layers}
+    return request.layers is not None and set(request.layers) <= {-1, manifest.architecture.num_hidden_layers}
 
 
 def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
     """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
     assert request.layers is not None
     if needs_last_layer_only(request, manifest):
-        return manifest.dimensions
-    return manifest.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
+        return manifest.embedding.dimensions
+    return manifest.architecture.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
+
+
+def _static_size(manifest: Manifest) -> int:
+    return manifest.static.shape[1] if isinstance(manifest.static, TensorRecord) else 0
 
 
 def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:
     """Return the first token to pool: sentence-transformers' include_prompt=False excludes [CLS] too."""
-    return 0 if manifest.include_prompt else tokens.prompt_range[1]
+    return 0 if manifest.embedding.include_prompt else tokens.prompt_range[1]
 
 
 def build_results(
@@ -226,7 +231,7 @@ def build_results(
     request: EncodeRequest,
     manifest: Manifest,
     dense_layers: DenseLayers,
-    static: Floats,
+    static: MappedTensor | None,
 ) -> list[EncodeResult]:
     """Return the results of a request; `vectors` is empty if only static vectors are requested."""
     outputs = request.outputs
@@ -240,6 +245,7 @@ def build_results(
         result.tokens, result.words = item.described, item.words
         if "static" in outputs:
             token_ids = np.asarray(item.tokens.input_ids)[_listed(item)]
+            assert static is not None
             result.static_vectors = Array(cast(static[token_ids], request.dtype), request.dtype)
         if "tokens" in outputs:
             result.token_vectors = _reduced(_present(vectors[number].hidden)[:, _listed(item)], request)
@@ -262,7 +268,7 @@ def finish_pooled(
     if needs_last_layer_only(request, manifest):
         pooled = dense_layers(pooled[0])[None]
     whole = reduce_layers(pooled, request.layer_reduce)[..., : request.dimensions]
-    own = manifest.normalize if request.normalize is None else request.normalize
+    own = manifest.embedding.normalize if request.normalize is None else request.normalize
     if own or request.dtype in ("int8", "ubinary"):
         whole = normalize(whole)
     if request.layer_reduce == "stack":

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from model.mapped_tensor import MappedTensor
 from model.tokenizer import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
@@ -119,7 +120,7 @@ def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floa
 
 
 def compare_occurrences(
-    tasks: Sequence[CompareTask], results: Sequence[OccurrenceVectors], layers: Sequence[int], table: Floats
+    tasks: Sequence[CompareTask], results: Sequence[OccurrenceVectors], layers: Sequence[int], table: MappedTensor
 ) -> tuple[list[OccurrenceResult], Array, list[LayerSimilarity]]:
     """Return the N occurrences in request order, their static similarity, and their similarity in each layer.
 
@@ -159,12 +160,12 @@ def comparison_bytes(tasks: Sequence[CompareTask], layer_count: int, request: Co
     return RESULT_BYTES + count * count * value * (2 * layer_count + 1) + listed
 
 
-def static_similarity(ids: Sequence[Sequence[int]], table: Floats) -> Array:
+def static_similarity(ids: Sequence[Sequence[int]], table: MappedTensor) -> Array:
     """Return cosines of N occurrences, each the mean of its tokens' rows of the embedding table.
 
     Cosines are exactly 1 for equal token ids.
     """
-    similarity = cosines(np.stack([np.asarray(table[list(row)]).mean(axis=0, dtype=np.float64) for row in ids]))
+    similarity = cosines(np.stack([table[list(row)].mean(axis=0, dtype=np.float64) for row in ids]))
     equal = np.array([[list(one) == list(other) for other in ids] for one in ids])
     similarity[equal] = 1
     return _array(similarity)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
+from model.manifest import BlocksRecord
 from service.engine.schema.explain import AttentionMapSpec
 
 Floats = NDArray[Any]
@@ -43,18 +44,28 @@ class BlockWeights:
     norm_bias: Floats
     causal: bool = False
 
-    @classmethod
-    def of(cls, artifact: Artifact) -> "tuple[BlockWeights, ...]":
-        """Return the L blocks, memory-mapped."""
-        manifest = artifact.manifest
-        return tuple(
-            cls(
-                manifest.num_attention_heads,
-                manifest.layer_norm_eps,
-                **{name: np.asarray(artifact.map(record)) for name, record in block},
-                causal=manifest.attention == "causal",
-            )
-            for block in manifest.blocks
+
+class MappedBlocks(Sequence[BlockWeights]):
+    """The weights of a model's blocks in its artifact. Each access maps those of one block, in float32."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._architecture = artifact.manifest.architecture
+        blocks = artifact.manifest.blocks
+        self._eps = blocks.layer_norm_eps if isinstance(blocks, BlocksRecord) else 0
+        self._blocks = [
+            {name: artifact.map(record) for name, record in block}
+            for block in (blocks.weights if isinstance(blocks, BlocksRecord) else ())
+        ]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: Any) -> Any:
+        return BlockWeights(
+            self._architecture.num_attention_heads,
+            self._eps,
+            **{name: tensor[:] for name, tensor in self._blocks[index].items()},
+            causal=self._architecture.attention == "causal",
         )
 
 

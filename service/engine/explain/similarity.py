@@ -93,7 +93,7 @@ class PreparedSimilarity:
 
     def tasks(self) -> list[EncodeTask]:
         """Return one task per text, then one per occluded sequence that has tokens to pool."""
-        pooling = self.manifest.pooling
+        pooling = self.manifest.embedding.pooling
         explain = self.request.explain
         tasks = [EncodeTask(text.tokens, None if explain else pooling, explain, text.pool_from) for text in self.texts]
         if self.request.effect == "occlusion":
@@ -175,12 +175,12 @@ class PreparedSimilarity:
         return _array(np.round(queries @ documents.T, SCORE_DECIMALS))  # printed like the scores of pairs
 
     def _pool(self, text: ComparedText, hidden: NDArray[Any]) -> NDArray[Any]:
-        return pool_batch(hidden, [0], [len(hidden)], self.manifest.pooling, [text.pool_from])
+        return pool_batch(hidden, [0], [len(hidden)], self.manifest.embedding.pooling, [text.pool_from])
 
     def _terms(self, hidden: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]] | None:
         if self.spec.unavailable is not None:
             return None
-        pooling = self.manifest.pooling
+        pooling = self.manifest.embedding.pooling
         return [
             self.embedder.terms(
                 unit_terms(states, text.unit_of_token, len(text.units), pooling, text.pool_from)
@@ -192,7 +192,7 @@ class PreparedSimilarity:
         self, hidden: Sequence[NDArray[Any]], occluded: Sequence[TextVectors]
     ) -> list[NDArray[np.float32]] | None:
         """Return the embeddings of each text without each of its units; zeros if no token remains."""
-        effect, pooling = self.request.effect, self.manifest.pooling
+        effect, pooling = self.request.effect, self.manifest.embedding.pooling
         if effect == "none":
             return None
         embeddings = []
@@ -202,7 +202,7 @@ class PreparedSimilarity:
             if effect == "leave_one_out":
                 rows = pool_without_units(states, text.unit_of_token, units, pooling, text.pool_from)
             else:
-                rows = np.zeros((units, self.manifest.hidden_size))
+                rows = np.zeros((units, self.manifest.architecture.hidden_size))
                 for index, sequence in enumerate(text.occluded):
                     if len(sequence) > text.pool_from:
                         rows[index] = _present(next(vectors).pooled)[0]

@@ -10,9 +10,9 @@ from service.engine.explain.attend import AttendTask, maps_bytes, suggest_smalle
 from service.engine.explain.units import find_units
 from service.engine.observer import Observation
 from service.engine.operations.costs import describe_cost
-from service.engine.operations.inputs import check_inputs, check_layers, check_length
+from service.engine.operations.inputs import check_inputs, check_layers, check_length, require
 from service.engine.schema.explain import AttendRequest, AttendResponse, AttentionMapSpec
-from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, Unsupported
+from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.spelling import named
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ SCORES_WITHOUT_SUM = "not supported for kind {kind.scores} (rows do not sum to 1
 async def attend(engine: "Engine", request: AttendRequest, deadline: float) -> AttendResponse:
     """Return attention maps of the inputs."""
     check_inputs(request.inputs, engine.limits, engine.manifest)
-    spec, lane = check_attend(request, engine.manifest), engine.explain_lane
+    spec, lane = check_attend(request, engine.manifest), engine.explain
     observation = Observation(lane.observer)
     sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
     with lane.reserve(sizes, deadline):
@@ -47,19 +47,20 @@ async def attend(engine: "Engine", request: AttendRequest, deadline: float) -> A
 
 def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec:
     """Check kind, layers, heads, reductions, units and encodings; return the maps to compute."""
-    if request.kind not in manifest.attention_kinds:
-        known = ", ".join(named("kind", kind) for kind in manifest.attention_kinds)
-        raise Unsupported(
+    kinds = require(manifest.explain, "Attention maps are not supported for this model").kinds
+    if request.kind not in kinds:
+        known = ", ".join(named("kind", kind) for kind in kinds)
+        raise UnsupportedByModel(
             f"{named('kind', request.kind)} is not supported for this model",
             f"Use {known}." if known else "Use another model.",
-            field="kind", reason="UNSUPPORTED_BY_MODEL",
-        )  # fmt: skip
-    last = manifest.num_hidden_layers
+            field="kind",
+        )
+    last = manifest.architecture.num_hidden_layers
     if request.layers is not None:
         check_layers(request.layers, manifest, first=1)
     layers = range(1, last + 1) if request.layers is None else [layer % (last + 1) for layer in request.layers]
-    heads = range(manifest.num_attention_heads) if request.heads is None else request.heads
-    _check_heads(heads, manifest.num_attention_heads - 1)
+    heads = range(manifest.architecture.num_attention_heads) if request.heads is None else request.heads
+    _check_heads(heads, manifest.architecture.num_attention_heads - 1)
     spec = AttentionMapSpec(request.kind, tuple(layers), tuple(heads), request.head_reduce, request.layer_reduce)
     _check_reduction(request)
     _check_units(request)

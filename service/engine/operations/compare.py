@@ -15,10 +15,10 @@ from service.engine.explain.compare import (
 from service.engine.explain.units import word_units
 from service.engine.observer import Observation
 from service.engine.operations.costs import OUTPUT, PAIR, describe_cost
-from service.engine.operations.inputs import SPLIT, check_layers, check_length, check_span, check_text
+from service.engine.operations.inputs import SPLIT, check_layers, check_length, check_span, check_text, require
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import CompareRequest, CompareResponse
-from service.errors import OutOfRange, TooFew, TooMany, Unsupported, missing_or_conflicting
+from service.errors import OutOfRange, TooFew, TooMany, UnsupportedByModel, missing_or_conflicting
 from service.spelling import Remedy
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
 
 async def compare(engine: "Engine", request: CompareRequest, deadline: float) -> CompareResponse:
     """Return similarities of a word's occurrences."""
-    layers, lane = check_compare(request, engine.limits, engine.manifest), engine.explain_lane
+    layers, lane = check_compare(request, engine.limits, engine.manifest), engine.explain
     inputs = [Input(TokenizerInput(text)) for text in dict.fromkeys(item.text for item in request.occurrences)]
     observation = Observation(lane.observer)
     sizes = estimate_tokens(map(count_characters, inputs), engine.manifest.max_input_tokens)
@@ -40,6 +40,7 @@ async def compare(engine: "Engine", request: CompareRequest, deadline: float) ->
         job = lane.submit(tasks, deadline)
     vectors = await lane.wait(job)
     observation.ran(job.queue_s)
+    assert engine.static is not None
     occurrences, static, similarities = await engine.run(
         cost, deadline, compare_occurrences, tasks, vectors, layers, engine.static
     )
@@ -49,6 +50,8 @@ async def compare(engine: "Engine", request: CompareRequest, deadline: float) ->
 
 def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -> tuple[int, ...]:
     """Check occurrences, layers and top_contributors; return the layers, 0..L."""
+    for part in (manifest.explain, manifest.static):
+        require(part, "Comparisons of words are not supported for this model")
     count = len(request.occurrences)
     if not MIN_OCCURRENCES <= count <= MAX_OCCURRENCES:
         kind, problem = (TooFew, "too few items") if count < MIN_OCCURRENCES else (TooMany, "too many items")
@@ -68,14 +71,13 @@ def check_compare(request: CompareRequest, limits: Limits, manifest: Manifest) -
             "out of range", "Use 0 or more.", field="top_contributors", actual=request.top_contributors, minimum=0
         )
     if request.top_contributors and "projection" not in manifest.attention_kinds:
-        raise Unsupported(
-            "not supported for this model (it has no kind projection)", "Set it to 0.",
-            field="top_contributors", reason="UNSUPPORTED_BY_MODEL",
-        )  # fmt: skip
+        raise UnsupportedByModel(
+            "not supported for this model (it has no kind projection)", "Set it to 0.", field="top_contributors"
+        )
     if request.layers is None:
-        return tuple(range(manifest.num_hidden_layers + 1))
+        return tuple(range(manifest.architecture.num_hidden_layers + 1))
     check_layers(request.layers, manifest)
-    return tuple(layer % (manifest.num_hidden_layers + 1) for layer in request.layers)
+    return tuple(layer % (manifest.architecture.num_hidden_layers + 1) for layer in request.layers)
 
 
 def compare_cost(request: CompareRequest, inputs: list[Input], layers: int) -> int:

@@ -20,7 +20,14 @@ from service.engine.encode.response import (
 from service.engine.lane import Lane
 from service.engine.observer import Observation
 from service.engine.operations.costs import DESCRIBED_CHARACTER, ELEMENTS, INPUT, OUTPUT, SPAN
-from service.engine.operations.inputs import check_inputs, check_layers, check_length, count_prompt, select_prompt
+from service.engine.operations.inputs import (
+    check_inputs,
+    check_layers,
+    check_length,
+    count_prompt,
+    require,
+    select_prompt,
+)
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, Output, TextVectors
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange
 from service.spelling import Remedy, named
@@ -35,7 +42,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
     check_inputs(request.inputs, engine.limits, manifest, request.max_inputs)
     request = check_encode(request, manifest)
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest)
-    lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain_lane
+    lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain
     if lane.near_capacity:  # an error for good comes before an error that asks to retry
         least = least_response_bytes(request, manifest)
         engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
@@ -78,13 +85,22 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
                 field="outputs",
             )
     if request.layers is None:
-        request = replace(request, layers=tuple(range(manifest.num_hidden_layers + 1)))
+        request = replace(request, layers=tuple(range(manifest.architecture.num_hidden_layers + 1)))
     else:
         check_layers(request.layers, manifest)
+    _check_parts(request, manifest)
     if "pooled" not in outputs:
         _check_no_pooled_options(request)
     _check_pooled(request, manifest, outputs)
     return request
+
+
+def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
+    """Check that the model has what other layers and static vectors need."""
+    if not needs_last_layer_only(request, manifest):
+        require(manifest.explain, "only the last layer is supported for this model", "layers")
+    if "static" in request.outputs:
+        require(manifest.static, "{outputs.static} is not supported for this model", "outputs")
 
 
 def _check_no_pooled_options(request: EncodeRequest) -> None:
@@ -126,14 +142,14 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     characters = sum(lengths) + prompt_length * len(inputs)
     cost = characters + INPUT * len(inputs)
     if layers > 1 and "pooled" in request.outputs:
-        cost += layers * manifest.hidden_size * len(inputs) // ELEMENTS
+        cost += layers * manifest.architecture.hidden_size * len(inputs) // ELEMENTS
     if request.outputs == ("pooled",):
         return cost
     arrays = [output for output in request.outputs if output != "pooled"]
     spans = sum(len(item.spans) for item in inputs)
     means = layers * sum(output in ("words", "spans") for output in arrays)
     tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.max_input_tokens))
-    elements = (tokens + spans) * manifest.hidden_size * layers * len(arrays) if layers > 1 else 0
+    elements = (tokens + spans) * manifest.architecture.hidden_size * layers * len(arrays) if layers > 1 else 0
     cost += (DESCRIBED_CHARACTER - 1) * characters + OUTPUT * (len(arrays) + means) * len(inputs)
     return cost + SPAN * spans + elements // ELEMENTS
 

@@ -1,10 +1,9 @@
 """Checks of inputs, layers and prompts: counts, sizes, spans, token ids, and the number of tokens."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from model.manifest import Manifest
-from model.prompts import Role, role_prompt_name
+from model.manifest import Absent, Manifest, Role
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.encode import AppliedPrompt, Input, Limits, Truncation
 from service.errors import (
@@ -16,12 +15,15 @@ from service.errors import (
     RequestTooLarge,
     TooLong,
     TooMany,
+    UnsupportedByModel,
     echo,
 )
 from service.spelling import Remedy
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
+
+Part = TypeVar("Part")
 
 SPLIT = Remedy("Split the text")
 SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.")
@@ -103,7 +105,7 @@ def check_span(span: tuple[int, int], path: str, characters: int) -> None:
 
 def check_token_ids(ids: Sequence[int], path: str, limits: Limits, manifest: Manifest) -> None:
     """Check the number of token ids, and that all are in the vocabulary."""
-    last, max_ids = manifest.vocab_size - 1, limits.max_input_characters
+    last, max_ids = manifest.architecture.vocab_size - 1, limits.max_input_characters
     if not ids:
         raise Empty("empty", "Send at least one id.", field=path)
     if len(ids) > max_ids:
@@ -122,7 +124,7 @@ def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> N
     """Check layers `first`..L, or the same from the end."""
     if not layers:
         raise Empty("empty", "Leave it out or name at least one.", field="layers")
-    last = manifest.num_hidden_layers
+    last = manifest.architecture.num_hidden_layers
     lowest = first - last - 1
     for index, layer in enumerate(layers):
         if not (first <= layer <= last or lowest <= layer <= -1):
@@ -132,6 +134,13 @@ def check_layers(layers: Sequence[int], manifest: Manifest, first: int = 0) -> N
             )  # fmt: skip
     if len(layers) > 1 and len({layer % (last + 1) for layer in layers}) < len(layers):
         raise Duplicate("contains the same layer twice", "Remove one.", field="layers")
+
+
+def require(part: Part | Absent, problem: str, field: str | None = None) -> Part:
+    """Return an optional part of a model. Raises `UnsupportedByModel` with the reason of its absence."""
+    if isinstance(part, Absent):
+        raise UnsupportedByModel(f"{problem} ({part.reason})", part.remedy, field=field)
+    return part
 
 
 def check_length(
@@ -198,8 +207,8 @@ def find_prompt(
             )
         return AppliedPrompt(None, text) if text else None
     if name is None:
-        own = None if role is None else role_prompt_name(role, prompts)
-        name = own or manifest.default_prompt_name
+        default = manifest.default_prompt_name
+        name = default if role is None else manifest.roles.get(role, default)
     elif name not in prompts:
         raise prompt_not_found(name, prompts, f"{field}_name")
     return AppliedPrompt(name, prompts[name]) if name is not None and prompts[name] else None

@@ -13,7 +13,15 @@ from service.engine.operations.costs import INPUT
 from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
 from service.engine.schema.encode import Limits
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse, SimilaritySpec, UnavailableReason
-from service.errors import ConflictingFields, Empty, OutOfRange, RequestTooLarge, TooMany, Unsupported, WrongShape
+from service.errors import (
+    ConflictingFields,
+    Empty,
+    OutOfRange,
+    RequestTooLarge,
+    TooMany,
+    UnsupportedByModel,
+    WrongShape,
+)
 from service.spelling import Remedy
 
 if TYPE_CHECKING:
@@ -74,13 +82,13 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
             minimum=len(request.queries), maximum=len(request.queries),
         )  # fmt: skip
     dimensions = request.dimensions
-    if dimensions is not None and not 1 <= dimensions <= manifest.dimensions:
+    if dimensions is not None and not 1 <= dimensions <= manifest.embedding.dimensions:
         raise OutOfRange(
-            "out of range", f"Use 1 to {manifest.dimensions}.",
-            field="dimensions", actual=dimensions, minimum=1, maximum=manifest.dimensions,
+            "out of range", f"Use 1 to {manifest.embedding.dimensions}.",
+            field="dimensions", actual=dimensions, minimum=1, maximum=manifest.embedding.dimensions,
         )  # fmt: skip
     spec = SimilaritySpec(
-        request.similarity or manifest.similarity,
+        request.similarity or manifest.embedding.similarity,
         find_prompt(request.query_prompt_name, request.query_prompt, limits, manifest, "query"),
         find_prompt(request.document_prompt_name, request.document_prompt, limits, manifest, "document"),
         _unavailable(manifest, linear),
@@ -107,7 +115,7 @@ def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
 
 
 def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:
-    if manifest.pooling == "max":
+    if manifest.embedding.pooling == "max":
         return "max_pooling"
     return None if linear else "nonlinear_dense_layers"
 
@@ -120,8 +128,8 @@ def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
         )  # fmt: skip
     if request.top_k is not None and request.top_k < 1:
         raise OutOfRange("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, minimum=1)
-    if request.effect == "leave_one_out" and manifest.pooling == "cls":
-        raise Unsupported(
+    if request.effect == "leave_one_out" and manifest.embedding.pooling == "cls":
+        raise UnsupportedByModel(
             "{effect.leave_one_out} is not supported for this model (cls pooling uses one token)",
             "Use {effect.occlusion}.", field="effect",
         )  # fmt: skip
@@ -142,7 +150,7 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
     In float32, there is a vector per token, one for its contributions, and one for its effect.
     """
     vectors = 2 if request.effect == "none" else 3
-    size, limit = 4 * vectors * sum(sizes) * manifest.hidden_size, limits.max_response_bytes
+    size, limit = 4 * vectors * sum(sizes) * manifest.architecture.hidden_size, limits.max_response_bytes
     if size > limit:
         raise RequestTooLarge(
             "token vectors too large", "Send fewer or shorter texts.",
@@ -155,7 +163,7 @@ def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Mani
     remedy = "Send fewer or shorter texts"
     if request.unit == "token":
         remedy += ", or set unit to {unit.word}"
-    if manifest.pooling != "cls":
+    if manifest.embedding.pooling != "cls":
         remedy += ", or use {effect.leave_one_out}"
     for noun, actual, limit in (
         ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),
@@ -210,7 +218,7 @@ def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) 
             kept = check_length(tokens, manifest, request.truncation, f"{side}[{index}]", prompt_field)
             unit = request.unit if request.explain else None
             texts.append(ComparedText.of(kept, engine.tokenizer, manifest, unit))
-    unit_length = spec.similarity == "cosine" or manifest.normalize
+    unit_length = spec.similarity == "cosine" or manifest.embedding.normalize
     embedder = Embedder(engine.dense_layers, request.dimensions, unit_length)
     prepared = PreparedSimilarity(request, spec, manifest, embedder, texts)
     if request.explain:

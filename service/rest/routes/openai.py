@@ -6,7 +6,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from model.prompts import Role, role_prompt_name
+from model.manifest import Role
 from model.tokenizer import TokenizerInput
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
 from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
@@ -132,7 +132,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 inputs=inputs,
                 dimensions=body.dimensions,
                 truncation="right" if body.truncate else "error",
-                prompt_name=role_prompt_name(body.input_type, engine.info.prompts),
+                prompt_name=engine.role_prompt_name(body.input_type),
                 wire="base64" if body.encoding_format == "base64" else "json",
                 deadline=reader.deadline(request),
                 max_inputs=MAX_INPUTS,

@@ -234,7 +234,7 @@ def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported
     document["distillation"] = {"teacher": str(exported_labse)}
     run_training(write(document, tmp_path), tmp_path / "run", quiet)
     manifest = Artifact.open(tmp_path / "run" / ARTIFACT).manifest
-    assert (manifest.num_hidden_layers, manifest.dimensions) == (1, 19)
+    assert (manifest.architecture.num_hidden_layers, manifest.embedding.dimensions) == (1, 19)
     assert manifest.training is not None
     assert (manifest.training.initial_model, manifest.training.teacher) == ("published", "tiny-labse")
     assert manifest.training.precision == "float32"

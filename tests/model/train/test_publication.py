@@ -68,7 +68,7 @@ def check_sentence_transformers(run: Path) -> None:
     expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
     manifest = model.artifact.manifest
-    assert (manifest.pooling, manifest.normalize, manifest.max_input_tokens) == ("mean", False, 24)
+    assert (manifest.embedding.pooling, manifest.embedding.normalize, manifest.max_input_tokens) == ("mean", False, 24)
     with ServiceThread(model) as service:
         results = httpx.post(f"{service.rest}/v1/encode", json={"inputs": TEXTS}).json()["results"]
     np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)

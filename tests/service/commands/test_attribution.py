@@ -21,6 +21,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, Input, Token, TokenizeRequest
 from service.engine.schema.explain import AttendRequest
 from service.engine.schema.similarity import SimilarityRequest
+from tests.manifests import with_kinds, with_manifest
 from tests.service.commands.evaluate_command import ATTRIBUTION, Evaluate, Run
 from tests.service.conftest import open_harness
 
@@ -190,9 +191,7 @@ def test_missing_kinds_are_omitted(evaluate: Evaluate, exported: Path, monkeypat
 
     def load_with_probs_only(*arguments: Any, **options: Any) -> LoadedModel:
         model = load(*arguments, **options)
-        manifest = model.artifact.manifest.model_copy(update={"attention_kinds": ("probs",)})
-        object.__setattr__(model.artifact, "manifest", manifest)
-        return model
+        return with_manifest(model, with_kinds(model.artifact.manifest, "probs"))
 
     monkeypatch.setattr(LoadedModel, "load", load_with_probs_only)
     write([LINES[1]])

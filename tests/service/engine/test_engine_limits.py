@@ -172,6 +172,7 @@ async def test_explain_lane_handles_deadlines_and_cancellation(
 async def test_full_explain_queue_rejects_attend_and_compare_only(model: LoadedModel) -> None:
     """The error has a retry delay."""
     async with open_harness(model, max_explain_queue_tokens=1) as harness:
+        assert harness.engine.explain_lane is not None
         with harness.engine.explain_lane.reserve([1]):
             for call in (
                 harness.engine.attend(attend_request(GOLDEN)),

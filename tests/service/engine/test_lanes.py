@@ -32,6 +32,7 @@ async def test_explain_session_opens_at_the_first_request(harness: ServiceHarnes
 
 async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_queue_tokens=1) as opened:
+        assert opened.engine.explain_lane is not None
         with opened.engine.explain_lane.reserve([1]):
             with pytest.raises(QueueFull):
                 await encode(opened.engine, TEXT, layers=(2,))
@@ -41,6 +42,7 @@ async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedMod
 async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast lane never yields."""
     fast, explain = harness.engine.fast_lane, harness.engine.explain_lane
+    assert explain is not None
     assert fast._workers._yields_to is None
     yields_to = explain._workers._yields_to
     assert yields_to is not None

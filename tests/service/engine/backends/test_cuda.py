@@ -163,7 +163,7 @@ def poisoned_varlen(
     offset = next(int(entry.value) for entry in table.external_data if entry.key == "offset")
     (token_id,) = model.tokenizer.encode([TokenizerInput(POISON)])[0].input_ids[1:-1]
     root = tmp_path_factory.mktemp("poisoned")
-    weights = np.frombuffer(artifact.read(graph.weights), dtype=np.uint8).copy()
+    weights = np.frombuffer(artifact.read("cuda.bin"), dtype=np.uint8).copy()
     vectors = weights[offset : offset + table.dims[0] * table.dims[1] * 2].view(np.float16)
     vectors.reshape(*table.dims)[token_id] = np.nan
     return model, open_varlen(_with_weights(artifact, root, weights.tobytes()))
@@ -175,7 +175,7 @@ def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
 
     for name in artifact.manifest.files:
         (root / name).write_bytes(artifact.read(name))
-    name = artifact.manifest.graphs["cuda"].weights
+    (name,) = artifact.manifest.graphs["cuda"].weights
     (root / name).write_bytes(weights)
     files = {**artifact.manifest.files, name: describe_file(root / name)}
     write_manifest(root, artifact.manifest.model_copy(update={"files": files}))

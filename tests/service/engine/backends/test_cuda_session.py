@@ -9,6 +9,7 @@ from model.artifact import Artifact
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU
 from service.engine.backends.cuda_session import CUDA, built_for_cuda, gpu_count, open_session
+from service.engine.backends.onnxruntime_cpu import add_weights
 
 
 def test_built_for_cuda_follows_the_onnxruntime_package() -> None:
@@ -26,7 +27,6 @@ def test_open_session_fails_when_cuda_is_missing(default_artifact: Path) -> None
     graph = artifact.manifest.graphs["fast"]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    weights = artifact.read(graph.weights)
-    options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+    add_weights(options, artifact, "fast")
     with pytest.raises(ConfigError, match='ATTENDANT_PROVIDER: "cuda" failed on GPU 0'):
         open_session(artifact.read(graph.file), options, DEFAULT_GPU)

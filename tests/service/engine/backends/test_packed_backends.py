@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
 from model.packing import BatchShape, pack_batch
 from model.sample_texts import sample_sentences
 from model.tokenizer import Tokenizer, TokenizerInput
-from service.config import ConfigError, Settings
-from service.engine.backends import onnx_weights_pb2
+from service.config import Settings
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.cpu import detect_cpu
-from service.engine.backends.openvino import inline_weights
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeTask
 from service.errors import NonFiniteOutput
@@ -161,30 +158,6 @@ def test_nan_raises(poisoned_model: LoadedModel) -> None:
         poisoned_model.backend.run(make_tasks(poisoned_model.tokenizer, "harmless", f"a {POISON} runs", "harmless too"))
 
 
-def test_inlined_weights_are_the_verified_bytes(default_artifact: Path) -> None:
-    import onnx
-
-    artifact = Artifact.open(default_artifact)
-    inlined = onnx.load_from_string(inline_weights(artifact, "fast"))
-    onnx.checker.check_model(inlined)
-    reference = onnx.load(default_artifact / "fast.onnx")
-    assert [node.SerializeToString() for node in inlined.graph.node] == [
-        node.SerializeToString() for node in reference.graph.node
-    ]
-    for actual, expected in zip(inlined.graph.initializer, reference.graph.initializer, strict=True):
-        assert (actual.name, actual.raw_data) == (expected.name, expected.raw_data)
-        assert not actual.external_data
-    assert onnx_weights_pb2.ModelProto.FromString(artifact.read("fast.onnx")).graph.initializer[0].external_data
-
-
-def test_weights_over_the_limit_of_a_message_are_rejected(
-    default_artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.engine.backends.openvino.MAX_PROTOBUF_BYTES", 1000)
-    with pytest.raises(ConfigError, match='"openvino" cannot open weights over 2 GiB'):
-        inline_weights(Artifact.open(default_artifact), "fast")
-
-
 def run_python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
@@ -211,7 +184,7 @@ def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -
 
 def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
     program = (
-        "import os; from service.engine.backends.openvino import import_openvino\n"
+        "import os; from service.engine.backends.openvino_model import import_openvino\n"
         "os.register_at_fork(before=lambda: os._exit(3))\n"
         "import_openvino().Core(); import sys; assert not sys.modules.get('openvino_telemetry')"
     )

@@ -131,9 +131,9 @@ def test_unavailable_options_are_rejected_by_name(
 
 
 def test_explain_lane_uses_half_of_the_threads() -> None:
-    assert explain_choice(8).threads_per_stream == 4
-    assert explain_choice(1).threads_per_stream == 1
-    assert explain_choice(8).precision == "float32"
+    assert explain_choice("explain", 8).threads_per_stream == 4
+    assert explain_choice("explain", 1).threads_per_stream == 1
+    assert explain_choice("explain", 8).precision == "float32"
 
 
 def test_choice_matches_the_features_of_this_machine() -> None:

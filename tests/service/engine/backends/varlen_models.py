@@ -8,6 +8,7 @@ from model.artifact import Artifact
 from model.reference_attention import to_reference_graph
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
+from service.engine.backends.onnxruntime_cpu import add_weights
 
 
 def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:
@@ -19,8 +20,7 @@ def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend
     graph = artifact.manifest.graphs["cuda"]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    weights = artifact.read(graph.weights)
-    options.add_external_initializers_from_files_in_memory([graph.weights], [weights], [len(weights)])
+    add_weights(options, artifact, "cuda")
     session = onnxruntime.InferenceSession(
         to_reference_graph(artifact.read(graph.file)), options, providers=["CPUExecutionProvider"]
     )

@@ -11,6 +11,7 @@ from model.artifact import Artifact
 from model.manifest import DenseRecord, Manifest, Pooling, TensorRecord
 from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
+from tests.manifests import with_head
 
 SIZES = [3, 1, 7, 2]
 STARTS = [0, 3, 4, 11]
@@ -31,7 +32,7 @@ def reference_pool(sequence: Floats, pooling: Pooling) -> Floats:
 
 
 def with_dense(root: Path, manifest: Manifest, *dense: DenseRecord) -> Artifact:
-    return Artifact(root, manifest.model_copy(update={"dense": dense}), "")
+    return Artifact(root, with_head(manifest, dense=dense), "")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -80,8 +81,8 @@ def test_dense_layers_apply_weight_bias_and_activation(
     weight, bias = generator.standard_normal((3, 8)).astype("<f4"), generator.standard_normal(3).astype("<f4")
     (tmp_path / "dense.bin").write_bytes(weight.tobytes() + bias.tobytes())
     record = DenseRecord(
-        weight=TensorRecord(file="dense.bin", offset=0, shape=(3, 8)),
-        bias=TensorRecord(file="dense.bin", offset=weight.nbytes, shape=(3,)) if biased else None,
+        weight=TensorRecord(file="dense.bin", offset=0, shape=(3, 8), dtype="float32"),
+        bias=TensorRecord(file="dense.bin", offset=weight.nbytes, shape=(3,), dtype="float32") if biased else None,
         activation=activation,
     )
     pooled = generator.standard_normal((5, 8)).astype(np.float32)

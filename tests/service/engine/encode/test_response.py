@@ -79,6 +79,7 @@ async def test_static_vectors_are_rows_of_the_embedding_table(harness: ServiceHa
     """Static vectors need no inference."""
     result = await encode_one(harness, outputs=("static",))
     assert result.tokens is not None
+    assert model.static is not None
     np.testing.assert_array_equal(values(result.static_vectors), model.static[[token.id for token in result.tokens]])
     assert harness.batches_run == 0
 

@@ -15,7 +15,7 @@ from service.engine.explain.attend import (
     AttendTask,
     attention_maps,
 )
-from service.engine.explain.maps import BlockWeights
+from service.engine.explain.maps import BlockWeights, MappedBlocks
 from service.engine.explain.units import find_units
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.attend import check_attend
@@ -62,7 +62,7 @@ class AttendFactory:
 
     @cached_property
     def blocks(self) -> Sequence[BlockWeights]:
-        return BlockWeights.of(self.model.artifact)
+        return MappedBlocks(self.model.artifact)
 
     def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
         """Create a case. Raises `InvalidArgument` for requests that `check_attend` rejects."""
@@ -76,6 +76,7 @@ class AttendFactory:
         return AttendCase(request, AttendTask(tokens, units, spec, request), self.blocks)
 
     def run(self, case: AttendCase) -> AttendResult:
+        assert self.model.explain is not None
         (result,) = self.model.explain.run([case.task])
         assert isinstance(result, AttendResult)
         return result

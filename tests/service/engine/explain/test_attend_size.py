@@ -80,7 +80,8 @@ def cases(factory: AttendFactory) -> list[AttendCase]:
 @pytest.fixture(scope="module")
 def hidden(factory: AttendFactory) -> Floats:
     """Hidden states of the default text, computed once for all cases."""
-    layers = tuple(range(factory.manifest.num_hidden_layers + 1))
+    layers = tuple(range(factory.manifest.architecture.num_hidden_layers + 1))
+    assert factory.model.explain is not None
     (vectors,) = factory.model.explain.run([LayerTask(factory.case().task.tokens, None, True, 0, layers)])
     assert isinstance(vectors, TextVectors)
     assert vectors.hidden is not None

@@ -1,5 +1,7 @@
 """Comparing occurrences: vectors and similarities against their definitions, order, and rejected occurrences."""
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.manifest import Manifest
+from model.manifest import Manifest, TensorRecord
+from model.mapped_tensor import MappedTensor
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,
@@ -60,6 +63,11 @@ def test_zero_vector_has_cosine_0_with_other_vectors() -> None:
     assert cosines(np.array([[0.0, 0.0], [3.0, 4.0]])).tolist() == [[1, 0], [0, 1]]
 
 
+def table(model: LoadedModel) -> MappedTensor:
+    assert model.static is not None
+    return model.static
+
+
 def test_static_similarity_of_equal_ids_is_exactly_1(
     tokenizer: Tokenizer, manifest: Manifest, model: LoadedModel
 ) -> None:
@@ -67,20 +75,23 @@ def test_static_similarity_of_equal_ids_is_exactly_1(
     words = ["bank", "Bank", "banks", "embankment", "embankment", "unfathomable"]
     ids = [tokenize(tokenizer, word).input_ids[1:-1] for word in words]
     assert max(map(len, ids)) > 2
-    similarity = static_similarity(ids, model.static).values
+    similarity = static_similarity(ids, table(model)).values
     assert similarity.dtype == np.float32
     same = np.array([[left == right for right in ids] for left in ids])
     assert same.sum() == 6 + 2 + 2
     assert (similarity[same] == 1).all()
     assert similarity[~same].max() < 0.99
-    means = [np.array(model.static)[word_ids].mean(axis=0) for word_ids in ids]
+    means = [table(model)[word_ids].mean(axis=0) for word_ids in ids]
     np.testing.assert_allclose(similarity[0, 2], plain_cosine(means[0], means[2]), atol=1e-6)
-    assert manifest.vocab_size == len(model.static)
+    assert manifest.architecture.vocab_size == table(model).shape[0]
 
 
-def test_static_similarity_of_equal_ids_is_1_for_zero_embeddings() -> None:
-    table = np.array([[0.0, 0.0], [1.0, 2.0]], np.float32)
-    assert static_similarity([[0], [0], [1]], table).values.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+def test_static_similarity_of_equal_ids_is_1_for_zero_embeddings(tmp_path: Path) -> None:
+    (tmp_path / "table").write_bytes(np.array([[0.0, 0.0], [1.0, 2.0]], np.float32).tobytes())
+    with (tmp_path / "table").open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    zeros = MappedTensor(TensorRecord(file="table", offset=0, shape=(2, 2), dtype="float32"), mapping)
+    assert static_similarity([[0], [0], [1]], zeros).values.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_occurrence_vector_is_the_mean_of_its_tokens_per_layer(tokenizer: Tokenizer) -> None:
@@ -103,7 +114,7 @@ def test_similarities_match_their_definition_with_and_without_centering(
     states = [random_hidden(task.tokens) + 2 for task in tasks]
     results = [run_task(task, hidden) for task, hidden in zip(tasks, states, strict=True)]
     layers = [2, 0]
-    _, _, similarities = compare_occurrences(tasks, results, layers, model.static)
+    _, _, similarities = compare_occurrences(tasks, results, layers, table(model))
     assert [similarity.layer for similarity in similarities] == layers
     short, cheque = states
     assert len(short[0]) != len(cheque[0])
@@ -134,7 +145,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
     def run(occurrences: list[Occurrence]) -> tuple[list[tuple[str, int, int]], Floats, Floats]:
         tasks = make_tasks(tokenizer, occurrences)
         vectors = [run_task(task, random_hidden(task.tokens)) for task in tasks]
-        results, static, similarities = compare_occurrences(tasks, vectors, [LAYERS], model.static)
+        results, static, similarities = compare_occurrences(tasks, vectors, [LAYERS], table(model))
         places = [(result.text, result.start, result.end) for result in results]
         return places, static.values, similarities[0].cosine.values
 

@@ -46,6 +46,7 @@ def test_task_gives_the_same_result_after_serialization(
     task = make_task(factory, text)
     serialized = pickle.dumps(task)
     assert len(serialized) < MAX_BYTES_PER_TOKEN * len(task.tokens)
+    assert model.explain is not None
     here, there = model.explain.run([task, pickle.loads(serialized)])
     np.testing.assert_equal(asdict(there), asdict(here))
 

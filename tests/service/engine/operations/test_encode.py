@@ -10,6 +10,7 @@ from service.engine.operations.encode import check_encode
 from service.engine.operations.inputs import select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input, Limits
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
+from tests.manifests import with_prompts
 
 TEXT = Input(TokenizerInput("Sesame"))
 SPAN = Input(TokenizerInput("Sesame"), ((0, 1),))
@@ -86,7 +87,7 @@ def test_all_layers_are_made_explicit(manifest: Manifest) -> None:
 def prompted(manifest: Manifest) -> Manifest:
     """A manifest with two prompts, one of them the default."""
     prompts = {"query": "query: ", "document": "passage: "}
-    return manifest.model_copy(update={"prompts": prompts, "default_prompt_name": "document"})
+    return with_prompts(manifest, prompts, "document")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from service.engine.operations.attend import check_attend
 from service.engine.operations.compare import check_compare
 from service.engine.schema.encode import Input, Limits
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
-from service.errors import InvalidArgument, ServiceError, Unsupported
+from service.errors import InvalidArgument, ServiceError, UnsupportedByModel
+from tests.manifests import with_kinds
 
 TEXT = Input(TokenizerInput("Sesame"))
 PAIR = Input(TokenizerInput("a", "b"))
@@ -91,14 +92,14 @@ def test_negative_layers_count_from_the_end(manifest: Manifest) -> None:
 
 
 def test_kinds_that_the_model_lacks_are_unsupported(manifest: Manifest, limits: Limits) -> None:
-    plain = manifest.model_copy(update={"attention_kinds": ("probs", "scores")})
+    plain = with_kinds(manifest, "probs", "scores")
     assert check_attend(AttendRequest((TEXT,)), plain).kind == "probs"
-    with pytest.raises(Unsupported) as raised:
+    with pytest.raises(UnsupportedByModel) as raised:
         check_attend(AttendRequest((TEXT,), kind="norm"), plain)
     assert raised.value.message == 'kind: "norm" is not supported for this model. Use "probs", "scores".'
     occurrences = (Occurrence("a", word_index=0), Occurrence("b", word_index=0))
     assert check_compare(CompareRequest(occurrences, top_contributors=0), limits, plain) == tuple(range(7))
-    with pytest.raises(Unsupported, match=r"^top_contributors: .* Set it to 0\.$"):
+    with pytest.raises(UnsupportedByModel, match=r"^top_contributors: .* Set it to 0\.$"):
         check_compare(CompareRequest(occurrences), limits, plain)
 
 

@@ -9,6 +9,7 @@ from model.tokenizer import TokenizerInput
 from service.engine.operations.inputs import check_inputs
 from service.engine.schema.encode import Input, Limits
 from service.errors import ServiceError
+from tests.manifests import with_architecture
 
 SECRET = "Sesame"
 
@@ -24,7 +25,7 @@ def ids(*numbers: int, spans: tuple[tuple[int, int], ...] = ()) -> Input:
 @pytest.fixture
 def small(manifest: Manifest) -> Manifest:
     """A manifest with 100 token ids."""
-    return manifest.model_copy(update={"vocab_size": 100})
+    return with_architecture(manifest, vocab_size=100)
 
 
 INVALID: list[tuple[list[Input], str, str]] = [

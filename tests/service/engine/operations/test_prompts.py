@@ -2,11 +2,11 @@
 
 import pytest
 
-from model.manifest import Manifest
-from model.prompts import Role
+from model.manifest import Manifest, Role
 from service.config import Settings
 from service.engine.model_info import limits_of
 from service.engine.operations.inputs import find_prompt
+from tests.manifests import with_prompts
 
 LIMITS = limits_of(Settings(), 256)
 
@@ -29,7 +29,7 @@ LIMITS = limits_of(Settings(), 256)
 def test_prompt_of_the_role_prevails_over_the_default(
     manifest: Manifest, prompts: dict[str, str], default: str | None, role: Role | None, expected: str | None
 ) -> None:
-    changed = manifest.model_copy(update={"prompts": prompts, "default_prompt_name": default})
+    changed = with_prompts(manifest, prompts, default)
     prompt = find_prompt(None, None, LIMITS, changed, role)
     assert (prompt and (prompt.name, prompt.text)) == (expected and (expected, prompts[expected]))
     assert find_prompt(None, "", LIMITS, changed, role) is None

@@ -91,8 +91,8 @@ def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
 
 def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
     info = rest.get("/v1/model").json()
-    for name in ("name", "source", "revision", "pooling", "normalize"):
-        assert info[name] == getattr(manifest, name)
+    for record, names in ((manifest, ("name", "source", "revision")), (manifest.embedding, ("pooling", "normalize"))):
+        assert {name: info[name] for name in names} == {name: getattr(record, name) for name in names}
     assert (info["model_type"], info["hidden_size"], info["max_input_tokens"]) == ("bert", 384, 256)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", info["digest"])
     assert info["limits"] == {

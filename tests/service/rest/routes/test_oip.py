@@ -17,6 +17,7 @@ from service.engine.fair_queue import Cost
 from service.engine.model_loader import LoadedModel
 from service.errors import Internal
 from tests.conftest import RunningServer
+from tests.manifests import with_manifest, with_prompts
 from tests.oip_messages import LENGTH_HEADER, Tensor, rest_outputs, rest_request, text, token_ids
 from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
@@ -31,9 +32,9 @@ TOLERANCE = 5e-4
 @pytest.fixture
 async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     """The default model with prompts, one of them the default."""
-    update = {"prompts": {"query": "find: ", "document": "some text: "}, "default_prompt_name": "document"}
-    artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
-    async with open_harness(dataclasses.replace(model, artifact=artifact)) as opened:
+    prompts = {"query": "find: ", "document": "some text: "}
+    manifest = with_prompts(model.artifact.manifest, prompts, "document")
+    async with open_harness(with_manifest(model, manifest)) as opened:
         yield opened
 
 

@@ -1,6 +1,5 @@
 """The TEI API: the native API's numbers in TEI's shapes, and TEI's headers."""
 
-import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
+from tests.manifests import with_head, with_manifest, with_prompts
 from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
@@ -23,9 +23,8 @@ PROMPTS = {"query": "find: ", "document": "text: ", "none": ""}
 @pytest.fixture
 async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     """The default model with prompts, one of them the default."""
-    update = {"prompts": PROMPTS, "default_prompt_name": "document"}
-    artifact = dataclasses.replace(model.artifact, manifest=model.artifact.manifest.model_copy(update=update))
-    async with open_harness(dataclasses.replace(model, artifact=artifact)) as opened:
+    manifest = with_prompts(model.artifact.manifest, PROMPTS, "document")
+    async with open_harness(with_manifest(model, manifest)) as opened:
         yield opened
 
 
@@ -87,9 +86,7 @@ async def test_token_ids_may_have_special_tokens(harness: ServiceHarness, ids: l
 
 
 async def test_normalize_applies_to_models_that_do_not(model: LoadedModel) -> None:
-    manifest = model.artifact.manifest.model_copy(update={"normalize": False})
-    artifact = dataclasses.replace(model.artifact, manifest=manifest)
-    async with open_harness(dataclasses.replace(model, artifact=artifact)) as harness:
+    async with open_harness(with_manifest(model, with_head(model.artifact.manifest, normalize=False))) as harness:
         (embedding,) = await ok(harness, "/embed", {"inputs": GOLDEN})
         assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-4)
 

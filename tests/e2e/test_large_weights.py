@@ -1,0 +1,53 @@
+"""A model with more than 2 GiB of weights, the limit of an ONNX message: export, and every CPU backend."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from model.artifact import WEIGHTS, Artifact
+from model.export import Variants, export
+from model.tokenizer import TokenizerInput
+from service.config import Settings
+from service.engine.schema.encode import EncodeTask
+from tests.model.conftest import build_wordpiece
+from tests.shared_models import load_anew
+
+HIDDEN_SIZE, VOCAB_SIZE = 1024, 525_000
+LIMIT = 2**31
+TEXT = "The river bank."
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """One layer and a large vocabulary; the token ids of the tokenizer are the first ones."""
+    root = tmp_path_factory.mktemp("large")
+    config = transformers.BertConfig(
+        vocab_size=1000, hidden_size=HIDDEN_SIZE, num_hidden_layers=1, num_attention_heads=8,
+        intermediate_size=64, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    table = model.embeddings.word_embeddings.weight.detach().repeat(VOCAB_SIZE // 1000, 1)
+    model.embeddings.word_embeddings = torch.nn.Embedding(VOCAB_SIZE, HIDDEN_SIZE, _weight=table)
+    model.config.vocab_size = VOCAB_SIZE
+    model.save_pretrained(root / "large", max_shard_size="9GB")
+    (root / "large" / "tokenizer.json").write_text(build_wordpiece().to_str())
+    export(str(root / "large"), root / "artifact", revision=None, name=None, progress=lambda step: None,
+           variants=Variants(explain=False))  # fmt: skip
+    return Artifact.open(root / "artifact")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", ["openvino", "cpu"])
+def test_weights_over_2_gib_are_served(artifact: Artifact, provider: str) -> None:
+    """The golden vectors compare the backend with torch at startup."""
+    assert artifact.manifest.files[WEIGHTS].size > LIMIT
+    model = load_anew(Settings(model_dir=artifact.root, provider=provider, precision="float32"))
+    (tokens,) = model.tokenizer.encode([TokenizerInput(TEXT)])
+    (result,) = model.backend.run([EncodeTask(tokens.truncate(32, "right"), "mean", hidden=False)])
+    assert result.pooled is not None
+    assert np.isfinite(result.pooled).all()
+    assert model.static is not None
+    assert model.static.shape == (VOCAB_SIZE, HIDDEN_SIZE)
+    assert np.abs(model.static[VOCAB_SIZE - 1]).max() > 0

@@ -1,0 +1,43 @@
+"""Changes of manifests, for tests."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from model.manifest import Absent, ExplainRecord, Kind, Manifest, TensorRecord
+from model.prompts import resolve_roles
+from service.engine.model_loader import LoadedModel
+
+NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
+
+
+def with_prompts(manifest: Manifest, prompts: Mapping[str, str], default: str | None = None) -> Manifest:
+    """Return the manifest of a model that has these prompts."""
+    update = {"prompts": prompts, "default_prompt_name": default, "roles": resolve_roles(prompts)}
+    return manifest.model_copy(update=update)
+
+
+def with_head(manifest: Manifest, **fields: Any) -> Manifest:
+    """Return a manifest whose embedding head has other values."""
+    return manifest.model_copy(update={"heads": (manifest.embedding.model_copy(update=fields),)})
+
+
+def with_architecture(manifest: Manifest, **fields: Any) -> Manifest:
+    """Return a manifest whose architecture has other values."""
+    return manifest.model_copy(update={"architecture": manifest.architecture.model_copy(update=fields)})
+
+
+def with_kinds(manifest: Manifest, *kinds: Kind) -> Manifest:
+    """Return the manifest of a model whose attention maps have these kinds."""
+    return manifest.model_copy(update={"explain": ExplainRecord(graph="explain", kinds=kinds)})
+
+
+def static_record(manifest: Manifest) -> TensorRecord:
+    """Return the record of the embedding table."""
+    assert isinstance(manifest.static, TensorRecord)
+    return manifest.static
+
+
+def with_manifest(model: LoadedModel, manifest: Manifest) -> LoadedModel:
+    """Return a loaded model with another manifest."""
+    return replace(model, artifact=replace(model.artifact, manifest=manifest))
