@@ -101,25 +101,27 @@ class RequestReader:
 
     async def _receive(self, request: Request) -> bytes | bytearray:
         """Return the body. It is parsed and submitted in the event-loop iteration in which its last byte arrives."""
-        settings = self.settings
-        limit = settings.max_request_bytes
-        declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:
-            raise _too_large(limit, int(declared[:MAX_TIMEOUT_DIGITS]))
+        limit, timeout_ms = self.settings.max_request_bytes, self.settings.body_timeout_ms
         if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise Cancelled
             body: bytes = message["body"]
             if len(body) > limit:
-                raise _too_large(limit)
+                raise _too_large(limit, len(body))
             return body
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:
+            raise _too_large(limit, int(declared[:MAX_TIMEOUT_DIGITS]))
         try:
-            async with asyncio.timeout(settings.body_timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000):
                 return await self._collect(request)
         except TimeoutError:
             raise RequestTimeout(
-                "Request body not received in time", "Retry the request.", maximum=settings.body_timeout_ms, unit="ms"
+                "Request body not received in time",
+                "Retry the request.",
+                maximum=self.settings.body_timeout_ms,
+                unit="ms",
             ) from None
         except ClientDisconnect:
             raise Cancelled from None

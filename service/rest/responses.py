@@ -156,15 +156,16 @@ def _weight(value: Any, enough: int) -> int:
     total, pending = 0, [value]
     while pending and total < enough:
         value = pending.pop()
-        kind = type(value)
-        if kind in SCALARS:
-            total += OBJECT
-        elif isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
+        if isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
             total += each * len(value)
         elif isinstance(value, (dict, list, tuple)):
-            total += ENTRY * len(value)
-            pending.extend(value.values() if isinstance(value, dict) else value)
-        elif kind is Base64:
+            for item in value.values() if isinstance(value, dict) else value:
+                if type(item) in SCALARS:
+                    total += ENTRY + OBJECT
+                else:
+                    total += ENTRY
+                    pending.append(item)
+        elif isinstance(value, Base64):
             total += OBJECT + int(value.array.values.nbytes) // 8
         else:
             total += OBJECT + int(getattr(value, "size", 0))

@@ -237,7 +237,8 @@ def build_results(
     outputs = request.outputs
     results = [EncodeResult(len(item.tokens), item.tokens.truncated) for item in prepared]
     if "pooled" in outputs:
-        pooled = np.stack([_present(item.pooled) for item in vectors], axis=1)  # (layers, N, D)
+        rows = [_present(item.pooled) for item in vectors]
+        pooled = rows[0][:, None] if len(rows) == 1 else np.stack(rows, axis=1)  # (layers, N, D)
         finished = finish_pooled(pooled, request, manifest, dense_layers)
         for result, vector in zip(results, finished, strict=True):
             result.pooled = Array(vector, request.dtype)

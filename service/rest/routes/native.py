@@ -40,6 +40,9 @@ from service.steps import convert
 
 API = "rest"
 ENCODE_PATH = "/v1/encode"
+POOLED: Any = ("pooled",)
+LAST_LAYER: Any = (-1,)
+"""Default values. Pydantic would copy a list for each request."""
 MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 """In valid JSON, quotes within strings are escaped, so this matches fields only."""
 
@@ -50,10 +53,10 @@ class EncodeBody(StrictModel):
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
     inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
     outputs: Annotated[list[Output], FirstError(), at_most("outputs")] = Field(
-        default=["pooled"], description="Outputs to return, at least one."
+        default=POOLED, description="Outputs to return, at least one."
     )
     layers: LayersOrAll = Field(
-        default=[-1], description="Layers 0 (embedding output) to L, -L-1 to -1 from the end, or `all`."
+        default=LAST_LAYER, description="Layers 0 (embedding output) to L, -L-1 to -1 from the end, or `all`."
     )
     layer_reduce: LayerReduce = Field("concat", description="How to combine several layers.")
     pooling: Pooling | None = Field(None, description="How to pool token vectors; null selects the model's pooling.")
