@@ -20,7 +20,7 @@ from model.console import (
 )
 from model.description import EmbeddingSettings, describe_evaluation, describe_training
 from model.examples.command import EXAMPLES, write_example
-from model.manifest import POOLINGS, VARIANTS
+from model.manifest import POOLINGS, VARIANTS, Absent
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
@@ -234,6 +234,9 @@ def _verify(directory: Path) -> int:
             line += f", min cosine to float32 {accuracy.min_cosine:.7f} ({accuracy.texts} texts)"
             line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
         print(line)
+    for name, part in (("explain", manifest.explain), ("blocks", manifest.blocks), ("static", manifest.static)):
+        if isinstance(part, Absent):
+            print(f"  {name}: absent ({part.reason})")
     if manifest.training is not None:
         print(f"  {describe_training(manifest.training)}")
     for evaluation in manifest.evaluations:

@@ -60,6 +60,8 @@ def publish(
         source, checkpoint = init
         embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
         _write_tuned(directory, objective.encoder, config.model.name, checkpoint.model_type, source.directory)
+        for notice in source.notices:
+            shutil.copyfile(notice, directory / notice.name)
     _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
     (directory / TRAINING).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     license_name = config.model.license or (None if init is None else init[0].license)

@@ -240,6 +240,24 @@ def test_manifest_has_prompts_license_and_name(source: Path, tmp_path: Path) -> 
     assert Artifact.open(tmp_path / "deep" / "out").manifest == manifest
 
 
+def test_license_and_notice_files_are_copied(source: Path, tmp_path: Path) -> None:
+    bodies = {"LICENSE": b"MIT\r\n", "NOTICE.txt": "Ein Hinweis: ä\n".encode(), "COPYING.LESSER": b"\xff"}
+    for name, body in bodies.items():
+        (source / name).write_bytes(body)
+    (source / "LICENSES").mkdir()
+    export_model(source, tmp_path / "out")
+    artifact = Artifact.open(tmp_path / "out")
+    assert artifact.manifest.notices == ("COPYING.LESSER", "LICENSE", "NOTICE.txt")
+    assert {name: artifact.read(name) for name in artifact.manifest.notices} == bodies
+
+
+def test_roles_are_resolved_at_export(source: Path, tmp_path: Path) -> None:
+    prompts = {"query": "q: ", "passage": "p: ", "other": "o: "}
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    manifest = export_model(source, tmp_path / "out")
+    assert manifest.roles == {"query": "query", "document": "passage", "passage": "passage"}
+
+
 def test_training_record_survives_a_new_export(source: Path, tmp_path: Path) -> None:
     (source / "training.json").write_text(TRAINING.model_dump_json(indent=1))
     export_model(source, tmp_path / "out")

@@ -33,6 +33,7 @@ def test_default_source_is_published_model() -> None:
     assert (located.name, located.license) == ("all-MiniLM-L6-v2", "apache-2.0")
     assert located.source == "sentence-transformers/all-MiniLM-L6-v2"
     assert located.revision == f"sha256:{DEFAULT_WEIGHTS_SHA256}"
+    assert [notice.name for notice in located.notices] == ["LICENSE"]
 
 
 def test_default_source_rejects_wrong_digest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
+from model.__main__ import main
 from model.artifact import Artifact
-from model.export import Variants, export
 from model.manifest import Absent
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -53,8 +53,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, tokenizer = tmp_path_factory.mktemp("no-explain"), build_wordpiece()
     random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(root / "tiny-bert")
     (root / "tiny-bert" / "tokenizer.json").write_text(tokenizer.to_str())
-    export(str(root / "tiny-bert"), root / "artifact", revision=None, name=None, progress=lambda step: None,
-           variants=Variants(explain=False))  # fmt: skip
+    assert main(["export", str(root / "tiny-bert"), "-o", str(root / "artifact"), "--no-explain"]) == 0
     return root / "artifact"
 
 
@@ -86,6 +85,14 @@ def test_artifact_lacks_the_graph_and_says_why(artifact: Path, tiny_artifact: Pa
     assert manifest.explain == manifest.blocks == NO_EXPLAIN
     whole = Artifact.open(tiny_artifact).manifest
     assert (manifest.static, manifest.graphs["fast"]) == (whole.static, whole.graphs["fast"])
+
+
+def test_verify_names_absent_parts(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(artifact)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if "absent" in line] == [
+        "explain: absent (exported with --no-explain)", "blocks: absent (exported with --no-explain)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "body", "message"), REJECTED)

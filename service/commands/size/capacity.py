@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from model.manifest import Manifest
+from model.manifest import Manifest, TensorRecord
 
 Precision = Literal["bfloat16", "float32", "int8"]
 Hardware = Literal["cpu", "gpu"]
@@ -44,7 +44,7 @@ MANIFEST_LIMIT_MIB = 2048
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The properties of an encoder that determine its cost. `weights_mib` is the size of the fast graph's weights."""
+    """The properties of an encoder that determine its cost. `weights_mib` is the size of its weights in float32."""
 
     name: str
     num_hidden_layers: int
@@ -55,6 +55,8 @@ class ModelShape:
     @classmethod
     def of(cls, manifest: Manifest) -> "ModelShape":
         weights = sum(manifest.files[name].size for name in manifest.graphs["fast"].weights)
+        if isinstance(manifest.static, TensorRecord) and manifest.static.dtype != "float32":
+            weights *= 2  # backends compute in float32
         return cls(
             manifest.name,
             manifest.architecture.num_hidden_layers,

@@ -24,6 +24,7 @@ from service.commands.size.capacity import (
 )
 from tests.conftest import ROOT
 from tests.deploy.manifests import parse_quantity
+from tests.manifests import static_record
 
 BFLOAT16 = Fraction(TOKENS_PER_SECOND_PER_CORE["bfloat16"])
 POSITIVE = st.fractions(Fraction(1, 1000), 10**12)
@@ -130,6 +131,12 @@ def test_figures_agree_with_the_bench(tokens: int, inputs: int, measured: int) -
 
 def test_default_model_is_the_default_artifact(manifest: Manifest) -> None:
     assert ModelShape.of(manifest) == DEFAULT_MODEL
+
+
+def test_weights_stored_in_16_bits_count_as_float32(manifest: Manifest) -> None:
+    static = static_record(manifest).model_copy(update={"dtype": "bfloat16"})
+    shape = ModelShape.of(manifest.model_copy(update={"static": static}))
+    assert shape.weights_mib == 2 * DEFAULT_MODEL.weights_mib
 
 
 def test_flops_per_token_counts_weights_and_attention() -> None:
