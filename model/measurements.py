@@ -3,6 +3,10 @@
 Last digits differ between machines, so the digest of an artifact does not cover these files.
 """
 
+from typing import Annotated, get_args
+
+from pydantic import Field
+
 from model.manifest import Precision, Record
 
 
@@ -47,4 +51,4 @@ class GoldenVectors(Record):
 
     texts: tuple[str, ...]
     vectors: str
-    min_cosine: dict[Precision, float]
+    min_cosine: Annotated[dict[Precision, float], Field(min_length=len(get_args(Precision)))]

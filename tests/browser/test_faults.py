@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
+from model.export import Variants
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
+from tests.browser.similarity_tab import RESULT
 from tests.conftest import RunningServer, start_server, stop_server
+from tests.model.conftest import export_tiny
 
 KEY = "correct-horse"
 UNCOVERED = """() => document.querySelector("#notices .card").getBoundingClientRect().bottom
@@ -229,3 +232,20 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
         driver.page.locator("#comparison pre").filter(has_text="ATTENDANT_KEY").wait_for()
     driver.page.reload()
     driver.page.locator("#finding .value.same").wait_for()
+
+
+@pytest.mark.slow
+def test_page_shows_why_a_model_has_no_maps(new_driver: NewDriver, tmp_path: Path) -> None:
+    """Similarity still works."""
+    running = start_server(model_dir=export_tiny(tmp_path, Variants(explain=False)))
+    try:
+        exceptions: list[str] = []
+        driver = new_driver(running.rest)
+        driver.page.on("pageerror", lambda error: exceptions.append(str(error)))
+        shown = alert(driver.open())
+        assert "Attention maps are not supported for this model (exported with --no-explain)." in shown
+        driver.page.get_by_role("tab", name="Similarity").click()
+        driver.page.wait_for_function(RESULT)
+        assert exceptions == []
+    finally:
+        assert stop_server(running) == 0

@@ -19,7 +19,7 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, Input
 from service.engine.schema.explain import AttendRequest, AttendResult
-from service.errors import Unsupported
+from service.errors import UnsupportedByModel
 from tests.service.conftest import open_harness
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
     print(f"{name}: probs to transformers {max(differences):.1e}")
     assert max(differences) <= TOLERANCE
     if target.model.artifact.manifest.architecture.attention == "causal":
-        with pytest.raises(Unsupported, match='kind: "scores" is not supported for this model'):
+        with pytest.raises(UnsupportedByModel, match='kind: "scores" is not supported for this model'):
             await attend(target.model, *sources, kind="scores")
         return
     scores = await attend(target.model, *sources, kind="scores")

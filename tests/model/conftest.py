@@ -16,7 +16,7 @@ from torch import nn
 
 from model import onnx_graph
 from model.checkpoint import load_checkpoint
-from model.export import export, export_graph
+from model.export import Variants, export, export_graph
 from model.tokenizer import Tokenizer
 from tests.model.shared_graphs import export_anew, export_shared
 from tests.model.tokenizer_inputs import KINDS
@@ -209,12 +209,15 @@ def random_model(family: str, architecture: str, vocab_size: int, causal: bool =
     return model
 
 
-def export_tiny(root: Path) -> Path:
+BASE_GRAPHS = Variants()
+
+
+def export_tiny(root: Path, variants: Variants = BASE_GRAPHS) -> Path:
     """Publish and export a tiny BERT under `root`; return the artifact."""
     tokenizer, published, artifact = build_wordpiece(), root / "tiny-bert", root / "artifact"
     random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(published)
     (published / "tokenizer.json").write_text(tokenizer.to_str())
-    export(str(published), artifact, revision=None, name=None, progress=lambda step: None)
+    export(str(published), artifact, revision=None, name=None, progress=lambda step: None, variants=variants)
     return artifact
 
 

@@ -38,6 +38,14 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
+def test_export_without_explain_prints_no_step_of_it(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(published), "-o", str(tmp_path / "out"), "--no-explain"]) == 0
+    assert "explain.onnx" not in capsys.readouterr().err
+    assert [*Artifact.open(tmp_path / "out").manifest.graphs] == ["fast"]
+
+
 async def test_export_serves_embeddings_of_chosen_settings(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from model.__main__ import main
 from model.artifact import Artifact
+from model.export import Variants
 from model.manifest import Absent
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.manifests import NO_EXPLAIN, with_manifest
-from tests.model.conftest import build_wordpiece, random_model
+from tests.model.conftest import export_tiny
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import ServiceThread
 from tests.shared_models import load_anew
@@ -50,11 +51,7 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, tokenizer = tmp_path_factory.mktemp("no-explain"), build_wordpiece()
-    random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(root / "tiny-bert")
-    (root / "tiny-bert" / "tokenizer.json").write_text(tokenizer.to_str())
-    assert main(["export", str(root / "tiny-bert"), "-o", str(root / "artifact"), "--no-explain"]) == 0
-    return root / "artifact"
+    return export_tiny(tmp_path_factory.mktemp("no-explain"), Variants(explain=False))
 
 
 @pytest.fixture(scope="module")

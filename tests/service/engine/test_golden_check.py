@@ -96,7 +96,7 @@ def test_artifact_without_golden_vectors_is_served(artifact: Path, model: Loaded
 
 
 @pytest.mark.parametrize(
-    "fields", [{"vectors": "AAAA"}, {"vectors": "*"}, {"texts": 1}, {"other": 1}, {"min_cosine": {"float8": 1}}]
+    "fields", [{"vectors": "AAAA"}, {"vectors": "*"}, {"texts": 1}, {"other": 1}, {"min_cosine": {"float32": 1}}]
 )
 def test_invalid_golden_vectors_are_rejected(artifact: Path, fields: dict[str, Any]) -> None:
     change_golden(artifact, **fields)
