@@ -229,6 +229,7 @@ def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported
                                                     publish: Publish) -> None:  # fmt: skip
     """Distills a student without the last block of the initial model, then serves it."""
     publish_variant(VARIANTS["mean"], publish, tmp_path)
+    (tmp_path / "published" / "LICENSE").write_text("terms")
     document["model"] = {"name": "small", "init": "published", "init_blocks": [1], "max_input_tokens": 24}
     del document["tokenizer"]
     document["distillation"] = {"teacher": str(exported_labse)}
@@ -238,6 +239,7 @@ def test_blocks_of_the_initial_model_can_be_dropped(document: Document, exported
     assert manifest.training is not None
     assert (manifest.training.initial_model, manifest.training.teacher) == ("published", "tiny-labse")
     assert manifest.training.precision == "float32"
+    assert manifest.notices == ("LICENSE",)
     assert locate(str(tmp_path / "run" / MODEL)).source == manifest.source == "small"
     check_served(tmp_path / "run")
 
