@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from model.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
 from model.tokenizer import TokenizerInput
 from service.commands.arguments import CommandError
-from service.commands.lines import open_engine
+from service.commands.encoding import open_engine
 from service.commands.model_selection import select_model
 from service.commands.vector_files import DType
 from service.config import Settings

@@ -17,7 +17,7 @@ from service.commands.ask.sources import (
     open_engine_analyzer,
     open_server_analyzer,
 )
-from service.commands.encoding import TextError, TextFile
+from service.commands.lines import TextError, TextFile
 from service.commands.neighbors import Vectors, normalize, top_neighbors
 from service.commands.vector_sources import read_key
 from service.config import load_settings
@@ -92,7 +92,7 @@ def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str
     except TextError as error:
         raise CommandError(str(error), EX_DATAERR) from None
     note = "" if file.is_complete else f" (only the first {MAX_LINES:,} lines of {options.among.name})"
-    return texts + [(f"line {number}", text) for number, text in file.lines], note
+    return texts + file.labeled, note
 
 
 def _import_view() -> ModuleType:

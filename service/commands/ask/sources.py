@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model.console import EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE
 from model.tokenizer import TokenizerInput
 from service.commands.arguments import CommandError
-from service.commands.lines import open_engine
+from service.commands.encoding import open_engine
 from service.commands.model_selection import select_model
 from service.commands.vector_sources import (
     Connection,

@@ -26,7 +26,8 @@ from service.commands.embed.file import Report, embed_file
 from service.commands.embed.job import EmbedFile
 from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.embed.work_directory import partial_path, rejected_path
-from service.commands.lines import LabeledText, encode_texts, open_engine, read_lines
+from service.commands.encoding import encode_texts, open_engine
+from service.commands.lines import LabeledText, read_lines
 from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
 from service.commands.vector_sources import (

@@ -11,7 +11,6 @@ from model.artifact import Artifact, ArtifactError
 from model.console import EX_DATAERR
 from model.manifest_update import check_writable
 from service.commands.arguments import PRECISIONS, Parser, integer
-from service.commands.encoding import TextError
 from service.commands.evaluate.datasets import (
     MAX_DOCUMENTS,
     RetrievalData,
@@ -23,6 +22,7 @@ from service.commands.evaluate.datasets import (
 from service.commands.evaluate.evaluation import Datasets, evaluate
 from service.commands.evaluate.model_card import save_measures
 from service.commands.evaluate.report import TASKS, evaluation_lines, evaluation_record
+from service.commands.lines import TextError
 from service.config import load_settings
 
 DEFAULT_LIMIT = 10_000
@@ -126,10 +126,10 @@ def _parser() -> Parser:
 def _read(options: argparse.Namespace) -> Datasets:
     limit = options.limit
     return Datasets(
-        None if options.sts is None else read_similarity(options.sts, limit),
-        None if options.retrieval is None else read_retrieval(options.retrieval, limit),
-        None if options.word_in_context is None else read_words(options.word_in_context, limit),
-        None if options.attribution is None else read_attribution(options.attribution, limit),
+        options.sts and read_similarity(options.sts, limit),
+        options.retrieval and read_retrieval(options.retrieval, limit),
+        options.word_in_context and read_words(options.word_in_context, limit),
+        options.attribution and read_attribution(options.attribution, limit),
     )
 
 

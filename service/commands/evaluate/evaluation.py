@@ -1,14 +1,13 @@
 """Evaluates one artifact on labeled texts."""
 
-import asyncio
-import gc
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.commands.evaluate.attribution import Attributor
-from service.commands.evaluate.datasets import SIDES, AttributionData, RetrievalData, SimilarityData, WordData
-from service.commands.evaluate.encoder import Encoder
+from service.commands.encoding import TextEncoder, run_engine
+from service.commands.evaluate.attribution import rank_words
+from service.commands.evaluate.datasets import AttributionLine, RetrievalData, ScoredPair, WordPair
 from service.commands.evaluate.figures import (
     AttributionFigures,
     Evaluation,
@@ -27,22 +26,23 @@ from service.commands.evaluate.measures import (
     estimate_spearman,
     rank_measures,
 )
-from service.commands.lines import BATCH_SIZE, open_engine
+from service.commands.evaluate.records import Records
+from service.commands.evaluate.similarities import pair_similarities, word_cosines
 from service.commands.neighbors import Vectors
 from service.config import Settings
 
-UNLIMITED = 2**40
-"""No limit on response bytes and request tokens: vectors are never sent, and no other request is waiting."""
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 
 @dataclass(frozen=True)
 class Datasets:
     """The files of the tasks to evaluate."""
 
-    similarity: SimilarityData | None
+    sts: Records[ScoredPair] | None
     retrieval: RetrievalData | None
-    words: WordData | None
-    attribution: AttributionData | None
+    word_in_context: Records[WordPair] | None
+    attribution: Records[AttributionLine] | None
 
 
 def evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
@@ -50,46 +50,29 @@ def evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
 
     Raises `ArtifactError`, `ConfigError` or `TextError`.
     """
-    limits = {"max_response_bytes": UNLIMITED, "max_queue_tokens": UNLIMITED} | {
-        # Each pair has two texts.
-        name: max(getattr(settings, name), 2 * BATCH_SIZE)
-        for name in ("max_inputs", "max_spans_per_request")
-    }
-    evaluation = asyncio.run(_evaluate(settings.model_copy(update=limits), datasets, top_k))
-    gc.collect()  # free the model's sessions before the next model is loaded
-    return evaluation
+    files = {task: data.file for task, data in vars(datasets).items() if data is not None}
+
+    async def measure(engine: "Engine") -> Evaluation:
+        encoder = TextEncoder(engine, engine.info.name)
+        sts = await _similarity_figures(encoder, datasets.sts) if datasets.sts else None
+        retrieval = await _retrieval_figures(encoder, datasets.retrieval, top_k) if datasets.retrieval else None
+        words = await _word_figures(encoder, datasets.word_in_context) if datasets.word_in_context else None
+        attribution = await _attribution_figures(encoder, datasets.attribution) if datasets.attribution else None
+        return Evaluation(engine.info, encoder.truncated, files, sts, retrieval, words, attribution)
+
+    return run_engine(settings, measure)
 
 
-async def _evaluate(settings: Settings, datasets: Datasets, top_k: int) -> Evaluation:
-    async with open_engine(settings) as engine:
-        encoder, attributor = Encoder(engine), Attributor(engine)
-        files, sts, retrieval, words, attribution = {}, None, None, None, None
-        if datasets.similarity is not None:
-            files["sts"] = datasets.similarity.file
-            sts = await _similarity_figures(encoder, datasets.similarity)
-        if datasets.retrieval is not None:
-            files["retrieval"] = datasets.retrieval.file
-            retrieval = await _retrieval_figures(encoder, datasets.retrieval, top_k)
-        if datasets.words is not None:
-            files["word_in_context"] = datasets.words.file
-            words = await _word_figures(encoder, datasets.words)
-        if datasets.attribution is not None:
-            files["attribution"] = datasets.attribution.file
-            attribution = await _attribution_figures(attributor, datasets.attribution)
-        truncated = encoder.truncated + attributor.truncated
-        return Evaluation(engine.info, truncated, files, sts, retrieval, words, attribution)
-
-
-async def _similarity_figures(encoder: Encoder, data: SimilarityData) -> SimilarityFigures:
-    texts = [(f"line {pair.line}: text{side}", pair.texts[side - 1]) for pair in data.pairs for side in SIDES]
-    similarities = await encoder.pair_similarities(data.file.path, texts)
-    scores = np.array([pair.score for pair in data.pairs])
+async def _similarity_figures(encoder: TextEncoder, data: Records[ScoredPair]) -> SimilarityFigures:
+    texts = [labeled for pair in data.lines for labeled in pair.labeled]
+    similarities = await pair_similarities(encoder, data.file.path, texts)
+    scores = np.array([pair.score for pair in data.lines])
     return SimilarityFigures(
         len(scores), estimate_spearman(similarities, scores), estimate_pearson(similarities, scores)
     )
 
 
-async def _retrieval_figures(encoder: Encoder, data: RetrievalData, top_k: int) -> RetrievalFigures:
+async def _retrieval_figures(encoder: TextEncoder, data: RetrievalData, top_k: int) -> RetrievalFigures:
     documents = await encoder.vectors(data.file.path, data.documents, "document")
     queries = await encoder.vectors(data.file.path, data.queries, "query")
     relevant = [np.array(indices, np.int64) for indices in data.relevant]
@@ -98,11 +81,10 @@ async def _retrieval_figures(encoder: Encoder, data: RetrievalData, top_k: int) 
     return RetrievalFigures(len(queries), len(documents), top_k, *estimates)
 
 
-async def _word_figures(encoder: Encoder, data: WordData) -> WordFigures:
-    same = np.array([pair.same for pair in data.pairs])
-    contextual, static = await encoder.word_cosines(
-        data.file.path, [place for pair in data.pairs for place in pair.places]
-    )
+async def _word_figures(encoder: TextEncoder, data: Records[WordPair]) -> WordFigures:
+    same = np.array([pair.same for pair in data.lines])
+    places = [place for pair in data.lines for place in pair.places]
+    contextual, static = await word_cosines(encoder, data.file.path, places)
     share = float(same.mean())
     return WordFigures(len(same), max(share, 1 - share), _sense_figures(contextual, same), _sense_figures(static, same))
 
@@ -112,8 +94,8 @@ def _sense_figures(similarities: Values, same: Flags) -> SenseFigures:
     return SenseFigures(estimate_mean(correct.astype(np.float64)), thresholds, estimate_auc(similarities, same))
 
 
-async def _attribution_figures(attributor: Attributor, data: AttributionData) -> AttributionFigures:
-    precisions = await attributor.precisions(data)
+async def _attribution_figures(encoder: TextEncoder, data: Records[AttributionLine]) -> AttributionFigures:
+    precisions = await rank_words(encoder, data)
     references = precisions.reference_chances
     return AttributionFigures(
         len(data.lines),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from service.commands.evaluate.attribution import SIMILARITY_METHODS
 from service.commands.evaluate.measures import Estimate
-from service.commands.evaluate.records import LabeledFile
+from service.commands.lines import ReadFile
 from service.engine.schema.encode import ModelInfo
 
 
@@ -80,7 +80,7 @@ class Evaluation:
     info: ModelInfo
     truncated: int
     """Number of texts over the token limit."""
-    files: dict[str, LabeledFile]
+    files: dict[str, ReadFile]
     sts: SimilarityFigures | None
     retrieval: RetrievalFigures | None
     word_in_context: WordFigures | None

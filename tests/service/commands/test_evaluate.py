@@ -184,8 +184,8 @@ def test_damaged_artifact_is_reported(run: Run, default_artifact: Path, tmp_path
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ({"word_index1": 2}, "line 5: word_index1: out of range (2). Use 0 to 1."),
-        ({"start1": 5, "end1": 6}, "line 5: start1: no token is assigned to this span. Move or remove the line."),
+        ({"word_index1": 2}, "line 5: word_index1: out of range (2, limit 1). Use 0 to 1."),
+        ({"start1": 5, "end1": 6}, "line 5: start1: span without tokens. Move it or remove the line."),
         (
             {"start1": 995, "end1": 999, "text1": "word " * 200},
             "line 5: start1: removed by truncation. Shorten the text or remove the line.",
