@@ -5,7 +5,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +21,7 @@ from model.console import (
     EX_USAGE,
     output_path,
 )
+from service.commands import vector_sources
 from service.commands.arguments import CommandError, Parser, integer
 from service.commands.embed.file import Report, embed_file
 from service.commands.embed.job import EmbedFile
@@ -28,15 +29,9 @@ from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.encoding import encode_texts, open_engine
 from service.commands.lines import LabeledText, read_lines
-from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
+from service.commands.row_files import INPUT_FORMATS, RowFile, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
-from service.commands.vector_sources import (
-    VectorOptions,
-    VectorSource,
-    open_engine_source,
-    open_server_source,
-    read_key,
-)
+from service.commands.vector_sources import VectorOptions, open_source
 from service.config import Settings, load_settings
 from service.errors import ServiceError
 
@@ -121,7 +116,7 @@ def _run_file(arguments: list[str]) -> int:
 
 
 async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
-    async with _open_encoder(options) as encoder:
+    async with _open_encoder(options, job.vectors) as encoder:
         report = await embed_file(job, encoder)
         limit = encoder.info.max_input_tokens
     counts = report.counts
@@ -135,20 +130,14 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
 
 
 @asynccontextmanager
-async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder]:
-    wanted = VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize)
+async def _open_encoder(options: argparse.Namespace, vectors: VectorOptions) -> AsyncIterator[RowEncoder]:
     if options.ray:
         async with _import_ray().open_ray_encoder(
-            load_settings(), wanted, options.ray_workers, open_engine_source
+            load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source
         ) as ray_encoder:
             yield ray_encoder
         return
-    opened: AbstractAsyncContextManager[VectorSource]
-    if options.server is None:
-        opened = open_engine_source(load_settings(), wanted)
-    else:
-        opened = open_server_source(options.server, read_key(options.api_key_file), wanted)
-    async with opened as source:
+    async with open_source(options, vectors) as source:
         yield LocalRowEncoder(source)
 
 
@@ -187,16 +176,12 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     if "parquet" in (source_format, target_format):
         import_arrow()
     return EmbedFile(
-        options.input,
+        RowFile(options.input, source_format, options.field, options.id_field),
         options.output,
-        source_format,
         target_format,
-        field=options.field,
-        id_field=options.id_field,
-        dtype=options.dtype,
+        VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize),
         reject_truncated=options.reject_truncated,
         overwrite=options.overwrite,
-        options=tuple((name.replace("_", "-"), getattr(options, name)) for name in _MODEL_OPTIONS),
     )
 
 
@@ -209,9 +194,6 @@ def _check_output(source: Path, target: Path) -> None:
     for path in (target, rejected_path(target)):
         if path.exists() and path.samefile(source):
             raise CommandError(f"{path}: is the input, which would be replaced. Set -o to another file.", EX_USAGE)
-
-
-_MODEL_OPTIONS = ("dimensions", "prompt_name", "normalize")
 
 
 def _parser() -> Parser:

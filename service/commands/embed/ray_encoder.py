@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,19 +18,10 @@ import ray.data
 
 from model.console import EX_CONFIG, EX_UNAVAILABLE
 from service.commands.arguments import CommandError
-from service.commands.embed.job import EmbedFile
-from service.commands.embed.ray_worker import (
-    ERRORS,
-    EncodeWorker,
-    OpenSource,
-    describe_source,
-    read_blocks,
-    result_rows,
-    unpack,
-)
+from service.commands.embed.ray_worker import ERRORS, EncodeWorker, OpenSource, describe_source, read_blocks, unpack
 from service.commands.embed.row_encoders import EncodedRows
 from service.commands.model_selection import select_model
-from service.commands.row_files import RowFile
+from service.commands.row_files import RowFile, RowReader
 from service.commands.vector_sources import SourceInfo, VectorOptions
 from service.config import Settings
 
@@ -60,24 +51,16 @@ class RayRowEncoder:
     """Embeds rows with Ray. One task on this process's node reads them, and actors with an engine each encode them."""
 
     def __init__(self, info: SourceInfo, dimensions: int, workers: Workers, arguments: tuple[Any, ...]) -> None:
-        self._info, self._dimensions = info, dimensions
+        self.info, self.dimensions = info, dimensions
         self._workers, self._arguments = workers, arguments
 
-    @property
-    def info(self) -> SourceInfo:
-        return self._info
-
-    @property
-    def dimensions(self) -> int:
-        return self._dimensions
-
-    async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
-        """Yield one item per block, in order. `rows` is not used, because the task opens the file again."""
+    async def encode_rows(self, source: RowFile, reader: RowReader, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        """Yield one item per block, in order. `reader` is not used, because the task opens the file again."""
         # Other processes have different working directories.
-        job = replace(job, source=job.source.resolve())
-        source = _BlockSource(job, skip, BLOCK_ROWS, self._info.max_input_characters)
+        source = replace(source, path=source.path.resolve())
+        read = functools.partial(read_blocks, source, skip, BLOCK_ROWS, self.info.max_input_characters)
         # The task barely needs a CPU, and a head node may have none to offer.
-        blocks = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
+        blocks = ray.data.read_datasource(_BlockSource(read), override_num_blocks=1, num_cpus=0)
         # By default, Ray restarts lost actors and retries lost tasks.
         encoded = blocks.map_batches(
             EncodeWorker,
@@ -98,15 +81,15 @@ class RayRowEncoder:
             if table is None:
                 return
             for block in unpack(table):
-                yield result_rows(block)
+                yield block
 
 
 class _BlockSource(ray.data.Datasource):  # type: ignore[misc]  # mypy skips Ray
     """The blocks of a file, read in order by a single task."""
 
-    def __init__(self, job: EmbedFile, skip: int, block_rows: int, max_characters: int) -> None:
+    def __init__(self, read: Callable[[], Iterator[Any]]) -> None:
         super().__init__()
-        self._read = functools.partial(read_blocks, job, skip, block_rows, max_characters)
+        self._read = read
 
     @property
     def supports_distributed_reads(self) -> bool:
@@ -192,15 +175,6 @@ def _connect() -> None:
     if ":" in address:
         host, _, port = address.rpartition(":")
         try:
-            # Return workers that fit on the nodes.
-            #
-            # Args:
-            #     cpus: CPUs of each node.
-            #     count: Number of workers, or None for as many as possible.
-            #     threads: Threads per worker, or 0 for as many as possible. With neither, there is one worker per node.
-            #
-            # Raises:
-            #     CommandError: The workers do not fit.
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             problem = f"RAY_ADDRESS: cannot connect to {address} ({error})"

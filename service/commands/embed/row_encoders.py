@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
-from service.commands.embed.job import EmbedFile
-from service.commands.row_files import Row, RowFile
+from service.commands.row_files import Row, RowFile, RowReader
 from service.commands.vector_sources import Encoded, SourceInfo, VectorSource
 
 BATCH_ROWS = 256
@@ -24,49 +24,40 @@ class EncodedRows:
     Attributes:
         rows: The rows; their texts may have been dropped.
         encoded: Each row's embedding, or why it was rejected.
-        fraction: How much of the file has been read, 0 to 1.
+        total: Estimated number of rows of the file.
     """
 
     rows: list[Row]
     encoded: list[Encoded]
-    fraction: float
+    total: int
 
 
 class RowEncoder(Protocol):
     """Embeds rows with one model."""
 
-    @property
-    def info(self) -> SourceInfo:
-        """The model."""
+    info: SourceInfo
+    dimensions: int
+    """The embedding size."""
 
-    @property
-    def dimensions(self) -> int:
-        """The embedding size."""
-
-    def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
-        """Yield the rows after the first `skip` rows, in order. Raises `CommandError`."""
+    def encode_rows(self, source: RowFile, reader: RowReader, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        """Yield the rows of an open file after the first `skip` rows, in order. Raises `CommandError`."""
 
 
 class LocalRowEncoder:
     """Reads rows in this process and sends them to an engine or a server, with several batches in flight."""
 
     def __init__(self, vectors: VectorSource) -> None:
-        self._vectors = vectors
+        self._vectors, self.info, self.dimensions = vectors, vectors.info, vectors.dimensions
 
-    @property
-    def info(self) -> SourceInfo:
-        return self._vectors.info
+    async def encode_rows(self, source: RowFile, reader: RowReader, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        async def encode(batch: list[Row], total: int) -> EncodedRows:
+            return EncodedRows(batch, await encode_batch(self._vectors, batch), total)
 
-    @property
-    def dimensions(self) -> int:
-        return self._vectors.dimensions
-
-    async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
+        batches = split_batches(islice(reader.rows, skip, None))
         pending: deque[asyncio.Task[EncodedRows]] = deque()
         try:
-            async for batch in _read_batches(job, rows, skip):
-                # Includes rows in flight, which are not done yet. The estimated total need not be more precise.
-                pending.append(asyncio.create_task(self._encode(batch, rows.fraction())))
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                pending.append(asyncio.create_task(encode(batch, reader.estimate_total(batch[-1].number))))
                 if len(pending) == IN_FLIGHT:
                     yield await pending.popleft()
             while pending:
@@ -75,9 +66,6 @@ class LocalRowEncoder:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
-
-    async def _encode(self, rows: list[Row], fraction: float) -> EncodedRows:
-        return EncodedRows(rows, await encode_batch(self._vectors, rows), fraction)
 
 
 async def encode_batch(vectors: VectorSource, rows: list[Row]) -> list[Encoded]:
@@ -107,16 +95,4 @@ def split_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
             yield batch
             batch, characters = [], 0
     if batch:
-        yield batch
-
-
-async def _read_batches(job: EmbedFile, rows: RowFile, skip: int) -> AsyncIterator[list[Row]]:
-    remaining = split_batches(rows.rows(skip))
-    while True:
-        try:
-            batch = await asyncio.to_thread(next, remaining, None)
-        except OSError as error:
-            raise job.unreadable(error) from None
-        if batch is None:
-            return
         yield batch

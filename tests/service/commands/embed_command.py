@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands.embed import command as embed
+from service.commands import vector_sources
 from service.commands.embed import file as embed_file
 from service.commands.embed import row_encoders
 from tests.service.commands.embed_stub import open_stub
@@ -29,7 +29,7 @@ def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the stub's vectors, with batches and chunks so small that a small file has several."""
     monkeypatch.setattr(row_encoders, "BATCH_ROWS", 2)
     monkeypatch.setattr(embed_file, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(embed, "open_engine_source", open_stub)
+    monkeypatch.setattr(vector_sources, "open_engine_source", open_stub)
 
 
 @pytest.fixture

@@ -21,21 +21,20 @@ from model.sample_texts import sample_sentences
 from service.commands import embed as embed_folder
 from service.commands.arguments import CommandError
 from service.commands.embed import ray_encoder  # imports Ray
-from service.commands.embed.job import EmbedFile
 from service.commands.embed.ray_worker import (  # imports Ray's dependencies
-    INPUT_SCHEMA,
     EncodeWorker,
     pack,
     read_blocks,
-    result_rows,
     unpack,
 )
+from service.commands.embed.row_encoders import EncodedRows
 from service.commands.embed.work_directory import partial_path, rejected_path
+from service.commands.row_files import RowFile
 from service.commands.vector_sources import VectorOptions
 from service.config import Settings
 from tests.conftest import ROOT, server_environment
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
-from tests.service.commands.embed_stub import EMPTY, MAX_CHARACTERS, StubSource, open_stub, stub_vector
+from tests.service.commands.embed_stub import EMPTY, INFO, MAX_CHARACTERS, open_stub, stub_vector
 
 RUN_TIMEOUT_S = 180
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "client")))
@@ -158,17 +157,17 @@ def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"id": 2**64 - 1, "text": "a"}, {"id": "x", "text": "x" * 101}]
     rows += [{"id": 3, "text": ""}, {"text": "b"}]
     path = write_rows(tmp_path / "in.jsonl", rows)
-    job = EmbedFile(path, tmp_path / "out.jsonl", "jsonl", "jsonl", id_field="id")
+    source = RowFile(path, "jsonl", id_field="id")
 
     def read(skip: int) -> list[Any]:
-        return [block for table in read_blocks(job, skip, 3, MAX_CHARACTERS) for block in unpack(table)]
+        return [block for table in read_blocks(source, skip, 3, MAX_CHARACTERS) for block in unpack(table)]
 
     blocks = read(0)
-    assert [block.num_rows for block in blocks] == [3, 1]
-    assert blocks[0].column("text").to_pylist() == ["a", None, ""]
-    assert [block.column("number").to_pylist() for block in read(2)] == [[3, 4]]
-    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), StubSource.info)
-    results = [result_rows(block) for table in map(pack, blocks) for block in unpack(worker(table))]
+    assert [len(block.rows) for block in blocks] == [3, 1]
+    assert [row.text for row in blocks[0].rows] == ["a", None, ""]
+    assert [[row.number for row in block.rows] for block in read(2)] == [[3, 4]]
+    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), INFO)
+    results = [block for table in map(pack, blocks) for block in unpack(worker(table))]
     rows_out = [row for result in results for row in result.rows]
     encoded = [item for result in results for item in result.encoded]
     assert [row.id for row in rows_out] == [2**64 - 1, "x", 3, None]
@@ -184,10 +183,10 @@ def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
 
 def test_worker_with_another_model_raises_in_its_first_block() -> None:
     """Nodes with different artifacts must not mix their vectors."""
-    other = replace(StubSource.info, digest="sha256:1")
+    other = replace(INFO, digest="sha256:1")
     worker = EncodeWorker(open_stub, Settings(), VectorOptions(), other)
     with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
-        worker(pack(INPUT_SCHEMA.empty_table()))
+        worker(pack(EncodedRows([], [], 0)))
     assert pickle.loads(pickle.dumps(raised.value)).status == 78
 
 
