@@ -12,9 +12,8 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact import WEIGHTS
-from service.commands.evaluate import evaluation
-from service.commands.evaluate.figures import SenseFigures
 from service.commands.evaluate.measures import Flags, Values
+from service.commands.evaluate.tasks import SenseFigures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import CompareRequest, Occurrence
@@ -97,13 +96,13 @@ def test_words_have_the_cosines_of_the_comparison(
 ) -> None:
     """Contextual and static cosines must match /v1/compare, including for multi-token words."""
     captured: list[Values] = []
-    sense_figures = evaluation._sense_figures
+    sense_figures = SenseFigures.of
 
     def capture(similarities: Values, same: Flags) -> SenseFigures:
         captured.append(similarities)
         return sense_figures(similarities, same)
 
-    monkeypatch.setattr(evaluation, "_sense_figures", capture)
+    monkeypatch.setattr(SenseFigures, "of", capture)
     lines = [
         {
             "text1": "unaffable willows sway",
