@@ -91,6 +91,9 @@ class VectorSource(ABC):
 
     dimensions: int
     """Embedding size."""
+    batch_rows = 256
+    in_flight = 4
+    """More batches in flight did not raise the rate on a CPU, and a server rejects requests over its queue limit."""
 
     def __init__(self, info: SourceInfo, options: VectorOptions) -> None:
         self.info, self._options = info, options

@@ -4,10 +4,9 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import ModuleType
 
 import orjson
 
@@ -23,9 +22,9 @@ from model.console import (
 )
 from service.commands import vector_sources
 from service.commands.arguments import CommandError, Parser, integer
+from service.commands.embed.encoded_rows import Embedder
 from service.commands.embed.file import Report, embed_file
 from service.commands.embed.job import EmbedFile
-from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.encoding import encode_texts, open_engine
 from service.commands.lines import LabeledText, read_lines
@@ -116,9 +115,9 @@ def _run_file(arguments: list[str]) -> int:
 
 
 async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
-    async with _open_encoder(options, job.vectors) as encoder:
-        report = await embed_file(job, encoder)
-        limit = encoder.info.max_input_tokens
+    async with _open_embedder(options, job.vectors) as embedder:
+        report = await embed_file(job, embedder)
+        limit = embedder.info.max_input_tokens
     counts = report.counts
     parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
     if counts.truncated:
@@ -129,27 +128,17 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
     return report
 
 
-@asynccontextmanager
-async def _open_encoder(options: argparse.Namespace, vectors: VectorOptions) -> AsyncIterator[RowEncoder]:
-    if options.ray:
-        async with _import_ray().open_ray_encoder(
-            load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source
-        ) as ray_encoder:
-            yield ray_encoder
-        return
-    async with open_source(options, vectors) as source:
-        yield LocalRowEncoder(source)
-
-
-def _import_ray() -> ModuleType:
+def _open_embedder(options: argparse.Namespace, vectors: VectorOptions) -> AbstractAsyncContextManager[Embedder]:
+    if not options.ray:
+        return open_source(options, vectors)
     # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     try:
-        from service.commands.embed import ray_encoder
+        from service.commands.embed.ray_embedder import open_ray_embedder
     except ImportError:
         remedy = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
         raise CommandError(f"--ray: Ray is not installed. {remedy}", EX_CONFIG) from None
-    return ray_encoder
+    return open_ray_embedder(load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source)
 
 
 def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from service.commands.arguments import CommandError
+from service.commands.embed.encoded_rows import Embedder, EncodedRows, encode_rows
 from service.commands.embed.job import EmbedFile
 from service.commands.embed.progress import FileProgress
-from service.commands.embed.row_encoders import EncodedRows, RowEncoder
 from service.commands.embed.work_directory import Counts, RunKey, WorkDirectory, rejected_path
 from service.commands.row_files import Row
 from service.commands.vector_files import Chunk, JsonLines, Numpy, Parquet, VectorFormat
@@ -32,16 +32,16 @@ class Report:
     rate: float
 
 
-async def embed_file(job: EmbedFile, encoder: RowEncoder) -> Report:
+async def embed_file(job: EmbedFile, embedder: Embedder) -> Report:
     """Write the embeddings of a file, resuming an earlier run if there is one. Raises `CommandError`."""
     with job.source.open() as reader:
-        output = _vector_format(job, encoder, reader.id_type)
-        run = _run_key(job, encoder.info)
+        output = _vector_format(job, embedder, reader.id_type)
+        run = _run_key(job, embedder.info)
         with WorkDirectory.open(job.target, run, output.header, overwrite=job.overwrite) as work:
             with FileProgress("attendant embed", work.counts.rows) as progress:
                 if not work.is_complete:
-                    write = functools.partial(_write, job, encoder, output, work)
-                    await _write_chunks(encoder.encode_rows(job.source, reader, work.counts.rows), write, progress)
+                    write = functools.partial(_write, job, embedder, output, work)
+                    await _write_chunks(encode_rows(embedder, reader, work.counts.rows), write, progress)
             rate, counts = progress.rate, work.counts
             is_empty = 0 < counts.rows == counts.rejected
             await asyncio.to_thread(work.publish, None if is_empty else output.finish)
@@ -76,13 +76,13 @@ async def _write_chunks(
 
 def _write(
     job: EmbedFile,
-    encoder: RowEncoder,
+    embedder: Embedder,
     output: VectorFormat,
     work: WorkDirectory,
     encoded: Sequence[tuple[Row, Encoded]],
 ) -> None:
-    field, limit = job.source.field, encoder.info.max_input_tokens
-    vectors = np.full((len(encoded), encoder.dimensions), np.nan, job.vectors.dtype)
+    field, limit = job.source.field, embedder.info.max_input_tokens
+    vectors = np.full((len(encoded), embedder.dimensions), np.nan, job.vectors.dtype)
     accepted: list[int] = []
     rejected: list[bytes] = []
     truncated = 0
@@ -115,14 +115,14 @@ def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
     )
 
 
-def _vector_format(job: EmbedFile, encoder: RowEncoder, id_type: Any) -> VectorFormat:
-    info, dtype = encoder.info, job.vectors.dtype
+def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFormat:
+    info, dtype = embedder.info, job.vectors.dtype
     if job.output_format == "jsonl":
         return JsonLines()
     if job.output_format == "npy":
-        return Numpy(encoder.dimensions, dtype)
+        return Numpy(embedder.dimensions, dtype)
     metadata = {"attendant.model": info.name, "attendant.digest": info.digest, "attendant.precision": info.precision}
-    return Parquet(encoder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
+    return Parquet(embedder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
 
 
 def _run_key(job: EmbedFile, info: SourceInfo) -> RunKey:

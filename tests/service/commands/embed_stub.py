@@ -42,16 +42,16 @@ class StubSource(VectorSource):
     def __init__(self, options: VectorOptions, delay_s: float = 0.0) -> None:
         super().__init__(INFO, options)
         self._delay_s = delay_s
-        self.requests = self.in_flight = self.most_in_flight = 0
+        self.requests = self.running = self.most_running = 0
 
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
         self.requests += 1
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         try:
             await asyncio.sleep(self._delay_s * len(texts))
         finally:
-            self.in_flight -= 1
+            self.running -= 1
         if EMPTY in texts:
             field = f"inputs[{list(texts).index(EMPTY)}]"
             raise SourceError(f"{field}: no content after tokenization. Send text.", field, permanent=True)
