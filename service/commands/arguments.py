@@ -1,12 +1,15 @@
 """Argument types shared by the commands. Their errors state the actual value, the limit and a remedy."""
 
 import argparse
+import importlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 from model import console
+from model.console import EX_CONFIG
 
 PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
@@ -45,6 +48,15 @@ class Parser(console.Parser):
         """Exit with an error if server options are set without a server."""
         if options.api_key_file is not None and options.server is None:
             self.error("--api-key-file: set without --server. Remove it")
+
+
+def import_extra(module: str, extra: str, subject: str) -> ModuleType:
+    """Return a module that needs an extra. Raises `CommandError` "<subject> is not installed" with a remedy."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        remedy = f"Install the extra \"{extra}\": pip install -c constraints.txt -e '.[cpu,{extra}]'."
+        raise CommandError(f"{subject} is not installed. {remedy}", EX_CONFIG) from None
 
 
 def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:

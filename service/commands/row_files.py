@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, Literal, TextIO, get_args
 
 import orjson
 
-from model.console import EX_CONFIG, EX_DATAERR
-from service.commands.arguments import CommandError
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError, import_extra
 
 InputFormat = Literal["text", "jsonl", "csv", "parquet"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
@@ -32,7 +32,6 @@ OTHER_FILES = {
     b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
 }
 """Magic numbers of files that are not text, with an error for each."""
-INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
 
 Id = int | str
 
@@ -135,12 +134,8 @@ def input_format(path: Path) -> InputFormat | None:
 
 def import_arrow() -> tuple[Any, Any]:
     """Return pyarrow and pyarrow.parquet. Raises `CommandError` if they are not installed."""
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise CommandError(f"Parquet needs pyarrow, which is not installed. {INSTALL}", EX_CONFIG) from None
-    return arrow, parquet
+    arrow = import_extra("pyarrow", "data", "Parquet needs pyarrow, which")
+    return arrow, import_extra("pyarrow.parquet", "data", "Parquet needs pyarrow, which")
 
 
 def _open_text(source: RowFile, file: TextIO) -> RowReader:

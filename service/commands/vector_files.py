@@ -3,7 +3,6 @@
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.commands.row_files import Id, import_arrow
+from service.commands.row_files import Row, import_arrow
 
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
@@ -29,15 +28,13 @@ class Chunk:
 
     Attributes:
         vectors: Embeddings of N input rows, (N, D), NaN if rejected.
-        accepted: Indices of the accepted rows among them, (A,).
-        numbers: Numbers of the accepted rows.
-        ids: Their ids, or None without an id field.
+        accepted: Indices of the accepted rows among them.
+        rows: The accepted rows.
     """
 
     vectors: NDArray[Any]
     accepted: list[int]
-    numbers: list[int]
-    ids: Sequence[Id | None] | None
+    rows: list[Row]
 
 
 class VectorFormat(ABC):
@@ -56,12 +53,13 @@ class VectorFormat(ABC):
 class JsonLines(VectorFormat):
     """One object per accepted row: `{"row": 1, "id": "a", "embedding": [...]}`."""
 
+    def __init__(self, *, ids: bool) -> None:
+        self._ids = ids
+
     def encode(self, chunk: Chunk) -> bytes:
         lines = []
-        for position, (index, number) in enumerate(zip(chunk.accepted, chunk.numbers, strict=True)):
-            fields: dict[str, Any] = {"row": number}
-            if chunk.ids is not None:
-                fields["id"] = chunk.ids[position]
+        for index, row in zip(chunk.accepted, chunk.rows, strict=True):
+            fields: dict[str, Any] = {"row": row.number} | ({"id": row.id} if self._ids else {})
             fields["embedding"] = chunk.vectors[index]
             lines.append(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
         return b"".join(lines)
@@ -109,14 +107,14 @@ class Parquet(VectorFormat):
         item = arrow.field("element", arrow.from_numpy_dtype(np.dtype(dtype)), nullable=False)
         fields.append(arrow.field("embedding", arrow.list_(item, dimensions), nullable=False))
         self._arrow, self._schema = arrow, arrow.schema(fields, metadata)
-        self._as_text = ids and id_type is None
+        self._ids, self._as_text = ids, id_type is None
         self.header = self._schema.serialize().to_pybytes()
 
     def encode(self, chunk: Chunk) -> bytes:
         arrow, schema = self._arrow, self._schema
-        columns = [arrow.array(chunk.numbers, arrow.int64())]
-        if chunk.ids is not None:
-            ids = map(str, chunk.ids) if self._as_text else chunk.ids
+        columns = [arrow.array([row.number for row in chunk.rows], arrow.int64())]
+        if self._ids:
+            ids = [str(row.id) if self._as_text else row.id for row in chunk.rows]
             columns.append(arrow.array(ids, schema.field("id").type))
         values = arrow.array(chunk.vectors[chunk.accepted].reshape(-1))
         columns.append(arrow.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type))

@@ -10,8 +10,8 @@ from typing import get_args
 
 import numpy as np
 
-from model.console import EX_CONFIG, EX_DATAERR
-from service.commands.arguments import CommandError, Parser, integer
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.ask.analysis import MapKind, analyze
 from service.commands.lines import LabeledText, TextError, TextFile
 from service.commands.neighbors import Floats, Vectors, normalize, top_neighbors
@@ -20,7 +20,6 @@ from service.commands.vector_sources import VectorOptions, VectorSource, open_so
 COMMAND = "attendant ask"
 MAX_LINES = 100_000
 """Maximum number of lines read from --among. Embedding them takes about a minute on two cores."""
-BATCH_TEXTS = 64
 DESCRIPTION = """\
 Show how the model sees a text: its words and their tokens, its nearest neighbors among other texts by the cosine
 similarity of their embeddings, and how much each word contributes to the vectors of the other words."""
@@ -45,7 +44,7 @@ def run(arguments: list[str]) -> int:
         parser.error("--layer: not supported with --rollout, which combines all layers. Remove one of them")
     parser.check_source_options(options)
     try:
-        view = _import_view()
+        view = import_extra("service.commands.ask.view", "data", "rich")
         among, note = _read_texts(options)
         asyncio.run(_ask(options, view, among, note))
     except CommandError as error:
@@ -74,8 +73,8 @@ async def _ask(options: argparse.Namespace, view: ModuleType, among: list[Labele
 async def _embed(source: VectorSource, texts: Sequence[LabeledText]) -> Floats:
     """Return the embeddings of labeled texts, (N, D). Raises `CommandError`."""
     vectors = []
-    for start in range(0, len(texts), BATCH_TEXTS):
-        batch = texts[start : start + BATCH_TEXTS]
+    for start in range(0, len(texts), source.batch_rows):
+        batch = texts[start : start + source.batch_rows]
         for (label, _), result in zip(batch, await source.encode([text for _, text in batch]), strict=True):
             if result.vector is None:
                 raise CommandError(f"{label}: {result.error}", EX_DATAERR)
@@ -94,15 +93,6 @@ def _read_texts(options: argparse.Namespace) -> tuple[list[LabeledText], str]:
         raise CommandError(str(error), EX_DATAERR) from None
     note = "" if file.is_complete else f" (only the first {MAX_LINES:,} lines of {options.among.name})"
     return texts + file.labeled, note
-
-
-def _import_view() -> ModuleType:
-    try:
-        from service.commands.ask import view
-    except ImportError:
-        remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
-        raise CommandError(f"rich is not installed. {remedy}", EX_CONFIG) from None
-    return view
 
 
 def _parser() -> Parser:

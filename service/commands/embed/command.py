@@ -10,21 +10,11 @@ from pathlib import Path
 
 import orjson
 
-from model.console import (
-    EX_CANTCREAT,
-    EX_CONFIG,
-    EX_DATAERR,
-    EX_NEGATIVE,
-    EX_OK,
-    EX_UNAVAILABLE,
-    EX_USAGE,
-    output_path,
-)
+from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NEGATIVE, EX_OK, EX_UNAVAILABLE, EX_USAGE, output_path
 from service.commands import vector_sources
-from service.commands.arguments import CommandError, Parser, integer
+from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.embed.encoded_rows import Embedder
-from service.commands.embed.file import Report, embed_file
-from service.commands.embed.job import EmbedFile
+from service.commands.embed.file import EmbedFile, Report, embed_file
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.encoding import encode_texts, open_engine
 from service.commands.lines import LabeledText, read_lines
@@ -133,12 +123,11 @@ def _open_embedder(options: argparse.Namespace, vectors: VectorOptions) -> Abstr
         return open_source(options, vectors)
     # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-    try:
-        from service.commands.embed.ray_embedder import open_ray_embedder
-    except ImportError:
-        remedy = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
-        raise CommandError(f"--ray: Ray is not installed. {remedy}", EX_CONFIG) from None
-    return open_ray_embedder(load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source)
+    ray_embedder = import_extra("service.commands.embed.ray_embedder", "ray", "--ray: Ray")
+    opened: AbstractAsyncContextManager[Embedder] = ray_embedder.open_ray_embedder(
+        load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source
+    )
+    return opened
 
 
 def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
@@ -203,12 +192,7 @@ def _parser() -> Parser:
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_source_options()
     add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")
-    add(
-        "--ray-workers",
-        type=integer(1, 10_000),
-        metavar="N",
-        help="number of workers (default: as many as fit)",
-    )
+    add("--ray-workers", type=integer(1, 10_000), metavar="N", help="number of workers (default: as many as fit)")
     return parser
 
 

@@ -5,7 +5,8 @@ import functools
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,26 @@ import orjson
 
 from service.commands.arguments import CommandError
 from service.commands.embed.encoded_rows import Embedder, EncodedRows, encode_rows
-from service.commands.embed.job import EmbedFile
 from service.commands.embed.progress import FileProgress
 from service.commands.embed.work_directory import Counts, RunKey, WorkDirectory, rejected_path
-from service.commands.row_files import Row
-from service.commands.vector_files import Chunk, JsonLines, Numpy, Parquet, VectorFormat
-from service.commands.vector_sources import Encoded, SourceInfo
+from service.commands.row_files import Row, RowFile
+from service.commands.vector_files import Chunk, JsonLines, Numpy, OutputFormat, Parquet, VectorFormat
+from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions
 
 CHUNK_ROWS = 2048
 """Rows per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""
+
+
+@dataclass(frozen=True)
+class EmbedFile:
+    """A file to embed, with the options."""
+
+    source: RowFile
+    target: Path
+    output_format: OutputFormat
+    vectors: VectorOptions = field(default_factory=VectorOptions)
+    reject_truncated: bool = False
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,15 +93,15 @@ def _write(
     work: WorkDirectory,
     encoded: Sequence[tuple[Row, Encoded]],
 ) -> None:
-    field, limit = job.source.field, embedder.info.max_input_tokens
+    text, limit = job.source.field, embedder.info.max_input_tokens
     vectors = np.full((len(encoded), embedder.dimensions), np.nan, job.vectors.dtype)
     accepted: list[int] = []
     rejected: list[bytes] = []
     truncated = 0
     for index, (row, result) in enumerate(encoded):
-        error = row.error or (f"{field}: {result.error}" if result.error else "")
+        error = row.error or (f"{text}: {result.error}" if result.error else "")
         if result.truncated and job.reject_truncated:
-            error = f"{field}: too long (limit {limit} tokens). Shorten it."
+            error = f"{text}: too long (limit {limit} tokens). Shorten it."
         if error:
             fields = {"row": row.number, "error": error} | ({} if row.id is None else {"id": row.id})
             rejected.append(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE))
@@ -97,9 +109,7 @@ def _write(
             vectors[index] = result.vector
             accepted.append(index)
             truncated += result.truncated
-    rows = [encoded[index][0] for index in accepted]
-    ids = None if job.source.id_field is None else [row.id for row in rows]
-    data = output.encode(Chunk(vectors, accepted, [row.number for row in rows], ids))
+    data = output.encode(Chunk(vectors, accepted, [encoded[index][0] for index in accepted]))
     counts = work.counts
     counts = Counts(counts.rows + len(encoded), counts.rejected + len(rejected), counts.truncated + truncated)
     work.append(data, b"".join(rejected), counts)
@@ -118,7 +128,7 @@ def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
 def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFormat:
     info, dtype = embedder.info, job.vectors.dtype
     if job.output_format == "jsonl":
-        return JsonLines()
+        return JsonLines(ids=job.source.id_field is not None)
     if job.output_format == "npy":
         return Numpy(embedder.dimensions, dtype)
     metadata = {"attendant.model": info.name, "attendant.digest": info.digest, "attendant.precision": info.precision}

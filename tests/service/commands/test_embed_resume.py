@@ -14,7 +14,7 @@ import pytest
 from service.__main__ import main
 from service.commands.embed import file as embed_file
 from service.commands.embed import work_directory
-from service.commands.embed.job import EmbedFile
+from service.commands.embed.file import EmbedFile
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.row_files import RowFile
 from service.commands.vector_sources import VectorOptions
