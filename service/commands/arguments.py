@@ -36,11 +36,8 @@ class Parser(console.Parser):
     def add_source_options(self) -> None:
         """Add options that select a model in this process or on a server."""
         add = self.add_argument
-        add(
-            "--model",
-            metavar="NAME",
-            help="name or alias in ATTENDANT_MODELS or on the server (default: the first model)",
-        )
+        help_text = "name or alias in ATTENDANT_MODELS or on the server (default: the first model)"
+        add("--model", metavar="NAME", help=help_text)
         add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: run an engine)")
         add("--api-key-file", type=Path, metavar="FILE", help="file with the server's API key on its first line")
 

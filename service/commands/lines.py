@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from service.errors import MalformedRequest, ServiceError
 
@@ -24,6 +24,10 @@ class ReadFile:
     lines_read: int
     is_complete: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as JSON."""
+        return {"file": str(self.path), "lines_read": self.lines_read, "complete": self.is_complete}
+
 
 @dataclass(frozen=True)
 class TextFile(ReadFile):
@@ -33,6 +37,9 @@ class TextFile(ReadFile):
     """
 
     lines: tuple[NumberedLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"distinct": len(self.lines)}
 
     @property
     def labeled(self) -> list[LabeledText]:

@@ -119,8 +119,8 @@ class Comparison:
         return {
             "old": model_record(self.old.info, self.old.truncated),
             "new": model_record(self.new.info, self.new.truncated),
-            "texts": _file_record(self.texts),
-            "queries": None if self.queries is None else _file_record(self.queries),
+            "texts": self.texts.to_json(),
+            "queries": None if self.queries is None else self.queries.to_json(),
             "cosine": self.cosines,
             "ranks": self.ranks,
             "lowest_cosines": listed(self.lowest_cosines),
@@ -193,9 +193,3 @@ def model_record(info: ModelInfo, truncated: int) -> dict[str, Any]:
     """Return the model as JSON; `truncated` is the number of texts over its token limit."""
     names = ("name", "digest", "precision", "provider", "dimensions", "similarity", "max_input_tokens")
     return {name: getattr(info, name) for name in names} | {"truncated": truncated}
-
-
-def _file_record(file: TextFile) -> dict[str, Any]:
-    return {
-        "file": str(file.path), "lines_read": file.lines_read, "distinct": len(file.lines), "complete": file.is_complete
-    }  # fmt: skip

@@ -23,7 +23,7 @@ from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, 
 from service.config import ConfigError, Settings
 
 BLOCK_ROWS = 1024
-"""Rows per call of a worker, a second or two on one core. With shorter calls, scheduling overhead grows."""
+"""Maximum number of rows per call of a worker: a second or two on one core. Shorter calls add scheduling overhead."""
 BLOCKS_IN_FLIGHT = 2
 """Blocks that a worker encodes concurrently, so that the engine has inputs while results are being sent."""
 PREFETCH_BLOCKS = 4

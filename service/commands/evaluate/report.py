@@ -6,16 +6,13 @@ from typing import Any
 
 from service.commands.evaluate.measures import Estimate
 from service.commands.evaluate.model_card import SavedCard
-from service.commands.evaluate.tasks import TASKS, Evaluation, RowKey
+from service.commands.evaluate.tasks import TASKS, AttributionFigures, Evaluation, RowKey
 from service.commands.report import describe_model, model_record
 
 
 def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
     """Return the evaluation as JSON, with the baseline and the differences."""
-    files = {
-        name: {"file": str(file.path), "lines_read": file.lines_read, "complete": file.is_complete}
-        for name, file in evaluation.files.items()
-    }
+    files = {name: file.to_json() for name, file in evaluation.files.items()}
     record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
     record["saved"] = None if saved is None else saved._asdict()
     if baseline is None:
@@ -48,8 +45,9 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved:
 def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
     if evaluation.truncated:
         yield f"truncated  {prefix}{evaluation.truncated:,} texts to {evaluation.info.max_input_tokens} tokens"
-    for figures in evaluation.tasks.values():
-        for name, reason in getattr(figures, "omitted", {}).items():
+    attribution = evaluation.tasks.get("attribution")
+    if isinstance(attribution, AttributionFigures):
+        for name, reason in attribution.omitted.items():
             yield f"omitted    {prefix}{name}: {reason}"
 
 
