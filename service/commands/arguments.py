@@ -1,12 +1,15 @@
 """Argument types shared by the commands. Their errors state the actual value, the limit and a remedy."""
 
 import argparse
+import importlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 from model import console
+from model.console import EX_CONFIG
 
 PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
@@ -33,11 +36,8 @@ class Parser(console.Parser):
     def add_source_options(self) -> None:
         """Add options that select a model in this process or on a server."""
         add = self.add_argument
-        add(
-            "--model",
-            metavar="NAME",
-            help="name or alias in ATTENDANT_MODELS or on the server (default: the first model)",
-        )
+        help_text = "name or alias in ATTENDANT_MODELS or on the server (default: the first model)"
+        add("--model", metavar="NAME", help=help_text)
         add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: run an engine)")
         add("--api-key-file", type=Path, metavar="FILE", help="file with the server's API key on its first line")
 
@@ -45,6 +45,15 @@ class Parser(console.Parser):
         """Exit with an error if server options are set without a server."""
         if options.api_key_file is not None and options.server is None:
             self.error("--api-key-file: set without --server. Remove it")
+
+
+def import_extra(module: str, extra: str, subject: str) -> ModuleType:
+    """Return a module that needs an extra. Raises `CommandError` "<subject> is not installed" with a remedy."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        remedy = f"Install the extra \"{extra}\": pip install -c constraints.txt -e '.[cpu,{extra}]'."
+        raise CommandError(f"{subject} is not installed. {remedy}", EX_CONFIG) from None
 
 
 def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:

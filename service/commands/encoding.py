@@ -1,123 +1,138 @@
-"""Texts read from files, and their embeddings by one artifact."""
+"""Embeddings of texts from an engine in this process."""
 
 import asyncio
 import gc
+import re
 import sys
 import time
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from model.manifest import Role
-from service.commands.lines import NumberedLine, encode_lines, open_engine, read_lines
-from service.commands.neighbors import Floats
+from model.tokenizer import TokenizerInput
+from service.commands.lines import LabeledText, TextError
+from service.commands.neighbors import Floats, normalize
 from service.config import Settings
-from service.engine.schema.encode import ModelInfo
+from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
 from service.errors import ServiceError
+from service.metrics import Metrics
 
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
+BATCH_SIZE = 32
+"""Texts per request."""
+UNLIMITED = 2**40
+TIMEOUT_MS = 3_600_000
+"""Request timeout. A large model on one core needs minutes per batch, and nobody is waiting."""
+LIMITS = ("max_inputs", "max_queue_ms", "max_queue_tokens", "max_response_bytes", "max_spans_per_request")
+"""Options that protect a server from its clients."""
 PROGRESS_INTERVAL_S = 5.0
 
-
-class TextError(Exception):
-    """An error in a file of texts. The message names file and line, and never contains text."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """Distinct lines among the first `limit` lines of a file.
+@asynccontextmanager
+async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
+    """Load the artifact in `settings` and yield its engine, without limits on requests.
 
-    Duplicates are dropped: they would be neighbors with tied similarities, in no particular order.
+    Raises `ArtifactError` or `ConfigError`.
     """
+    from service.engine.engine import Engine  # serve imports it while the model loads
 
-    path: Path
-    lines: tuple[NumberedLine, ...]
-    lines_read: int
-    is_complete: bool
-    """True if the whole file was read."""
+    changes = dict.fromkeys(LIMITS, UNLIMITED) | {"max_timeout_ms": TIMEOUT_MS}
+    settings = settings.model_copy(update=changes)
+    engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
-    @classmethod
-    def read(cls, path: Path, limit: int) -> "TextFile":
-        """Read the first `limit` lines. Raises `TextError`."""
-        numbers: dict[str, int] = {}
-        count, is_complete = 0, True
+
+def run_engine(settings: Settings, work: "Callable[[Engine], Awaitable[T]]") -> T:
+    """Load an artifact, return the result of `work` with its engine, and free the model. Raises as `open_engine`."""
+
+    async def run() -> T:
+        async with open_engine(settings) as engine:
+            return await work(engine)
+
+    result = asyncio.run(run())
+    gc.collect()  # free the model's sessions before the next model is loaded
+    return result
+
+
+async def encode_texts(
+    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None
+) -> AsyncGenerator[EncodeResponse, None]:
+    """Yield one response per batch of texts, truncating texts over the token limit at the end.
+
+    `prompt_name` None selects the model's default prompt. Raises a `ServiceError` that names the text.
+    """
+    remaining = iter(texts)
+    while batch := list(islice(remaining, BATCH_SIZE)):
+        inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
         try:
-            with path.open("rb") as file:
-                for number, text in read_lines(file):
-                    if number > limit:
-                        is_complete = False
-                        break
-                    if not text or text.isspace():
-                        raise TextError(f"{path}: line {number}: empty or blank. Remove it.")
-                    count = number
-                    numbers.setdefault(text, number)
+            yield await engine.encode(EncodeRequest(inputs, truncation="right", prompt_name=prompt_name))
+        except ServiceError as error:
+            name_text(error, [label for label, _ in batch])
+            raise
+
+
+def name_text(error: ServiceError, labels: Sequence[str]) -> None:
+    """Replace the path of an input with its label."""
+    match = re.fullmatch(r"inputs\[(\d+)\](.*)", error.field or "")
+    if match is not None:
+        error.field = labels[int(match[1])] + match[2]
+
+
+class TextEncoder:
+    """Encodes the texts of files with one engine and reports progress on stderr. Errors name file and text."""
+
+    def __init__(self, engine: "Engine", label: str) -> None:
+        """Name the engine `label` in progress messages."""
+        self.engine = engine
+        self.truncated = 0
+        """Number of texts over the token limit."""
+        self._label, self._last = label, time.monotonic()
+
+    async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Role | None) -> Floats:
+        """Return normalized embeddings of a file's texts, (N, D), with the role's prompt if the model has one.
+
+        Raises `TextError`.
+        """
+        vectors = np.empty((len(texts), self.engine.info.dimensions), np.float32)
+        done = 0
+        async for rows in self.batches(path, texts, role):
+            vectors[done : done + len(rows)] = rows
+            done += len(rows)
+        return vectors
+
+    async def batches(
+        self, path: Path, texts: Sequence[LabeledText], role: Role | None
+    ) -> AsyncGenerator[Floats, None]:
+        """Yield the same embeddings in batches. Raises `TextError`."""
+        prompt, done = self.engine.role_prompt_name(role), 0
+        try:
+            async with aclosing(encode_texts(self.engine, texts, prompt)) as responses:
+                async for response in responses:
+                    self.truncated += response.truncated_inputs
+                    done += len(response.results)
+                    self.report(path, done, len(texts))
+                    rows = [result.pooled.values for result in response.results if result.pooled is not None]
+                    yield normalize(np.stack(rows), self.engine.info.similarity)
         except ServiceError as error:
             raise TextError(f"{path}: {error.message}") from None
-        except OSError as error:
-            raise TextError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-        if not count:
-            raise TextError(f"{path}: empty. Write one text per line.")
-        return cls(path, tuple((number, text) for text, number in numbers.items()), count, is_complete)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Embeddings of all texts, (N, D), and all queries, (Q, D), under one model."""
-
-    info: ModelInfo
-    texts: Floats
-    queries: Floats | None
-    truncated: int
-    """Number of texts and queries over the token limit."""
-
-
-def encode_files(settings: Settings, texts: TextFile, queries: TextFile | None, label: str) -> Encoded:
-    """Load an artifact, encode all lines, and free the model. `label` names the artifact in progress messages.
-
-    If there are queries, the model's query and document prompts apply, if it has any; otherwise its default prompt
-    does. Raises `ArtifactError`, `ConfigError` or `TextError`.
-    """
-    encoded = asyncio.run(_encode_files(settings, texts, queries, label))
-    gc.collect()  # free the model's sessions before the next model is loaded
-    return encoded
-
-
-class Progress:
-    """Prints progress to stderr, at most every five seconds."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._last = time.monotonic()
 
     def report(self, path: Path, done: int, total: int) -> None:
+        """Print how many texts of a file are encoded, at most every five seconds."""
         if time.monotonic() - self._last >= PROGRESS_INTERVAL_S:
             self._last = time.monotonic()
-            print(f"attendant: {self._label}: {path}: encoded {done:,} of {total:,} texts", file=sys.stderr, flush=True)
-
-
-async def _encode_files(settings: Settings, texts: TextFile, queries: TextFile | None, label: str) -> Encoded:
-    async with open_engine(settings) as engine:
-        truncated, progress = 0, Progress(label)
-
-        async def encode(file: TextFile, role: Role | None) -> Floats:
-            nonlocal truncated
-            vectors = np.empty((len(file.lines), engine.info.dimensions), np.float32)
-            prompt = engine.role_prompt_name(role)
-            done = 0
-            try:
-                async with aclosing(encode_lines(engine, file.lines, prompt)) as responses:
-                    async for response in responses:
-                        for result in response.results:
-                            assert result.pooled is not None
-                            vectors[done] = result.pooled.values
-                            done += 1
-                        truncated += response.truncated_inputs
-                        progress.report(file.path, done, len(file.lines))
-            except ServiceError as error:
-                raise TextError(f"{file.path}: {error.message}") from None
-            return vectors
-
-        text_vectors = await encode(texts, None if queries is None else "document")
-        query_vectors = None if queries is None else await encode(queries, "query")
-        return Encoded(engine.info, text_vectors, query_vectors, truncated)
+            message = f"attendant: {self._label}: {path}: encoded {done:,} of {total:,} texts"
+            print(message, file=sys.stderr, flush=True)

@@ -1,31 +1,57 @@
-"""Lines of text, and their embeddings without a server."""
+"""Lines of text files, read up to a limit."""
 
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from prometheus_client import CollectorRegistry
-
-from model.tokenizer import TokenizerInput
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
 from service.errors import MalformedRequest, ServiceError
-from service.metrics import Metrics
-
-if TYPE_CHECKING:
-    from service.engine.engine import Engine
-
-BATCH_SIZE = 32
-"""Lines per request. Since there is only one request at a time, the queue is empty and admits a batch of any size."""
-TIMEOUT_MS = 3_600_000
-"""Request timeout. A large model on one core needs minutes per batch, and nobody is waiting."""
 
 NumberedLine = tuple[int, str]
 LabeledText = tuple[str, str]
 """A label for error messages ("line 3", "line 3: text1"), and the text."""
+
+
+class TextError(Exception):
+    """An error in a file of texts. The message names file and line, and never contains text."""
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """The part of a file that was read. `is_complete` is True if this is the whole file."""
+
+    path: Path
+    lines_read: int
+    is_complete: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as JSON."""
+        return {"file": str(self.path), "lines_read": self.lines_read, "complete": self.is_complete}
+
+
+@dataclass(frozen=True)
+class TextFile(ReadFile):
+    """Distinct lines among the first lines of a file.
+
+    Duplicates are dropped: they would be neighbors with tied similarities, in no particular order.
+    """
+
+    lines: tuple[NumberedLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"distinct": len(self.lines)}
+
+    @property
+    def labeled(self) -> list[LabeledText]:
+        return [(f"line {number}", text) for number, text in self.lines]
+
+    @classmethod
+    def read(cls, path: Path, limit: int) -> "TextFile":
+        """Read the first `limit` lines. Raises `TextError`."""
+        file, lines = read_file(path, limit)
+        numbers = {text: number for number, text in reversed(lines)}
+        distinct = sorted((number, text) for text, number in numbers.items())
+        return cls(path, file.lines_read, file.is_complete, tuple(distinct))
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
@@ -37,46 +63,23 @@ def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
             raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
 
 
-@asynccontextmanager
-async def open_engine(settings: Settings) -> AsyncIterator["Engine"]:
-    """Load the artifact in `settings` and yield its engine. Raises `ArtifactError` or `ConfigError`."""
-    from service.engine.engine import Engine  # serve imports it while the model loads
-
-    settings = settings.model_copy(update={"max_timeout_ms": TIMEOUT_MS})
-    engine = Engine(LoadedModel.load(settings), settings, Metrics(CollectorRegistry()))
+def read_file(path: Path, limit: int) -> tuple[ReadFile, list[NumberedLine]]:
+    """Return the first `limit` lines of a file. Raises `TextError` if a line is blank, or if there are none."""
+    lines: list[NumberedLine] = []
+    is_complete = True
     try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def encode_lines(
-    engine: "Engine", lines: Iterable[NumberedLine], prompt_name: str | None = None
-) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of lines, like `encode_texts`."""
-    return encode_texts(engine, ((f"line {number}", text) for number, text in lines), prompt_name)
-
-
-async def encode_texts(
-    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None
-) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of texts, truncating texts over the token limit at the end.
-
-    `prompt_name` None selects the model's default prompt. Raises a `ServiceError` that names the text.
-    """
-    remaining = iter(texts)
-    while batch := list(islice(remaining, BATCH_SIZE)):
-        inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
-        request = EncodeRequest(inputs, truncation="right", prompt_name=prompt_name, max_inputs=len(inputs))
-        try:
-            yield await engine.encode(request)
-        except ServiceError as error:
-            name_text(error, [label for label, _ in batch])
-            raise
-
-
-def name_text(error: ServiceError, labels: Sequence[str]) -> None:
-    """Replace the path of an input with its label."""
-    match = re.fullmatch(r"inputs\[(\d+)\](.*)", error.field or "")
-    if match is not None:
-        error.field = labels[int(match[1])] + match[2]
+        with path.open("rb") as file:
+            for number, text in read_lines(file):
+                if number > limit:
+                    is_complete = False
+                    break
+                if not text or text.isspace():
+                    raise TextError(f"{path}: line {number}: empty or blank. Remove it.")
+                lines.append((number, text))
+    except ServiceError as error:
+        raise TextError(f"{path}: {error.message}") from None
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    if not lines:
+        raise TextError(f"{path}: empty. Add lines.")
+    return ReadFile(path, len(lines), is_complete), lines

@@ -4,7 +4,6 @@ Similarities are rounded to `DECIMALS`, so that the last bits of a matrix produc
 by index, so that results are reproducible.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +103,10 @@ def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
 
 
 def pair_similarities(vectors: Vectors, pairs: tuple[Indices, Indices]) -> Floats:
-    blocks = [np.einsum("pd,pd->p", vectors.asked[left], vectors.texts[right]) for left, right in _blocks(*pairs)]
+    blocks = []
+    for start in range(0, len(pairs[0]), PAIR_BLOCK):
+        left, right = (side[start : start + PAIR_BLOCK] for side in pairs)
+        blocks.append(np.einsum("pd,pd->p", vectors.asked[left], vectors.texts[right]))
     return np.round(np.concatenate(blocks), DECIMALS)
 
 
@@ -117,12 +119,19 @@ def row_cosines(old: Floats, new: Floats) -> NDArray[np.float64]:
     return np.clip(np.round(np.concatenate(blocks).astype(np.float64), DECIMALS), -1, 1)
 
 
-def spearman(old: NDArray[Any], new: NDArray[Any]) -> float | None:
-    """Return Spearman's rank correlation, with mean ranks for ties. It is None if one side is constant."""
-    old_ranks, new_ranks = (mean_ranks(value_codes(side)) for side in (old, new))
-    if min(np.ptp(old_ranks), np.ptp(new_ranks)) == 0:
+def pearson(left: NDArray[Any], right: NDArray[Any]) -> float | None:
+    """Return Pearson's correlation, or None if one side is constant."""
+    if min(np.ptp(left), np.ptp(right)) == 0:
         return None
-    return float(np.corrcoef(old_ranks, new_ranks)[0, 1])
+    x, y = (values - values.mean() for values in (left, right))
+    # Scale first, because squares of very small values would underflow to 0.
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def spearman(left: NDArray[Any], right: NDArray[Any]) -> float | None:
+    """Return Spearman's rank correlation, with mean ranks for ties. It is None if one side is constant."""
+    return pearson(*(mean_ranks(value_codes(side)) for side in (left, right)))
 
 
 def value_codes(values: NDArray[Any]) -> Indices:
@@ -136,8 +145,3 @@ def mean_ranks(codes: Indices) -> NDArray[np.float64]:
     counts = np.bincount(codes)
     ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
     return ranks[codes]
-
-
-def _blocks(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:
-    for start in range(0, len(left), PAIR_BLOCK):
-        yield left[start : start + PAIR_BLOCK], right[start : start + PAIR_BLOCK]

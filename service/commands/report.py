@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.commands.encoding import Encoded, TextFile
+from service.commands.lines import TextFile
 from service.commands.neighbors import (
     Vectors,
-    normalize,
     overlaps,
     pair_similarities,
     row_cosines,
@@ -22,6 +21,15 @@ from service.engine.schema.encode import ModelInfo
 
 LISTED = 10
 """Maximum number of most-changed lines to list."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A model, the normalized embeddings of all texts and queries, and how many of them were truncated."""
+
+    info: ModelInfo
+    vectors: Vectors
+    truncated: int
 
 
 @dataclass(frozen=True)
@@ -87,15 +95,14 @@ class Comparison:
         cosines: CosineFigures | None = None
         lowest: tuple[Line, ...] = ()
         if old.info.dimensions == new.info.dimensions:
-            values = row_cosines(old.texts, new.texts)
+            values = row_cosines(old.vectors.texts, new.vectors.texts)
             low, p1, p5, median = np.percentile(values, (0, 1, 5, 50)).tolist()
             cosines = CosineFigures(low, p1, p5, median, float(values.mean(dtype=np.float64)))
             lowest = _lowest(texts, values)
-        vectors = [_comparable(encoded) for encoded in (old, new)]
-        neighbors = [top_neighbors(model, top_k) for model in vectors]
+        neighbors = [top_neighbors(model.vectors, top_k) for model in (old, new)]
         shares = overlaps(*neighbors)
         pairs = sample_pairs(None if queries is None else len(queries.lines), len(texts.lines))
-        correlation = spearman(*(pair_similarities(model, pairs) for model in vectors))
+        correlation = spearman(*(pair_similarities(model.vectors, pairs) for model in (old, new)))
         changed = float(np.mean(neighbors[0][:, 0] != neighbors[1][:, 0]))
         ranks = RankFigures(top_k, float(shares.mean()), changed, correlation, len(pairs[0]))
         return cls(old, new, texts, queries, cosines, ranks, lowest, _lowest(queries or texts, shares))
@@ -112,16 +119,13 @@ class Comparison:
         return {
             "old": model_record(self.old.info, self.old.truncated),
             "new": model_record(self.new.info, self.new.truncated),
-            "texts": _file_record(self.texts),
-            "queries": None if self.queries is None else _file_record(self.queries),
+            "texts": self.texts.to_json(),
+            "queries": None if self.queries is None else self.queries.to_json(),
             "cosine": self.cosines,
             "ranks": self.ranks,
             "lowest_cosines": listed(self.lowest_cosines),
             "lowest_overlaps": listed(self.lowest_overlaps),
-            "gates": [
-                {"option": g.option, "threshold": g.threshold, "measured": g.measured, "passed": g.passed}
-                for g in gates
-            ],
+            "gates": [{**vars(gate), "passed": gate.passed} for gate in gates],
             "passed": all(gate.passed for gate in gates),
         }
 
@@ -159,12 +163,6 @@ class Comparison:
         yield f"Spearman   {value} ({ranks.pairs:,} pairs)"
 
 
-def _comparable(encoded: Encoded) -> Vectors:
-    similarity = encoded.info.similarity
-    queries = None if encoded.queries is None else normalize(encoded.queries, similarity)
-    return Vectors(normalize(encoded.texts, similarity), queries)
-
-
 def _lowest(file: TextFile, values: NDArray[np.float64]) -> tuple[Line, ...]:
     """Return the lines with the lowest values below 1 in ascending order, ties in file order."""
     order = np.argsort(values, kind="stable")[:LISTED]
@@ -195,9 +193,3 @@ def model_record(info: ModelInfo, truncated: int) -> dict[str, Any]:
     """Return the model as JSON; `truncated` is the number of texts over its token limit."""
     names = ("name", "digest", "precision", "provider", "dimensions", "similarity", "max_input_tokens")
     return {name: getattr(info, name) for name in names} | {"truncated": truncated}
-
-
-def _file_record(file: TextFile) -> dict[str, Any]:
-    return {
-        "file": str(file.path), "lines_read": file.lines_read, "distinct": len(file.lines), "complete": file.is_complete
-    }  # fmt: skip

@@ -3,16 +3,16 @@
 import codecs
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, get_args
+from typing import Any, BinaryIO, Literal, TextIO, get_args
 
 import orjson
 
-from model.console import EX_CONFIG, EX_DATAERR
-from service.commands.arguments import CommandError
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError, import_extra
 
 InputFormat = Literal["text", "jsonl", "csv", "parquet"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
@@ -25,7 +25,6 @@ READ_ROWS = 1024
 """Rows per Parquet batch."""
 BUFFER_BYTES = 2**20
 """Bytes per Parquet read. Without a buffer, each row group would be read as a whole."""
-BOM = b"\xef\xbb\xbf"
 OTHER_FILES = {
     codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
     codecs.BOM_UTF16_BE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
@@ -33,7 +32,6 @@ OTHER_FILES = {
     b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
 }
 """Magic numbers of files that are not text, with an error for each."""
-INSTALL = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
 
 Id = int | str
 
@@ -55,17 +53,78 @@ class Row:
     error: str = ""
 
 
-class RowFile(Protocol):
-    """An open input file."""
+@dataclass(frozen=True)
+class RowReader:
+    """An open file to embed.
 
-    id_type: Any
-    """Arrow type of the ids, or None if they are strings in Parquet."""
+    Attributes:
+        rows: The rows. Iteration raises `CommandError` if the rest of the file is unusable.
+        estimate_total: Returns the estimated number of rows of the file, given the number of the last row read.
+        id_type: Arrow type of the ids, or None if they are strings in Parquet.
+    """
 
-    def rows(self, skip: int) -> Iterator[Row]:
-        """Yield the rows after the first `skip` rows. Raises `CommandError`."""
+    rows: Iterator[Row]
+    estimate_total: Callable[[int], int]
+    id_type: Any = None
 
-    def fraction(self) -> float:
-        """Return how much of the file has been read, 0 to 1."""
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file to embed. `field` and `id_field` are column names or keys."""
+
+    path: Path
+    format: InputFormat
+    field: str = "text"
+    id_field: str | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[RowReader]:
+        """Open the file. Raises `CommandError` if the file or its columns are unusable."""
+        with self.read_errors():
+            # Decode invalid UTF-8 to surrogates, so that only the affected row is rejected.
+            file = self.path.open(encoding="utf-8", errors="surrogateescape", newline="")
+        with file:
+            with self.read_errors():
+                reader = (_open_parquet if self.format == "parquet" else _open_text)(self, file)
+            yield reader
+
+    @contextmanager
+    def read_errors(self) -> Iterator[None]:
+        """Raise `CommandError` instead of `OSError`."""
+        try:
+            yield
+        except OSError as error:
+            raise self.error(f"cannot be read ({error.strerror or error}). Check the path.") from None
+
+    def error(self, problem: str) -> CommandError:
+        return CommandError(f"{self.path}: {problem}", EX_DATAERR)
+
+    def check_columns(self, columns: list[str]) -> None:
+        """Raise `CommandError` unless the file has each selected column once."""
+        for option, name in (("--field", self.field), ("--id-field", self.id_field)):
+            if name is not None and columns.count(name) != 1:
+                problem = "column exists more than once" if name in columns else "no such column"
+                listed = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
+                listed = "".join(character if character.isprintable() else "?" for character in listed)
+                raise self.error(f"{name}: {problem} (columns: {listed}). Set {option}.")
+
+    def make_row(self, number: int, fields: Mapping[str, Any]) -> Row:
+        """Return the row with these columns or keys, rejected if its text or id is unusable."""
+        row_id: Id | None = None
+        if self.id_field is not None:
+            row_id = fields.get(self.id_field)
+            if isinstance(row_id, bool) or not isinstance(row_id, int | str):
+                problem = "missing" if row_id is None else "not a string or an integer"
+                return Row(number, None, error=f"{self.id_field}: {problem}. Use a string or an integer.")
+            if isinstance(row_id, str) and not _is_utf8(row_id):
+                return Row(number, None, error=f"{self.id_field}: not UTF-8. Convert it to UTF-8.")
+        text = fields.get(self.field)
+        if not isinstance(text, str):
+            problem = "missing" if text is None else "not a string"
+            return Row(number, None, row_id, f"{self.field}: {problem}. Use a string.")
+        if not _is_utf8(text):
+            return Row(number, None, row_id, f"{self.field}: not UTF-8. Convert it to UTF-8.")
+        return Row(number, text, row_id)
 
 
 def input_format(path: Path) -> InputFormat | None:
@@ -73,174 +132,41 @@ def input_format(path: Path) -> InputFormat | None:
     return SUFFIXES.get(path.suffix.lower())
 
 
-def open_rows(path: Path, file: BinaryIO, kind: InputFormat, field: str, id_field: str | None) -> RowFile:
-    """Return the rows of an open file; `field` and `id_field` are column names or keys. Raises `CommandError`."""
-    if kind == "parquet":
-        return _ParquetRows(path, file, field, id_field)
-    return _TextRows(path, file, kind, field, id_field)
-
-
-class _TextRows:
-    """Rows from text lines, JSON lines or CSV."""
-
-    id_type = None
-
-    def __init__(self, path: Path, file: BinaryIO, kind: InputFormat, field: str, id_field: str | None) -> None:
-        self._path, self._file, self._kind = path, file, kind
-        self._field, self._id_field = field, id_field
-        file.seek(0, io.SEEK_END)
-        self._size = file.tell()
-        file.seek(0)
-        start = file.read(4)
-        for magic, problem in OTHER_FILES.items():
-            if start.startswith(magic):
-                raise CommandError(f"{path}: {problem}", EX_DATAERR)
-        file.seek(len(BOM) if start.startswith(BOM) else 0)
-        self._records: Iterator[list[str] | str] = iter(())
-        if kind == "csv":
-            self._open_csv()
-
-    def fraction(self) -> float:
-        return self._file.tell() / self._size if self._size else 1.0
-
-    def rows(self, skip: int) -> Iterator[Row]:
-        if self._kind == "csv":
-            for number, record in islice(enumerate(self._records, start=1), skip, None):
-                yield self._csv_row(number, record)
-            return
-        parse = self._text_row if self._kind == "text" else self._json_row
-        for number, line in islice(enumerate(_lines(self._file), start=1), skip, None):
-            try:
-                if line is None:
-                    yield Row(number, None, error=f"Line too long (limit {MAX_LINE_BYTES} bytes). Shorten it.")
-                else:
-                    yield parse(number, line.decode().rstrip("\r\n"))
-            except UnicodeDecodeError:
-                yield Row(number, None, error="Not UTF-8. Convert the line to UTF-8.")
-
-    def _text_row(self, number: int, line: str) -> Row:
-        return Row(number, line)
-
-    def _json_row(self, number: int, line: str) -> Row:
-        try:
-            fields = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            problem = f"Not JSON (column {error.colno})" if line.strip() else "Empty or blank"
-            return Row(number, None, error=f"{problem}. Write one JSON object per line.")
-        if not isinstance(fields, dict):
-            return Row(number, None, error="Not a JSON object. Write one JSON object per line.")
-        return make_row(number, fields, self._field, self._id_field)
-
-    def _open_csv(self) -> None:
-        csv.field_size_limit(MAX_LINE_BYTES)
-        # Decode invalid UTF-8 to surrogates, so that only the affected row is rejected.
-        self._decoder = io.TextIOWrapper(self._file, encoding="utf-8", errors="surrogateescape", newline="")
-        self._records = _csv_records(self._path, self._decoder)
-        header = next(self._records, None)
-        if not isinstance(header, list):
-            problem = "empty" if header is None else f"header: not CSV ({header})"
-            raise CommandError(f"{self._path}: {problem}. Start with a line of column names.", EX_DATAERR)
-        self._columns = header
-        for option, name in (("--field", self._field), ("--id-field", self._id_field)):
-            if name is not None and header.count(name) != 1:
-                raise column_error(self._path, option, name, header)
-
-    def _csv_row(self, number: int, record: list[str] | str) -> Row:
-        if isinstance(record, str):
-            return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
-        expected = len(self._columns)
-        if len(record) != expected:
-            problem = f"Wrong number of columns ({len(record)}, header {expected})"
-            return Row(number, None, error=f"{problem}. Quote fields that contain commas.")
-        return make_row(number, dict(zip(self._columns, record, strict=True)), self._field, self._id_field)
-
-
-class _ParquetRows:
-    """Rows from a Parquet file."""
-
-    def __init__(self, path: Path, file: BinaryIO, field: str, id_field: str | None) -> None:
-        arrow, parquet = import_arrow()
-        self._arrow, self._path, self._field, self._id_field = arrow, path, field, id_field
-        self._read = 0
-        try:
-            self._file = parquet.ParquetFile(file, buffer_size=BUFFER_BYTES)
-        except (arrow.ArrowException, OSError):
-            raise CommandError(f"{path}: not Parquet or damaged. Check the file.", EX_DATAERR) from None
-        schema = self._file.schema_arrow
-        for option, name in (("--field", field), ("--id-field", id_field)):
-            if name is not None and len(schema.get_all_field_indices(name)) != 1:
-                raise column_error(path, option, name, schema.names)
-        self._check_type(field, schema.field(field).type, integers=False)
-        self.id_type = None
-        if id_field is not None:
-            self.id_type = self._check_type(id_field, schema.field(id_field).type, integers=True)
-
-    def fraction(self) -> float:
-        return self._read / (self._file.metadata.num_rows or 1)
-
-    def rows(self, skip: int) -> Iterator[Row]:
-        metadata, first, group = self._file.metadata, 0, 0
-        while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= skip:
-            first += metadata.row_group(group).num_rows
-            group += 1
-        names = [self._field] if self._id_field is None else list({self._field: None, self._id_field: None})
-        groups = list(range(group, metadata.num_row_groups))
-        self._read = first
-        try:
-            for batch in self._file.iter_batches(READ_ROWS, groups, names) if groups else ():
-                values = {name: _values(self._arrow, batch.column(name)) for name in names}
-                for index in range(batch.num_rows):
-                    self._read += 1
-                    if self._read > skip:
-                        fields = {name: column[index] for name, column in values.items()}
-                        yield make_row(self._read, fields, self._field, self._id_field)
-        except (self._arrow.ArrowException, OSError):
-            raise CommandError(f"{self._path}: damaged after row {self._read}. Check the file.", EX_DATAERR) from None
-
-    def _check_type(self, name: str, kind: Any, *, integers: bool) -> Any:
-        """Return the column's type. Raises `CommandError` unless it has strings or, if allowed, integers."""
-        types = self._arrow.types
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        if types.is_string(kind) or types.is_large_string(kind) or (integers and types.is_integer(kind)):
-            return kind
-        expected = "strings or integers" if integers else "strings"
-        raise CommandError(f"{self._path}: {name}: wrong type ({kind}). Choose a column of {expected}.", EX_DATAERR)
-
-
-def make_row(number: int, fields: Mapping[str, Any], field: str, id_field: str | None) -> Row:
-    row_id: Id | None = None
-    if id_field is not None:
-        row_id = fields.get(id_field)
-        if isinstance(row_id, bool) or not isinstance(row_id, int | str):
-            problem = "missing" if row_id is None else "not a string or an integer"
-            return Row(number, None, error=f"{id_field}: {problem}. Use a string or an integer.")
-        if isinstance(row_id, str) and not _is_utf8(row_id):
-            return Row(number, None, error=f"{id_field}: not UTF-8. Convert it to UTF-8.")
-    text = fields.get(field)
-    if not isinstance(text, str):
-        problem = "missing" if text is None else "not a string"
-        return Row(number, None, row_id, f"{field}: {problem}. Use a string.")
-    if not _is_utf8(text):
-        return Row(number, None, row_id, f"{field}: not UTF-8. Convert it to UTF-8.")
-    return Row(number, text, row_id)
-
-
-def column_error(path: Path, option: str, name: str, names: list[str]) -> CommandError:
-    """Return the error for a missing or duplicate column."""
-    problem = "column exists more than once" if name in names else "no such column"
-    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    listed = "".join(character if character.isprintable() else "?" for character in listed)
-    return CommandError(f"{path}: {name}: {problem} (columns: {listed}). Set {option}.", EX_DATAERR)
-
-
 def import_arrow() -> tuple[Any, Any]:
     """Return pyarrow and pyarrow.parquet. Raises `CommandError` if they are not installed."""
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise CommandError(f"Parquet needs pyarrow, which is not installed. {INSTALL}", EX_CONFIG) from None
-    return arrow, parquet
+    arrow = import_extra("pyarrow", "data", "Parquet needs pyarrow, which")
+    return arrow, import_extra("pyarrow.parquet", "data", "Parquet needs pyarrow, which")
+
+
+def _open_text(source: RowFile, file: TextIO) -> RowReader:
+    data = file.buffer
+    size = data.seek(0, io.SEEK_END)
+    data.seek(0)
+    start = data.read(4)
+    for magic, problem in OTHER_FILES.items():
+        if start.startswith(magic):
+            raise source.error(problem)
+    data.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+    rows = _csv_rows(source, file) if source.format == "csv" else _line_rows(source, data)
+
+    def read() -> Iterator[Row]:
+        with source.read_errors():
+            yield from rows
+
+    return RowReader(read(), lambda number: round(number * size / (data.tell() or 1)))
+
+
+def _line_rows(source: RowFile, file: BinaryIO) -> Iterator[Row]:
+    for number, line in enumerate(_lines(file), start=1):
+        if line is None:
+            yield Row(number, None, error=f"Line too long (limit {MAX_LINE_BYTES} bytes). Shorten it.")
+            continue
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            yield Row(number, None, error="Not UTF-8. Convert the line to UTF-8.")
+        else:
+            yield Row(number, text) if source.format == "text" else _json_row(source, number, text)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -254,7 +180,29 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str]:
+def _json_row(source: RowFile, number: int, line: str) -> Row:
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        problem = f"Not JSON (column {error.colno})" if line.strip() else "Empty or blank"
+        return Row(number, None, error=f"{problem}. Write one JSON object per line.")
+    if not isinstance(fields, dict):
+        return Row(number, None, error="Not a JSON object. Write one JSON object per line.")
+    return source.make_row(number, fields)
+
+
+def _csv_rows(source: RowFile, file: TextIO) -> Iterator[Row]:
+    csv.field_size_limit(MAX_LINE_BYTES)
+    records = _csv_records(source, file)
+    header = next(records, None)
+    if not isinstance(header, list):
+        problem = "empty" if header is None else f"header: not CSV ({header})"
+        raise source.error(f"{problem}. Start with a line of column names.")
+    source.check_columns(header)
+    return (_csv_row(source, header, number, record) for number, record in enumerate(records, start=1))
+
+
+def _csv_records(source: RowFile, file: TextIO) -> Iterator[list[str] | str]:
     """Yield each non-empty record, or an error message if it is malformed.
 
     Raises `CommandError` for an unclosed quote, which turns all following lines into one field.
@@ -267,7 +215,7 @@ def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str
         except csv.Error as error:
             if str(error) == "unexpected end of data":
                 remedy = "Close it, or write two quotes for one inside a field."
-                raise CommandError(f"{path}: line {first}: quote is not closed. {remedy}", EX_DATAERR) from None
+                raise source.error(f"line {first}: quote is not closed. {remedy}") from None
             lines = "" if reader.line_num == first else f", lines {first} to {reader.line_num}"
             yield f"{error}{lines}"
             continue
@@ -275,6 +223,56 @@ def _csv_records(path: Path, file: io.TextIOWrapper) -> Iterator[list[str] | str
             return
         if record:
             yield record
+
+
+def _csv_row(source: RowFile, header: list[str], number: int, record: list[str] | str) -> Row:
+    if isinstance(record, str):
+        return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
+    if len(record) != len(header):
+        problem = f"Wrong number of columns ({len(record)}, header {len(header)})"
+        return Row(number, None, error=f"{problem}. Quote fields that contain commas.")
+    return source.make_row(number, dict(zip(header, record, strict=True)))
+
+
+def _open_parquet(source: RowFile, file: TextIO) -> RowReader:
+    arrow, parquet = import_arrow()
+    try:
+        opened = parquet.ParquetFile(file.buffer, buffer_size=BUFFER_BYTES)
+    except (arrow.ArrowException, OSError):
+        raise source.error("not Parquet or damaged. Check the file.") from None
+    source.check_columns(opened.schema_arrow.names)
+    types = {}
+    for name, integers in ((source.id_field, True), (source.field, False)):
+        if name is not None:
+            kind = opened.schema_arrow.field(name).type
+            kind = types[name] = kind.value_type if arrow.types.is_dictionary(kind) else kind
+            is_string = arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
+            if not is_string and not (integers and arrow.types.is_integer(kind)):
+                expected = "strings or integers" if integers else "strings"
+                raise source.error(f"{name}: wrong type ({kind}). Choose a column of {expected}.")
+    rows = _parquet_rows(source, opened, list(types))
+    return RowReader(rows, lambda number: opened.metadata.num_rows, types.get(source.id_field or ""))
+
+
+def _parquet_rows(source: RowFile, file: Any, names: list[str]) -> Iterator[Row]:
+    arrow, _ = import_arrow()
+    number = 0
+    try:
+        for batch in file.iter_batches(READ_ROWS, columns=names):
+            for values in zip(*(_values(arrow, batch.column(name)) for name in names), strict=True):
+                number += 1
+                yield source.make_row(number, dict(zip(names, values, strict=True)))
+    except (arrow.ArrowException, OSError):
+        raise source.error(f"damaged after row {number}. Check the file.") from None
+
+
+def _values(arrow: Any, column: Any) -> list[Any]:
+    """Return a column's values; invalid UTF-8 becomes surrogates."""
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not arrow.types.is_integer(column.type):
+        column = column.cast(arrow.large_binary())
+    return [item.decode(errors="surrogateescape") if isinstance(item, bytes) else item for item in column.to_pylist()]
 
 
 def _is_utf8(text: str) -> bool:
@@ -286,14 +284,3 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _values(arrow: Any, column: Any) -> list[Any]:
-    """Return a column's values; invalid UTF-8 becomes surrogates."""
-    if arrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if arrow.types.is_integer(column.type):
-        integers: list[Any] = column.to_pylist()
-        return integers
-    values = column.cast(arrow.large_binary()).to_pylist()
-    return [None if value is None else value.decode(errors="surrogateescape") for value in values]

@@ -1,12 +1,13 @@
-"""Embeddings of texts from an engine in this process or from a server."""
+"""Requests to an engine in this process or to a server, and embeddings with their errors by text."""
 
+import argparse
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +15,27 @@ from numpy.typing import NDArray
 from model.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
 from model.tokenizer import TokenizerInput
 from service.commands.arguments import CommandError
-from service.commands.lines import open_engine
+from service.commands.encoding import open_engine
 from service.commands.model_selection import select_model
 from service.commands.vector_files import DType
-from service.config import Settings
-from service.engine.schema.encode import EncodeRequest, Input
+from service.config import Settings, load_settings
+from service.engine.schema.encode import Array, EncodeRequest, Input
+from service.engine.schema.explain import AttendRequest
 from service.errors import InvalidArgument, NotFound, ServiceError, Unsupported
 
 if TYPE_CHECKING:
-    from attendant_client import AsyncClient, AttendantError, ModelInfo
+    from attendant_client import AsyncClient, AttendantError
+    from attendant_client import ModelInfo as ClientModelInfo
 
     from service.engine.engine import Engine
+    from service.engine.schema.encode import ModelInfo
 
-UNLIMITED = 2**40
 MAX_ATTEMPTS = 6
 """Attempts per request to a server, enough to survive a ten-second outage."""
 PERMANENT_CODES = frozenset(("INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"))
 """Error codes for which retrying with the same options is pointless."""
+
+Operation = Literal["encode", "attend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class SourceInfo:
     max_input_tokens: int
     max_input_characters: int
 
+    @classmethod
+    def of(cls, info: "ModelInfo | ClientModelInfo") -> "SourceInfo":
+        characters = info.limits.max_input_characters
+        return cls(info.name, info.digest, info.precision, info.max_input_tokens, characters)
+
 
 class SourceError(Exception):
     """A failed request. `field` is a path in the request, or None."""
@@ -77,19 +87,29 @@ class SourceError(Exception):
 
 
 class VectorSource(ABC):
-    """Computes embeddings with one model."""
+    """One model, and the options of its embeddings."""
 
-    info: SourceInfo
     dimensions: int
     """Embedding size."""
+    batch_rows = 256
+    in_flight = 4
+    """More batches in flight did not raise the rate on a CPU, and a server rejects requests over its queue limit."""
+
+    def __init__(self, info: SourceInfo, options: VectorOptions) -> None:
+        self.info, self._options = info, options
+
+    @abstractmethod
+    async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
+        """Return each text's result; texts over the token limit are truncated at the end. Raises `SourceError`."""
 
     async def check(self) -> None:
         """Encode one word to look up `dimensions`. Raises `CommandError` if an option is invalid."""
         try:
-            ((vector, _),) = await self.send(["word"])
+            (word,) = await self._encode(["word"])
         except SourceError as error:
             raise error.to_command_error() from None
-        self.dimensions = len(vector)
+        assert word.vector is not None
+        self.dimensions = len(word.vector)
 
     async def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
@@ -97,108 +117,89 @@ class VectorSource(ABC):
         remaining = list(range(len(texts)))
         while remaining:
             try:
-                results = await self.send([texts[index] for index in remaining])
+                results = await self._encode([texts[index] for index in remaining])
             except SourceError as error:
                 match = re.match(r"inputs\[(\d+)\]", error.field or "")
                 if match is None:
                     raise error.to_command_error() from None
                 reason = error.message.removeprefix(error.field or "").removeprefix(": ")
                 encoded[remaining.pop(int(match[1]))] = Encoded(None, error=reason)
-                continue
-            for index, (vector, truncated) in zip(remaining, results, strict=True):
-                encoded[index] = Encoded(vector, truncated)
-            break
+            else:
+                encoded |= zip(remaining, results, strict=True)
+                break
         return [encoded[index] for index in range(len(texts))]
 
-    @abstractmethod
-    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
-        """Return each embedding and whether its text was truncated. Raises `SourceError`."""
+    async def _encode(self, texts: Sequence[str]) -> list[Encoded]:
+        options = self._options
+        results = await self.run(
+            "encode",
+            texts,
+            dtype=options.dtype,
+            dimensions=options.dimensions,
+            prompt_name=options.prompt_name,
+            normalize=options.normalize,
+        )
+        return [Encoded(to_array(result.pooled), result.truncated) for result in results]
+
+
+def to_array(values: Array | NDArray[Any]) -> NDArray[Any]:
+    """Return an array of an engine's or a server's result."""
+    return values.values if isinstance(values, Array) else np.asarray(values)
 
 
 class EngineSource(VectorSource):
     """Runs an engine in this process."""
 
     def __init__(self, engine: "Engine", options: VectorOptions) -> None:
-        info = engine.info
-        self._engine, self._options = engine, options
-        self.info = SourceInfo(
-            info.name, info.digest, info.precision, info.max_input_tokens, info.limits.max_input_characters
-        )
+        super().__init__(SourceInfo.of(engine.info), options)
+        self._engine = engine
 
-    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
-        options = self._options
-        request = EncodeRequest(
-            tuple(Input(TokenizerInput(text)) for text in texts),
-            dimensions=options.dimensions,
-            dtype=options.dtype,
-            normalize=options.normalize,
-            prompt_name=options.prompt_name,
-            truncation="right",
-            max_inputs=len(texts),
-        )
+    async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
+        inputs = tuple(Input(TokenizerInput(text)) for text in texts)
+        request = (EncodeRequest if operation == "encode" else AttendRequest)(inputs, truncation="right", **options)
         try:
-            response = await self._engine.encode(request)
+            return list((await getattr(self._engine, operation)(request)).results)
         except ServiceError as error:
-            raise engine_error(error) from None
-        vectors = []
-        for result in response.results:
-            assert result.pooled is not None
-            vectors.append((result.pooled.values, result.truncated))
-        return vectors
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A server and one of its models."""
-
-    url: str
-    client: "AsyncClient"
-    model: str | None
-    info: "ModelInfo"
+            permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
+            raise SourceError(error.message, error.field, permanent=permanent) from None
 
 
 class ServerSource(VectorSource):
     """Calls a server over REST or gRPC."""
 
-    def __init__(self, connection: Connection, options: VectorOptions) -> None:
-        info = connection.info
-        self._connection = connection
-        self._options: dict[str, Any] = {"dtype": options.dtype, "truncation": "right"}
-        for name in ("model", "dimensions", "prompt_name", "normalize"):
-            if getattr(options, name) is not None:
-                self._options[name] = getattr(options, name)
-        self.info = SourceInfo(
-            info.name, info.digest, info.precision, info.max_input_tokens, info.limits.max_input_characters
-        )
+    def __init__(self, url: str, client: "AsyncClient", info: SourceInfo, options: VectorOptions) -> None:
+        super().__init__(info, options)
+        self._url, self._client = url, client
 
-    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+    async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
         from attendant_client import AttendantError
 
+        options |= {"truncation": "right", "model": self._options.model}
         try:
-            response = await self._connection.client.encode(texts, **self._options)
+            return list((await getattr(self._client, operation)(texts, **options)).results)
         except AttendantError as error:
-            raise source_error(error, self._connection.url) from None
-        vectors = []
-        for result in response.results:
-            assert result.pooled is not None
-            vectors.append((np.asarray(result.pooled), result.truncated))
-        return vectors
+            raise _server_error(error, self._url) from None
+
+
+def open_source(arguments: argparse.Namespace, options: VectorOptions) -> AbstractAsyncContextManager[VectorSource]:
+    """Return the server or the engine that the source options select. Opening it raises `CommandError`."""
+    if arguments.server is None:
+        return open_engine_source(load_settings(), options)
+    return open_server_source(arguments.server, _read_key(arguments.api_key_file), options)
 
 
 @asynccontextmanager
 async def open_engine_source(settings: Settings, options: VectorOptions) -> AsyncIterator[VectorSource]:
     """Load a model with `settings`. Raises `ArtifactError`, `ConfigError` or `CommandError`."""
-    limits = ("max_queue_ms", "max_queue_tokens", "max_response_bytes")
-    settings = select_model(settings, options.model).model_copy(update=dict.fromkeys(limits, UNLIMITED))
-    async with open_engine(settings) as engine:
+    async with open_engine(select_model(settings, options.model)) as engine:
         source = EngineSource(engine, options)
         await source.check()
         yield source
 
 
 @asynccontextmanager
-async def open_client(url: str, api_key: str | None, model: str | None) -> AsyncIterator[Connection]:
-    """Connect to one of a server's models, or the default one. Raises `CommandError`."""
+async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
+    """Connect to a server. Raises `CommandError`."""
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy
     except ImportError:
@@ -210,22 +211,15 @@ async def open_client(url: str, api_key: str | None, model: str | None) -> Async
         raise CommandError(f"--server: {error}", EX_USAGE) from None
     async with opened as client:
         try:
-            info = await client.model(model)
+            info = SourceInfo.of(await client.model(options.model))
         except AttendantError as error:
-            raise source_error(error, url).to_command_error() from None
-        yield Connection(url, client, model, info)
-
-
-@asynccontextmanager
-async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    """Connect to a server. Raises `CommandError`."""
-    async with open_client(url, api_key, options.model) as connection:
-        source = ServerSource(connection, options)
+            raise _server_error(error, url).to_command_error() from None
+        source = ServerSource(url, client, info, options)
         await source.check()
         yield source
 
 
-def read_key(path: Path | None) -> str | None:
+def _read_key(path: Path | None) -> str | None:
     """Return the first line of the --api-key-file. Raises `CommandError`."""
     if path is None:
         return None
@@ -237,15 +231,7 @@ def read_key(path: Path | None) -> str | None:
     return first.strip()
 
 
-def engine_error(error: ServiceError) -> SourceError:
-    """Return the error for a failed engine request."""
-    return SourceError(
-        error.message, error.field, permanent=isinstance(error, InvalidArgument | NotFound | Unsupported)
-    )
-
-
-def source_error(error: "AttendantError", url: str) -> SourceError:
-    """Return the error for a failed server request."""
+def _server_error(error: "AttendantError", url: str) -> SourceError:
     if error.reason == "UNAVAILABLE":
         # REST messages start with the request URL.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")

@@ -3,29 +3,23 @@
 import argparse
 import asyncio
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-from model.console import EX_CONFIG, EX_DATAERR
-from service.commands.arguments import CommandError, Parser, integer
-from service.commands.ask.sources import (
-    Analyzer,
-    MapKind,
-    embed_texts,
-    open_engine_analyzer,
-    open_server_analyzer,
-)
-from service.commands.encoding import TextError, TextFile
-from service.commands.neighbors import Vectors, normalize, top_neighbors
-from service.commands.vector_sources import read_key
-from service.config import load_settings
+import numpy as np
+
+from model.console import EX_DATAERR
+from service.commands.arguments import CommandError, Parser, import_extra, integer
+from service.commands.ask.analysis import MapKind, analyze
+from service.commands.lines import LabeledText, TextError, TextFile
+from service.commands.neighbors import Floats, Vectors, normalize, top_neighbors
+from service.commands.vector_sources import VectorOptions, VectorSource, open_source
 
 COMMAND = "attendant ask"
 MAX_LINES = 100_000
 """Maximum number of lines read from --among. Embedding them takes about a minute on two cores."""
-BATCH_TEXTS = 64
 DESCRIPTION = """\
 Show how the model sees a text: its words and their tokens, its nearest neighbors among other texts by the cosine
 similarity of their embeddings, and how much each word contributes to the vectors of the other words."""
@@ -50,7 +44,7 @@ def run(arguments: list[str]) -> int:
         parser.error("--layer: not supported with --rollout, which combines all layers. Remove one of them")
     parser.check_source_options(options)
     try:
-        view = _import_view()
+        view = import_extra("service.commands.ask.view", "data", "rich")
         among, note = _read_texts(options)
         asyncio.run(_ask(options, view, among, note))
     except CommandError as error:
@@ -59,20 +53,14 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[str, str]], note: str) -> None:
-    opened: AbstractAsyncContextManager[Analyzer]
-    if options.server is None:
-        opened = open_engine_analyzer(load_settings(), options.model)
-    else:
-        opened = open_server_analyzer(options.server, read_key(options.api_key_file), options.model)
-    async with opened as analyzer:
+async def _ask(options: argparse.Namespace, view: ModuleType, among: list[LabeledText], note: str) -> None:
+    async with open_source(options, VectorOptions(options.model)) as source:
         layer = -1 if options.layer is None and not options.rollout else options.layer
-        analysis = await analyzer.analyze(options.text, options.kind, layer)
+        analysis = await analyze(source, options.text, options.kind, layer)
         texts = [("TEXT", options.text), *among]
-        vectors = normalize(await embed_texts(analyzer.vectors, texts, BATCH_TEXTS), "cosine") if among else None
-        limit = analyzer.vectors.info.max_input_tokens
+        vectors = normalize(await _embed(source, texts), "cosine") if among else None
     console = view.make_console()
-    view.show_words(console, analysis, limit)
+    view.show_words(console, analysis, source.info.max_input_tokens)
     if vectors is not None:
         search = Vectors(vectors[1:], vectors[:1])
         (indices,) = top_neighbors(search, min(options.top_k, len(among)))
@@ -82,7 +70,19 @@ async def _ask(options: argparse.Namespace, view: ModuleType, among: list[tuple[
     view.show_map(console, analysis, options.kind)
 
 
-def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str]:
+async def _embed(source: VectorSource, texts: Sequence[LabeledText]) -> Floats:
+    """Return the embeddings of labeled texts, (N, D). Raises `CommandError`."""
+    vectors = []
+    for start in range(0, len(texts), source.batch_rows):
+        batch = texts[start : start + source.batch_rows]
+        for (label, _), result in zip(batch, await source.encode([text for _, text in batch]), strict=True):
+            if result.vector is None:
+                raise CommandError(f"{label}: {result.error}", EX_DATAERR)
+            vectors.append(result.vector)
+    return np.stack(vectors)
+
+
+def _read_texts(options: argparse.Namespace) -> tuple[list[LabeledText], str]:
     """Return labeled texts to compare with, and a note if some lines were not read."""
     texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
     if options.among is None:
@@ -92,16 +92,7 @@ def _read_texts(options: argparse.Namespace) -> tuple[list[tuple[str, str]], str
     except TextError as error:
         raise CommandError(str(error), EX_DATAERR) from None
     note = "" if file.is_complete else f" (only the first {MAX_LINES:,} lines of {options.among.name})"
-    return texts + [(f"line {number}", text) for number, text in file.lines], note
-
-
-def _import_view() -> ModuleType:
-    try:
-        from service.commands.ask import view
-    except ImportError:
-        remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
-        raise CommandError(f"rich is not installed. {remedy}", EX_CONFIG) from None
-    return view
+    return texts + file.labeled, note
 
 
 def _parser() -> Parser:

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from service.commands.ask.sources import Analysis
+from service.commands.ask.analysis import Analysis
 
 NAME_WIDTH = 16
 """Width of the word labels next to the map, in characters. Longer words are cut off."""

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -11,9 +12,14 @@ from model.artifact import Artifact
 from model.console import EX_DATAERR, EX_NEGATIVE
 from model.manifest import Manifest
 from service.commands.arguments import PRECISIONS, Parser, integer, number
-from service.commands.encoding import Encoded, TextError, TextFile, encode_files
-from service.commands.report import Comparison, Gate
+from service.commands.encoding import TextEncoder, run_engine
+from service.commands.lines import TextError, TextFile
+from service.commands.neighbors import Vectors
+from service.commands.report import Comparison, Encoded, Gate
 from service.config import load_settings
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
 
 DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
@@ -115,8 +121,14 @@ def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | N
     settings = load_settings()
 
     def encode(label: str, directory: Path, precision: str | None) -> Encoded:
+        async def encode_files(engine: "Engine") -> Encoded:
+            encoder = TextEncoder(engine, label)
+            vectors = await encoder.vectors(texts.path, texts.labeled, None if queries is None else "document")
+            asked = None if queries is None else await encoder.vectors(queries.path, queries.labeled, "query")
+            return Encoded(engine.info, Vectors(vectors, asked), encoder.truncated)
+
         changes = {"model_dir": directory, "model_digest": None, "precision": precision or settings.precision}
-        return encode_files(settings.model_copy(update=changes), texts, queries, label)
+        return run_engine(settings.model_copy(update=changes), encode_files)
 
     old = encode("old", options.old, options.old_precision)
     new = encode("new", options.new, options.new_precision)

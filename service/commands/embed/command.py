@@ -4,38 +4,23 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import ModuleType
 
 import orjson
 
-from model.console import (
-    EX_CANTCREAT,
-    EX_CONFIG,
-    EX_DATAERR,
-    EX_NEGATIVE,
-    EX_OK,
-    EX_UNAVAILABLE,
-    EX_USAGE,
-    output_path,
-)
-from service.commands.arguments import CommandError, Parser, integer
-from service.commands.embed.file import Report, embed_file
-from service.commands.embed.job import EmbedFile
-from service.commands.embed.row_encoders import LocalRowEncoder, RowEncoder
+from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NEGATIVE, EX_OK, EX_UNAVAILABLE, EX_USAGE, output_path
+from service.commands import vector_sources
+from service.commands.arguments import CommandError, Parser, import_extra, integer
+from service.commands.embed.encoded_rows import Embedder
+from service.commands.embed.file import EmbedFile, Report, embed_file
 from service.commands.embed.work_directory import partial_path, rejected_path
-from service.commands.lines import LabeledText, encode_texts, open_engine, read_lines
-from service.commands.row_files import INPUT_FORMATS, import_arrow, input_format
+from service.commands.encoding import encode_texts, open_engine
+from service.commands.lines import LabeledText, read_lines
+from service.commands.row_files import INPUT_FORMATS, RowFile, import_arrow, input_format
 from service.commands.vector_files import OUTPUT_FORMATS, output_format
-from service.commands.vector_sources import (
-    VectorOptions,
-    VectorSource,
-    open_engine_source,
-    open_server_source,
-    read_key,
-)
+from service.commands.vector_sources import VectorOptions, open_source
 from service.config import Settings, load_settings
 from service.errors import ServiceError
 
@@ -120,9 +105,9 @@ def _run_file(arguments: list[str]) -> int:
 
 
 async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
-    async with _open_encoder(options) as encoder:
-        report = await embed_file(job, encoder)
-        limit = encoder.info.max_input_tokens
+    async with _open_embedder(options, job.vectors) as embedder:
+        report = await embed_file(job, embedder)
+        limit = embedder.info.max_input_tokens
     counts = report.counts
     parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
     if counts.truncated:
@@ -133,33 +118,16 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
     return report
 
 
-@asynccontextmanager
-async def _open_encoder(options: argparse.Namespace) -> AsyncIterator[RowEncoder]:
-    wanted = VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize)
-    if options.ray:
-        async with _import_ray().open_ray_encoder(
-            load_settings(), wanted, options.ray_workers, open_engine_source
-        ) as ray_encoder:
-            yield ray_encoder
-        return
-    opened: AbstractAsyncContextManager[VectorSource]
-    if options.server is None:
-        opened = open_engine_source(load_settings(), wanted)
-    else:
-        opened = open_server_source(options.server, read_key(options.api_key_file), wanted)
-    async with opened as source:
-        yield LocalRowEncoder(source)
-
-
-def _import_ray() -> ModuleType:
+def _open_embedder(options: argparse.Namespace, vectors: VectorOptions) -> AbstractAsyncContextManager[Embedder]:
+    if not options.ray:
+        return open_source(options, vectors)
     # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-    try:
-        from service.commands.embed import ray_encoder
-    except ImportError:
-        remedy = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
-        raise CommandError(f"--ray: Ray is not installed. {remedy}", EX_CONFIG) from None
-    return ray_encoder
+    ray_embedder = import_extra("service.commands.embed.ray_embedder", "ray", "--ray: Ray")
+    opened: AbstractAsyncContextManager[Embedder] = ray_embedder.open_ray_embedder(
+        load_settings(), vectors, options.ray_workers, vector_sources.open_engine_source
+    )
+    return opened
 
 
 def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
@@ -186,16 +154,12 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     if "parquet" in (source_format, target_format):
         import_arrow()
     return EmbedFile(
-        options.input,
+        RowFile(options.input, source_format, options.field, options.id_field),
         options.output,
-        source_format,
         target_format,
-        field=options.field,
-        id_field=options.id_field,
-        dtype=options.dtype,
+        VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize),
         reject_truncated=options.reject_truncated,
         overwrite=options.overwrite,
-        options=tuple((name.replace("_", "-"), getattr(options, name)) for name in _MODEL_OPTIONS),
     )
 
 
@@ -208,9 +172,6 @@ def _check_output(source: Path, target: Path) -> None:
     for path in (target, rejected_path(target)):
         if path.exists() and path.samefile(source):
             raise CommandError(f"{path}: is the input, which would be replaced. Set -o to another file.", EX_USAGE)
-
-
-_MODEL_OPTIONS = ("dimensions", "prompt_name", "normalize")
 
 
 def _parser() -> Parser:
@@ -231,12 +192,7 @@ def _parser() -> Parser:
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_source_options()
     add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")
-    add(
-        "--ray-workers",
-        type=integer(1, 10_000),
-        metavar="N",
-        help="number of workers (default: as many as fit)",
-    )
+    add("--ray-workers", type=integer(1, 10_000), metavar="N", help="number of workers (default: as many as fit)")
     return parser
 
 

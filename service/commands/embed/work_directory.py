@@ -38,7 +38,7 @@ class _State:
     data_bytes: int = 0
     rejected_bytes: int = 0
     output: str | None = None
-    """Name of the complete output file, once it is ready to be published."""
+    """Name of the complete output file, once it is ready to be published; "" if there is none."""
 
 
 class WorkDirectory:
@@ -124,40 +124,27 @@ class WorkDirectory:
             )
             _write_state(self.path, self._state)
 
-    def publish(self, finish: Callable[[Path, int], Path]) -> None:
-        """Complete the output with `finish` and move it into place. Raises `CommandError`."""
+    def publish(self, finish: Callable[[Path, int], Path] | None) -> None:
+        """Move the rejected rows into place, then the output, if any. Raises `CommandError`.
+
+        `finish` completes the output from the data and the number of rows. It is None if all rows are rejected.
+        """
         with _write_errors(self.path):
             if self._state.output is None:
                 for name, size in ((DATA, self._state.data_bytes), (REJECTED, self._state.rejected_bytes)):
                     os.truncate(self.path / name, size)
-                output = finish(self.path / DATA, self._state.counts.rows)
-                self._state = replace(self._state, output=output.name)
+                output = finish(self.path / DATA, self._state.counts.rows).name if finish is not None else ""
+                self._state = replace(self._state, output=output)
                 _write_state(self.path, self._state)
-            self._move()
-
-    def publish_rejected(self) -> None:
-        """Move the rejected rows into place without touching the output file. Raises `CommandError`."""
-        with _write_errors(self.path):
-            rejected = self.path / REJECTED
-            if rejected.exists():
-                os.truncate(rejected, self._state.rejected_bytes)
-            self._move_rejected()
+            # If an earlier run was killed, any step may already be done.
+            rejected, output_path = self.path / REJECTED, self.path / str(self._state.output)
+            if not self._state.counts.rejected:
+                rejected_path(self._target).unlink(missing_ok=True)
+            elif rejected.exists():
+                rejected.replace(rejected_path(self._target))
+            if output_path.is_file():
+                output_path.replace(self._target)
             self._remove()
-
-    def _move(self) -> None:
-        """Move the files, the output last. If an earlier run was killed, any step may already be done."""
-        self._move_rejected()
-        output = self.path / str(self._state.output)
-        if output.exists():
-            output.replace(self._target)
-        self._remove()
-
-    def _move_rejected(self) -> None:
-        rejected = self.path / REJECTED
-        if not self._state.counts.rejected:
-            rejected_path(self._target).unlink(missing_ok=True)
-        elif rejected.exists():
-            rejected.replace(rejected_path(self._target))
 
     def _remove(self) -> None:
         _sync(self._target.parent)

@@ -1,29 +1,25 @@
 """Ranks a text's words by their effect on a word or on a similarity score, and computes precision@1."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from model.manifest import Kind
 from model.tokenizer import TokenizerInput
-from service.commands.encoding import Progress, TextError
-from service.commands.evaluate.datasets import AttributionData, AttributionLine
+from service.commands.encoding import TextEncoder
+from service.commands.evaluate.datasets import AttributionLine
 from service.commands.evaluate.measures import Flags, Values, top_precision
-from service.commands.lines import BATCH_SIZE
+from service.commands.evaluate.records import Records, line_error
+from service.commands.evaluate.similarities import split_batches, word_problem
+from service.commands.lines import TextError
 from service.commands.neighbors import DECIMALS, Floats, normalize
-from service.engine.schema.encode import EncodeRequest, EncodeResult, Input, Token
+from service.engine.schema.encode import EncodeRequest, EncodeResult, Input
 from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit
 from service.engine.schema.similarity import Effect, PairResult, SimilarityRequest, SimilarityResponse
 from service.errors import ServiceError
-
-if TYPE_CHECKING:
-    from service.engine.engine import Engine
-
-Item = TypeVar("Item")
 
 HEAD_REDUCES: dict[Kind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "sum", "projection": "sum"}
 
@@ -81,43 +77,46 @@ class LocatedText:
         return tuple(self.token_ids[position] for position in kept), is_target
 
 
-class Attributor:
-    """Computes all methods with one engine and reports progress on stderr. Errors name file, line and field."""
+async def rank_words(encoder: TextEncoder, data: Records[AttributionLine]) -> Precisions:
+    """Return the precision@1 of every supported method. Raises `TextError`, which names file, line and field."""
+    kinds, path = encoder.engine.info.attention_kinds, data.file.path
+    result, done = Precisions(), 0
+    result.omitted = {kind: "no maps of this kind for this model" for kind in HEAD_REDUCES if kind not in kinds}
+    attributor = _Attributor(encoder, result)
+    for batch in split_batches(data.lines):
+        try:
+            await attributor.rank(path, batch)
+        except ServiceError as error:
+            raise _line_error(path, error, batch) from None
+        done += len(batch)
+        encoder.report(path, done, len(data.lines))
+    return result
 
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
-        self._progress = Progress(engine.info.name)
-        self.truncated = 0
 
-    async def precisions(self, data: AttributionData) -> Precisions:
-        """Return the precision@1 of every supported method. Raises `TextError`."""
-        result, path, done = Precisions(), data.file.path, 0
-        for kind in HEAD_REDUCES:
-            if kind not in self._engine.info.attention_kinds:
-                result.omitted[kind] = "no maps of this kind for this model"
-        for batch in _batches(data.lines):
-            try:
-                texts = await self._locate(path, batch)
-                result.chances += [text.chance for text in texts]
-                await self._rank_by_maps(texts, result)
-                for text in texts:
-                    result.add(OCCLUSION, text, await self._occlude(text))
-                await self._rank_by_similarity([text for text in texts if text.line.reference is not None], result)
-            except ServiceError as error:
-                raise _line_error(path, error, batch) from None
-            done += len(batch)
-            self._progress.report(path, done, len(data.lines))
-        return result
+class _Attributor:
+    """Computes all methods with one engine and adds their precisions to `precisions`."""
+
+    def __init__(self, encoder: TextEncoder, precisions: Precisions) -> None:
+        self._encoder, self._engine, self._precisions = encoder, encoder.engine, precisions
+
+    async def rank(self, path: Path, lines: Sequence[AttributionLine]) -> None:
+        """Rank the words of some lines. Raises `ServiceError` or `TextError`."""
+        texts = await self._locate(path, lines)
+        self._precisions.chances += [text.chance for text in texts]
+        await self._rank_by_maps(texts)
+        for text in texts:
+            self._precisions.add(OCCLUSION, text, await self._occlude(text))
+        await self._rank_by_similarity([text for text in texts if text.line.reference is not None])
 
     async def _locate(self, path: Path, lines: Sequence[AttributionLine]) -> list[LocatedText]:
         inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
         response = await self._engine.encode(
             EncodeRequest(inputs, outputs=("tokens", "words"), truncation="right", prompt="")
         )
-        self.truncated += response.truncated_inputs
+        self._encoder.truncated += response.truncated_inputs
         return [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
 
-    async def _rank_by_maps(self, texts: Sequence[LocatedText], precisions: Precisions) -> None:
+    async def _rank_by_maps(self, texts: Sequence[LocatedText]) -> None:
         inputs = tuple(Input(TokenizerInput(text.line.text)) for text in texts)
         for kind, head_reduce in HEAD_REDUCES.items():
             if kind not in self._engine.info.attention_kinds:
@@ -125,9 +124,9 @@ class Attributor:
             layers = await self._rows(inputs, texts, kind, head_reduce, "none")
             rollout = await self._rows(inputs, texts, kind, head_reduce, "rollout")
             for text, rows, (rolled_out,) in zip(texts, layers, rollout, strict=True):
-                precisions.add(f"{kind} last layer", text, _magnitudes(text, rows[-1]))
-                precisions.add(f"{kind} mean of layers", text, _magnitudes(text, rows.mean(axis=0)))
-                precisions.add(f"{kind} rollout", text, _magnitudes(text, rolled_out))
+                self._precisions.add(f"{kind} last layer", text, _magnitudes(text, rows[-1]))
+                self._precisions.add(f"{kind} mean of layers", text, _magnitudes(text, rows.mean(axis=0)))
+                self._precisions.add(f"{kind} rollout", text, _magnitudes(text, rolled_out))
 
     async def _rows(
         self, inputs: tuple[Input, ...], texts: Sequence[LocatedText],
@@ -149,7 +148,7 @@ class Attributor:
     async def _occlude(self, text: LocatedText) -> Values:
         """Return how far the target's vector moves (cosine distance) when each other word is left out, (W,)."""
         distances = np.zeros(len(text.deciding))
-        for words in _batches([word for word in range(len(distances)) if word != text.target]):
+        for words in split_batches([word for word in range(len(distances)) if word != text.target]):
             variants = [text.without(word) for word in words]
             inputs = tuple(Input(TokenizerInput(token_ids=ids)) for ids, _ in variants)
             results = (await self._engine.encode(EncodeRequest(inputs, outputs=("tokens",)))).results
@@ -158,33 +157,31 @@ class Attributor:
             distances[words] = 1 - np.round(cosines.astype(np.float64), DECIMALS)
         return distances
 
-    async def _rank_by_similarity(self, texts: Sequence[LocatedText], precisions: Precisions) -> None:
+    async def _rank_by_similarity(self, texts: Sequence[LocatedText]) -> None:
         if not texts:
             return
-        precisions.reference_chances += [text.chance for text in texts]
+        self._precisions.reference_chances += [text.chance for text in texts]
         is_cls = self._engine.info.pooling == "cls"
         if is_cls:
-            precisions.omitted[LEAVE_ONE_OUT] = "not defined for cls pooling"
-        explained = await self._explain(texts, "none" if is_cls else "leave_one_out", precisions)
-        self.truncated += sum(document.truncated for document in explained.documents)
+            self._precisions.omitted[LEAVE_ONE_OUT] = "not defined for cls pooling"
+        explained = await self._explain(texts, "none" if is_cls else "leave_one_out")
+        self._encoder.truncated += sum(document.truncated for document in explained.documents)
         for text, pair, units in zip(texts, *_pairs(explained), strict=True):
             if pair.matrix is not None:
-                precisions.add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
+                self._precisions.add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
             if pair.query_effects is not None:
-                precisions.add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
+                self._precisions.add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
         for text in texts:  # one pair per request, because the number of occluded sequences is limited
             try:
-                occluded = await self._explain([text], "occlusion", precisions)
+                occluded = await self._explain([text], "occlusion")
             except ServiceError as error:
                 error.field = f"line {text.line.line}: reference" + (f": {error.field}" if error.field else "")
                 raise
             (pair,), (units,) = _pairs(occluded)
             assert pair.query_effects is not None
-            precisions.add(SIMILARITY_OCCLUSION, text, _unit_scores(text, units, pair.query_effects.values))
+            self._precisions.add(SIMILARITY_OCCLUSION, text, _unit_scores(text, units, pair.query_effects.values))
 
-    async def _explain(
-        self, texts: Sequence[LocatedText], effect: Effect, precisions: Precisions
-    ) -> SimilarityResponse:
+    async def _explain(self, texts: Sequence[LocatedText], effect: Effect) -> SimilarityResponse:
         """Compare each text as the query with its reference as the document."""
         queries = tuple(text.line.text for text in texts)
         documents = tuple(text.line.reference or "" for text in texts)
@@ -194,7 +191,7 @@ class Attributor:
             )
         )
         if response.unavailable is not None:
-            precisions.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
+            self._precisions.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
         return response
 
 
@@ -204,11 +201,6 @@ def _pairs(response: SimilarityResponse) -> tuple[list[PairResult], list[list[Un
     return response.pairs, [query.units or [] for query in response.queries]
 
 
-def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
-    for start in range(0, len(items), BATCH_SIZE):
-        yield list(items[start : start + BATCH_SIZE])
-
-
 def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:
     """Find the words for a line of the file. Raises `TextError` if one of them has no tokens."""
     assert result.tokens is not None
@@ -216,13 +208,15 @@ def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedT
     tokens = [token for token in result.tokens if not token.special]
     listed = sorted({token.word_index for token in tokens if token.word_index is not None})
     position = {word: index for index, word in enumerate(listed)}
-    for word, name in ({line.word_index: "word_index"} | line.deciding).items():
+    named = {f"deciding_index[{index}]": word for index, word in enumerate(line.deciding_index)}
+    for name, word in {"word_index": line.word_index, **named}.items():
         if word not in position:
-            raise TextError(f"{path}: line {line.line}: {name}: {_word_problem(word, len(result.words), result)}")
-    deciding = np.isin(listed, list(line.deciding))
-    if len(line.deciding) >= len(listed) - 1:
-        problem = f"all other words of the text ({len(line.deciding)}, limit {len(listed) - 2})"
-        raise TextError(f"{path}: line {line.line}: deciding_index: {problem}. Remove words or the line.")
+            raise line_error(path, line.line, f"{name}: {word_problem(word, result)}")
+    deciding = np.isin(listed, line.deciding_index)
+    count, limit = int(deciding.sum()), len(listed) - 2
+    if count > limit:
+        problem = f"deciding_index: all other words of the text ({count}, limit {limit})"
+        raise line_error(path, line.line, f"{problem}. Remove words or the line.")
     target = position[line.word_index]
     word_of_token = tuple(None if token.word_index is None else position[token.word_index] for token in tokens)
     vector = _mean(result, np.array([owner == target for owner in word_of_token]))
@@ -230,24 +224,13 @@ def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedT
     return LocatedText(line, tuple(token.id for token in tokens), word_of_token, starts, target, deciding, vector)
 
 
-def _word_problem(word: int, words: int, result: EncodeResult) -> str:
-    if word < words:
-        return f"word without tokens ({word}). Use another word."
-    if result.truncated:
-        return f"removed by truncation ({word}, limit {words - 1}). Shorten the text or remove the line."
-    return f"out of range ({word}, limit {words - 1}). Use 0 to {words - 1}."
-
-
 def _mean(result: EncodeResult, chosen: Flags) -> Floats:
     """Return the mean of the chosen token vectors. `chosen` indexes tokens without special tokens."""
     assert result.token_vectors is not None
     assert result.tokens is not None
-    vectors: Floats = result.token_vectors.values[_content(result.tokens)][chosen].mean(axis=0)
+    content = [not token.special for token in result.tokens]
+    vectors: Floats = result.token_vectors.values[content][chosen].mean(axis=0)
     return vectors
-
-
-def _content(tokens: Sequence[Token]) -> Flags:
-    return np.array([not token.special for token in tokens])
 
 
 def _magnitudes(text: LocatedText, row: Values) -> Values:

@@ -1,6 +1,5 @@
 """`attendant evaluate`: evaluates an artifact on your labeled texts."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +10,11 @@ from model.artifact import Artifact, ArtifactError
 from model.console import EX_DATAERR
 from model.manifest_update import check_writable
 from service.commands.arguments import PRECISIONS, Parser, integer
-from service.commands.encoding import TextError
-from service.commands.evaluate.datasets import (
-    MAX_DOCUMENTS,
-    RetrievalData,
-    read_attribution,
-    read_retrieval,
-    read_similarity,
-    read_words,
-)
-from service.commands.evaluate.evaluation import Datasets, evaluate
+from service.commands.evaluate.datasets import MAX_DOCUMENTS, RetrievalData
 from service.commands.evaluate.model_card import save_measures
-from service.commands.evaluate.report import TASKS, evaluation_lines, evaluation_record
+from service.commands.evaluate.report import evaluation_lines, evaluation_record
+from service.commands.evaluate.tasks import TASKS, evaluate
+from service.commands.lines import TextError
 from service.config import load_settings
 
 DEFAULT_LIMIT = 10_000
@@ -65,7 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if all(getattr(options, task) is None for task in TASKS):
+    paths: dict[str, Path] = {task: path for task in TASKS if (path := getattr(options, task)) is not None}
+    if not paths:
         names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
         parser.error(f"{names}: all missing. Set at least one")
     # Run every check that can fail early before loading the first model.
@@ -76,9 +69,9 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings()
     changes = {"model_digest": None, "precision": options.precision or settings.precision}
     try:
-        datasets = _read(options)
-        if datasets.retrieval is not None:
-            _check_top_k(parser, options.top_k, datasets.retrieval)
+        datasets = {task: TASKS[task][0](path, options.limit) for task, path in paths.items()}
+        if "retrieval" in datasets:
+            _check_top_k(parser, options.top_k, datasets["retrieval"])
         evaluation, *others = (
             evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
             for directory in directories
@@ -121,16 +114,6 @@ def _parser() -> Parser:
     add("--save", action="store_true", help="save the measures to the manifest of DIR, which changes its digest")
     add("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _read(options: argparse.Namespace) -> Datasets:
-    limit = options.limit
-    return Datasets(
-        None if options.sts is None else read_similarity(options.sts, limit),
-        None if options.retrieval is None else read_retrieval(options.retrieval, limit),
-        None if options.word_in_context is None else read_words(options.word_in_context, limit),
-        None if options.attribution is None else read_attribution(options.attribution, limit),
-    )
 
 
 def _check_top_k(parser: Parser, top_k: int, data: RetrievalData) -> None:

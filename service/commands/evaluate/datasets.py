@@ -2,50 +2,69 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from model.tokenizer import Offsets
-from service.commands.encoding import TextError
-from service.commands.evaluate.records import LabeledFile, Reader, Record
+from pydantic import model_validator
+
+from service.commands.evaluate.records import (
+    Index,
+    OneOrMore,
+    Record,
+    Records,
+    Score,
+    Text,
+    line_error,
+    read_records,
+    record_error,
+)
+from service.commands.lines import LabeledText, ReadFile, TextError
 
 MAX_DOCUMENTS = 100_000
 MIN_PAIRS = 3
 MIN_PER_CLASS = 2
 
 Side = Literal[1, 2]
-SIDES: tuple[Side, Side] = (1, 2)
 
 
-@dataclass(frozen=True)
-class ScoredPair:
+class ScoredPair(Record):
     """Two texts and their human similarity score."""
 
-    line: int
-    texts: tuple[str, str]
-    score: float
+    text1: Text
+    text2: Text
+    score: Score
+
+    @property
+    def labeled(self) -> tuple[LabeledText, LabeledText]:
+        return (f"line {self.line}: text1", self.text1), (f"line {self.line}: text2", self.text2)
 
 
-@dataclass(frozen=True)
-class SimilarityData:
-    file: LabeledFile
-    pairs: tuple[ScoredPair, ...]
+class RetrievalLine(Record):
+    """A query with its relevant documents, or a further document."""
 
+    query: Text | None = None
+    positive: OneOrMore[Text] | None = None
+    document: Text | None = None
 
-@dataclass(frozen=True)
-class Text:
-    """A text and where it first occurs: `line 3: positive[0]`."""
-
-    label: str
-    text: str
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.document is not None and (self.query is not None or self.positive is not None):
+            raise record_error("document: set together with query or positive. Use two lines.")
+        for name in ("query", "positive") if self.document is None else ():
+            if getattr(self, name) is None:
+                raise record_error(f"{name}: missing. Add it.")
+        return self
 
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """Distinct queries and documents, with the indices of each query's relevant documents."""
+    """Distinct queries and documents, with the indices of each query's relevant documents.
 
-    file: LabeledFile
-    queries: tuple[Text, ...]
-    documents: tuple[Text, ...]
+    Labels are places where texts first occur, such as `line 3: positive`.
+    """
+
+    file: ReadFile
+    queries: tuple[LabeledText, ...]
+    documents: tuple[LabeledText, ...]
     relevant: tuple[tuple[int, ...], ...]
 
 
@@ -57,61 +76,76 @@ class WordPlace:
     side: Side
     text: str
     word_index: int | None
-    span: Offsets | None
+    start: int | None
+    end: int | None
 
-    @property
-    def label(self) -> str:
-        return f"line {self.line}: text{self.side}"
+    def check(self) -> None:
+        """Raise an error of a validator unless there is either a word index or a range of characters."""
+        word, start, end = (f"{name}{self.side}" for name in ("word_index", "start", "end"))
+        if self.start is None and self.end is None:
+            if self.word_index is None:
+                raise record_error(f"{word}: missing. Add it, or {start} and {end}.")
+        elif self.word_index is not None:
+            raise record_error(f"{word}: set together with {start} or {end}. Use {word}, or {start} and {end}.")
+        elif self.start is None or self.end is None:
+            raise record_error(f"{start if self.start is None else end}: missing. Add it.")
+        elif self.start >= self.end:
+            raise record_error(f"{end}: not after {start} ({self.end}). Use a value over {self.start}.")
+        elif self.end > len(self.text):
+            raise record_error(f"{end}: out of range ({self.end}, limit {len(self.text)}). Use characters of the text.")
 
 
-@dataclass(frozen=True)
-class WordPair:
+class WordPair(Record):
     """A word in two texts, and whether it has the same sense in both."""
 
-    places: tuple[WordPlace, WordPlace]
+    text1: Text
+    word_index1: Index | None = None
+    start1: Index | None = None
+    end1: Index | None = None
+    text2: Text
+    word_index2: Index | None = None
+    start2: Index | None = None
+    end2: Index | None = None
     same: bool
 
-
-@dataclass(frozen=True)
-class WordData:
-    file: LabeledFile
-    pairs: tuple[WordPair, ...]
-
-
-@dataclass(frozen=True)
-class AttributionLine:
-    """A target word of a text and the indices of the words that decide its sense; `deciding` maps each to its field."""
-
-    line: int
-    text: str
-    word_index: int
-    deciding: dict[int, str]
-    reference: str | None
-    """Text to compare with when explaining a similarity."""
-
-
-@dataclass(frozen=True)
-class AttributionData:
-    file: LabeledFile
-    lines: tuple[AttributionLine, ...]
-
     @property
-    def references(self) -> tuple[AttributionLine, ...]:
-        return tuple(line for line in self.lines if line.reference is not None)
+    def places(self) -> tuple[WordPlace, WordPlace]:
+        return (
+            WordPlace(self.line, 1, self.text1, self.word_index1, self.start1, self.end1),
+            WordPlace(self.line, 2, self.text2, self.word_index2, self.start2, self.end2),
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for place in self.places:
+            place.check()
+        return self
 
 
-def read_similarity(path: Path, limit: int) -> SimilarityData:
+class AttributionLine(Record):
+    """A target word of a text, the indices of the words that decide its sense, and a text to compare with."""
+
+    text: Text
+    word_index: Index
+    deciding_index: OneOrMore[Index]
+    reference: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.word_index in self.deciding_index:
+            field = f"deciding_index[{self.deciding_index.index(self.word_index)}]"
+            raise record_error(f"{field}: equal to word_index ({self.word_index}). Use another word.")
+        return self
+
+
+def read_similarity(path: Path, limit: int) -> Records[ScoredPair]:
     """Read pairs of texts and their scores. Raises `TextError`."""
-    reader = Reader(path, limit)
-    pairs = tuple(
-        ScoredPair(record.line, (record.text("text1"), record.text("text2")), record.number("score"))
-        for record in reader.records()
-    )
-    if len(pairs) < MIN_PAIRS:
-        raise TextError(f"{path}: too few lines ({len(pairs)}, limit {MIN_PAIRS}). Add lines.")
-    if len({pair.score for pair in pairs}) < 2:
+    data = read_records(path, limit, ScoredPair)
+    if len(data.lines) < MIN_PAIRS:
+        raise TextError(f"{path}: too few lines ({len(data.lines)}, limit {MIN_PAIRS}). Add lines.")
+    if len({pair.score for pair in data.lines}) < 2:
         raise TextError(f"{path}: score: equal in all lines. Add lines with other scores.")
-    return SimilarityData(reader.file, pairs)
+    return data
 
 
 def read_retrieval(path: Path, limit: int) -> RetrievalData:
@@ -119,74 +153,43 @@ def read_retrieval(path: Path, limit: int) -> RetrievalData:
 
     Lines with the same query are merged.
     """
-    documents: dict[str, tuple[int, str]] = {}
-    queries: dict[str, tuple[str, dict[int, None]]] = {}
-    reader = Reader(path, limit)
-    for record in reader.records():
-        if "document" in record:
-            if "query" in record or "positive" in record:
-                raise record.error("document", "set together with query or positive", "Use two lines.")
-            texts, field = [record.text("document")], "document"
-            relevant: dict[int, None] = {}
-        else:
-            query, texts, field = record.text("query"), record.texts("positive"), "positive"
-            relevant = queries.setdefault(query, (f"line {record.line}: query", {}))[1]
+    documents: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    relevant: dict[str, dict[str, None]] = {}
+    data = read_records(path, limit, RetrievalLine)
+    for record in data.lines:
+        field = "positive" if record.document is None else "document"
+        texts = [record.document] if record.document is not None else record.positive or []
         for text in texts:
-            label = f"line {record.line}: {field}"
-            relevant[documents.setdefault(text, (len(documents), label))[0]] = None
+            documents.setdefault(text, f"line {record.line}: {field}")
+        if record.query is not None:
+            queries.setdefault(record.query, f"line {record.line}: query")
+            relevant.setdefault(record.query, {}).update(dict.fromkeys(texts))
         if len(documents) > MAX_DOCUMENTS:
-            problem = f"too many distinct documents ({len(documents)}, limit {MAX_DOCUMENTS})"
-            raise record.error(field, problem, "Reduce --limit or remove lines.")
+            problem = f"{field}: too many distinct documents ({len(documents)}, limit {MAX_DOCUMENTS})"
+            raise line_error(path, record.line, f"{problem}. Reduce --limit or remove lines.")
     if not queries:
         raise TextError(f"{path}: query: missing in all lines. Add lines with query and positive.")
+    index = {text: position for position, text in enumerate(documents)}
     return RetrievalData(
-        reader.file,
-        tuple(Text(label, text) for text, (label, _) in queries.items()),
-        tuple(Text(label, text) for text, (_, label) in documents.items()),
-        tuple(tuple(relevant) for _, relevant in queries.values()),
+        data.file,
+        tuple((label, text) for text, label in queries.items()),
+        tuple((label, text) for text, label in documents.items()),
+        tuple(tuple(index[text] for text in relevant[query]) for query in queries),
     )
 
 
-def read_words(path: Path, limit: int) -> WordData:
+def read_words(path: Path, limit: int) -> Records[WordPair]:
     """Read pairs of word occurrences and whether the sense is the same. Raises `TextError`."""
-    reader = Reader(path, limit)
-    pairs = tuple(WordPair((_place(record, 1), _place(record, 2)), record.flag("same")) for record in reader.records())
+    data = read_records(path, limit, WordPair)
     for label in (True, False):
-        count = sum(pair.same == label for pair in pairs)
+        count = sum(pair.same == label for pair in data.lines)
         if count < MIN_PER_CLASS:
             name = str(label).lower()
             raise TextError(f"{path}: same: too few lines with {name} ({count}, limit {MIN_PER_CLASS}). Add lines.")
-    return WordData(reader.file, pairs)
+    return data
 
 
-def read_attribution(path: Path, limit: int) -> AttributionData:
+def read_attribution(path: Path, limit: int) -> Records[AttributionLine]:
     """Read texts with a target word and its deciding words. Raises `TextError`."""
-    reader = Reader(path, limit)
-    lines = tuple(_attribution_line(record) for record in reader.records())
-    return AttributionData(reader.file, lines)
-
-
-def _attribution_line(record: Record) -> AttributionLine:
-    text, word_index, deciding = record.text("text"), record.index("word_index"), record.indices("deciding_index")
-    if word_index in deciding:
-        raise record.error(deciding[word_index], f"equal to word_index ({word_index})", "Use another word.")
-    reference = record.text("reference") if "reference" in record else None
-    return AttributionLine(record.line, text, word_index, deciding, reference)
-
-
-def _place(record: Record, side: Side) -> WordPlace:
-    text = record.text(f"text{side}")
-    word, start, end = (f"{name}{side}" for name in ("word_index", "start", "end"))
-    has_span = start in record or end in record
-    if word in record and has_span:
-        raise record.error(word, f"set together with {start} or {end}", f"Use {word}, or {start} and {end}.")
-    if not has_span:
-        if word not in record:
-            raise record.error(word, "missing", f"Add it, or {start} and {end}.")
-        return WordPlace(record.line, side, text, record.index(word), None)
-    span = record.index(start), record.index(end)
-    if span[0] >= span[1]:
-        raise record.error(end, f"not after {start} ({span[1]})", f"Use a value over {span[0]}.")
-    if span[1] > len(text):
-        raise record.error(end, f"out of range ({span[1]}, limit {len(text)})", "Use characters of the text.")
-    return WordPlace(record.line, side, text, None, span)
+    return read_records(path, limit, AttributionLine)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from service.commands.neighbors import BLOCK_BYTES, Indices, Vectors, mean_ranks, value_codes
+from service.commands.neighbors import BLOCK_BYTES, Indices, Vectors, mean_ranks, pearson, value_codes
 
 RESAMPLES = 1000
 SEED = 20_261
@@ -78,16 +78,6 @@ def estimate_spearman(left: Values, right: Values) -> Estimate:
 def estimate_auc(similarities: Values, same: Flags) -> Estimate:
     codes = value_codes(similarities)
     return bootstrap(lambda sample: auc(codes[sample], same[sample]), len(same))
-
-
-def pearson(left: Values, right: Values) -> float | None:
-    """Return Pearson's correlation, or None if one side is constant."""
-    if min(np.ptp(left), np.ptp(right)) == 0:
-        return None
-    x, y = (values - values.mean() for values in (left, right))
-    # Scale first, because squares of very small values would underflow to 0.
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()
-    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
 
 
 def auc(codes: Indices, same: Flags) -> float | None:

@@ -1,144 +1,94 @@
 """JSON lines files: one object per line, with errors that name file, line and field."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import orjson
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
-from service.commands.encoding import TextError
-from service.commands.lines import read_lines
-from service.errors import ServiceError
+from service.commands.lines import ReadFile, TextError, read_file
 
 MAX_SCORE = 1e9
+PROBLEMS = {
+    "missing": "missing. Add it.",
+    "string_type": "not a string. Use a string.",
+    "int_type": "not an integer. Use an integer.",
+    "float_type": "not a number. Use a number.",
+    "bool_type": "not true or false. Use true or false.",
+    "too_short": "empty. Add an item.",
+    "greater_than_equal": "out of range ({value:g}, limit {ge:g}). Use {ge:g} or more.",
+    "less_than_equal": "out of range ({value:g}, limit {le:g}). Use {le:g} or less.",
+}
+"""Messages by pydantic error type."""
+
+
+class Record(BaseModel):
+    """An object of a file. Unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    line: int
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
-class LabeledFile:
-    """The part of a file that was read."""
+class Records(Generic[R]):
+    """The records of a file."""
 
-    path: Path
-    lines_read: int
-    is_complete: bool
-    """True if the whole file was read."""
+    file: ReadFile
+    lines: tuple[R, ...]
 
 
-class Record:
-    """A JSON object on a line of a file. Errors name file, line and field, and never contain text."""
-
-    def __init__(self, path: Path, line: int, fields: dict[str, Any]) -> None:
-        self.line = line
-        self._path = path
-        self._fields = fields
-
-    def __contains__(self, field: str) -> bool:
-        return field in self._fields
-
-    def error(self, field: str, problem: str, remedy: str) -> TextError:
-        """Return an error about a field."""
-        return TextError(f"{self._path}: line {self.line}: {field}: {problem}. {remedy}")
-
-    def text(self, field: str) -> str:
-        """Return a non-blank string."""
-        return self._text(field, self._value(field, "Add a string."))
-
-    def texts(self, field: str) -> list[str]:
-        """Return a string, or the strings in a non-empty array."""
-        value = self._value(field, "Add a string or an array of strings.")
-        if not isinstance(value, list):
-            return [self._text(field, value)]
-        if not value:
-            raise self.error(field, "empty", "Add a string.")
-        return [self._text(f"{field}[{index}]", item) for index, item in enumerate(value)]
-
-    def number(self, field: str) -> float:
-        """Return a finite number whose magnitude is within the limit."""
-        value = self._value(field, "Add a number.")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(field, "not a number", "Use a number.")
-        if not math.isfinite(value) or abs(value) > MAX_SCORE:
-            limit = math.copysign(MAX_SCORE, value)
-            raise self.error(field, f"out of range ({value:g}, limit {limit:g})", "Scale the scores.")
-        return float(value)
-
-    def index(self, field: str) -> int:
-        """Return an integer >= 0."""
-        return self._index(field, self._value(field, "Add an integer."))
-
-    def indices(self, field: str) -> dict[int, str]:
-        """Return an integer >= 0, or the integers in a non-empty array, each with its field."""
-        value = self._value(field, "Add an integer or an array of integers.")
-        if not isinstance(value, list):
-            return {self._index(field, value): field}
-        if not value:
-            raise self.error(field, "empty", "Add an integer.")
-        fields = ((f"{field}[{position}]", item) for position, item in enumerate(value))
-        return {self._index(name, item): name for name, item in fields}
-
-    def flag(self, field: str) -> bool:
-        """Return true or false."""
-        value = self._value(field, "Add true or false.")
-        if not isinstance(value, bool):
-            raise self.error(field, "not true or false", "Use true or false.")
-        return value
-
-    def _value(self, field: str, remedy: str) -> Any:
-        if field not in self._fields:
-            raise self.error(field, "missing", remedy)
-        return self._fields[field]
-
-    def _index(self, field: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(field, "not an integer", "Use an integer.")
-        if value < 0:
-            raise self.error(field, f"out of range ({value}, limit 0)", "Use 0 or more.")
-        return value
-
-    def _text(self, field: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise self.error(field, "not a string", "Use a string.")
-        if not value or value.isspace():
-            raise self.error(field, "empty or blank", "Remove the line or add text.")
-        return value
+def record_error(problem: str) -> PydanticCustomError:
+    """Return an error of a validator. `problem` is a message without the path of the validated field."""
+    return PydanticCustomError("record", "{problem}", {"problem": problem})
 
 
-class Reader:
-    """Reads the first `limit` lines of a file."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path = path
-        self._limit = limit
-        self.file = LabeledFile(path, 0, is_complete=True)
-
-    def records(self) -> Iterator[Record]:
-        """Yield the object on each line; `file` is final after the last one. Raises `TextError`."""
-        path, count, is_complete = self._path, 0, True
-        try:
-            with path.open("rb") as file:
-                for number, line in read_lines(file):
-                    if number > self._limit:
-                        is_complete = False
-                        break
-                    yield _parse(path, number, line)
-                    count = number
-        except ServiceError as error:
-            raise TextError(f"{path}: {error.message}") from None
-        except OSError as error:
-            raise TextError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-        if not count:
-            raise TextError(f"{path}: empty. Write one JSON object per line.")
-        self.file = LabeledFile(path, count, is_complete)
+def _check_text(text: str) -> str:
+    if not text or text.isspace():
+        raise record_error("empty or blank. Remove the line or add text.")
+    return text
 
 
-def _parse(path: Path, number: int, line: str) -> Record:
-    if not line or line.isspace():
-        raise TextError(f"{path}: line {number}: empty or blank. Remove it.")
+Text = Annotated[str, AfterValidator(_check_text)]
+Index = Annotated[int, Field(ge=0)]
+Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+OneOrMore = Annotated[
+    list[T], Field(min_length=1), BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+]
+"""An item, or a non-empty array of items."""
+
+
+def read_records(path: Path, limit: int, kind: type[R]) -> Records[R]:
+    """Read the first `limit` lines of a file. Raises `TextError`, which names file, line and field, but no text."""
+    file, lines = read_file(path, limit)
+    return Records(file, tuple(_parse(path, number, line, kind) for number, line in lines))
+
+
+def line_error(path: Path, line: int, problem: str) -> TextError:
+    return TextError(f"{path}: line {line}: {problem}")
+
+
+def _parse(path: Path, number: int, line: str, kind: type[R]) -> R:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError:
-        raise TextError(f"{path}: line {number}: not JSON. Write one JSON object per line.") from None
+        raise line_error(path, number, "not JSON. Write one JSON object per line.") from None
     if not isinstance(fields, dict):
-        raise TextError(f"{path}: line {number}: not a JSON object. Write one JSON object per line.")
-    return Record(path, number, fields)
+        raise line_error(path, number, "not a JSON object. Write one JSON object per line.")
+    try:
+        return kind.model_validate({**fields, "line": number})
+    except ValidationError as error:
+        raise line_error(path, number, _message(error.errors(include_url=False)[0])) from None
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    field = "".join(f"[{step}]" if isinstance(step, int) else step for step in error["loc"])
+    problem = PROBLEMS.get(error["type"], error["msg"]).format(value=error["input"], **error.get("ctx", {}))
+    return f"{field}: {problem}" if field else problem

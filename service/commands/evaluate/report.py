@@ -4,27 +4,22 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from service.commands.evaluate.figures import Evaluation, RowKey, Rows
 from service.commands.evaluate.measures import Estimate
 from service.commands.evaluate.model_card import SavedCard
+from service.commands.evaluate.tasks import TASKS, AttributionFigures, Evaluation, RowKey
 from service.commands.report import describe_model, model_record
-
-TASKS = ("sts", "retrieval", "word_in_context", "attribution")
 
 
 def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
     """Return the evaluation as JSON, with the baseline and the differences."""
-    files = {
-        name: {"file": str(file.path), "lines_read": file.lines_read, "complete": file.is_complete}
-        for name, file in evaluation.files.items()
-    }
+    files = {name: file.to_json() for name, file in evaluation.files.items()}
     record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
     record["saved"] = None if saved is None else saved._asdict()
     if baseline is None:
         return record | {"baseline": None, "difference": None}
     return record | {
         "baseline": {"model": model_record(baseline.info, baseline.truncated)} | _task_records(baseline),
-        "difference": {task: _difference(getattr(evaluation, task), getattr(baseline, task)) for task in TASKS},
+        "difference": {task: _difference(evaluation.tasks.get(task), baseline.tasks.get(task)) for task in TASKS},
     }
 
 
@@ -38,7 +33,8 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved:
     yield from _notes(evaluation, "")
     if baseline is not None:
         yield from _notes(baseline, "baseline: ")
-    yield from _chance_lines(evaluation)
+    for figures in evaluation.tasks.values():
+        yield from figures.chances()
     yield ""
     yield from _table(evaluation.rows(), None if baseline is None else baseline.rows())
     if saved is not None:
@@ -49,23 +45,13 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved:
 def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
     if evaluation.truncated:
         yield f"truncated  {prefix}{evaluation.truncated:,} texts to {evaluation.info.max_input_tokens} tokens"
-    if evaluation.attribution is not None:
-        for name, reason in evaluation.attribution.omitted.items():
+    attribution = evaluation.tasks.get("attribution")
+    if isinstance(attribution, AttributionFigures):
+        for name, reason in attribution.omitted.items():
             yield f"omitted    {prefix}{name}: {reason}"
 
 
-def _chance_lines(evaluation: Evaluation) -> Iterator[str]:
-    words, attribution = evaluation.word_in_context, evaluation.attribution
-    if words is not None:
-        yield f"majority   {words.majority:.4f} of the pairs of words have the more frequent label"
-    if attribution is not None:
-        yield f"chance     {attribution.chance:.4f} is the precision@1 of a random order of the words"
-        if attribution.reference_chance is not None:
-            lines = f"{attribution.references:,} lines with a reference"
-            yield f"chance     {attribution.reference_chance:.4f} for the {lines}"
-
-
-def _table(rows: Rows, baseline: Rows | None) -> Iterator[str]:
+def _table(rows: dict[RowKey, Estimate], baseline: dict[RowKey, Estimate] | None) -> Iterator[str]:
     task, measure = (max(map(len, column)) + 2 for column in zip(*map(_labels, rows), strict=True))
     header = f"{'task':<{task}}{'measure':<{measure}}{'value':>9}   {'95 % interval':<18}"
     if baseline is not None:
@@ -104,7 +90,7 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _task_records(evaluation: Evaluation) -> dict[str, Any]:
-    return {task: _record(getattr(evaluation, task)) for task in TASKS}
+    return {task: _record(evaluation.tasks.get(task)) for task in TASKS}
 
 
 def _record(figures: Any) -> Any:

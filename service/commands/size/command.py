@@ -41,7 +41,11 @@ def run(arguments: Sequence[str]) -> int:
     """Print the calculation and return 0. Raises `ArtifactError`, or `SystemExit` for a usage error."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    _check(parser, options)
+    if options.hardware == "gpu" and options.tokens_per_second is None:
+        parser.error(
+            "--hardware gpu: requires --tokens-per-second, because no GPU has been measured. "
+            "Run make bench-gpu on yours and pass its tokens/s"
+        )
     model = DEFAULT_MODEL
     if options.model_dir is not None:
         model = ModelShape.of(Artifact.open(options.model_dir).manifest)
@@ -52,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
             "Longer texts are truncated or rejected; reduce it or set --max-tokens"
         )
     load = Load(options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization)
-    rate, spare = _rate(options, model), options.spare_replicas
+    (rate, source), spare = _throughput(options, model), options.spare_replicas
     best = cheapest(load, rate, spare)
     capacity = best
     if options.hardware == "gpu":
@@ -62,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(_record(capacity, model), indent=2))  # orjson rejects integers over 64 bits
         return 0
-    print("\n".join(_lines(capacity, model, options)))
+    print("\n".join(_lines(capacity, model, source)))
     if capacity.hardware == "cpu" and best.total_units < capacity.total_units:
         shape = f"{_count(best.total_replicas)} of {best.cores_per_replica} cores"
         print(f"Cheaper: {shape}, {best.total_units:,} cores in total. Leave --cores-per-replica out.")
@@ -96,26 +100,26 @@ def _parser() -> Parser:
     return parser
 
 
-def _check(parser: Parser, options: argparse.Namespace) -> None:
-    if options.hardware == "gpu" and options.tokens_per_second is None:
-        parser.error(
-            "--hardware gpu: requires --tokens-per-second, because no GPU has been measured. "
-            "Run make bench-gpu on yours and pass its tokens/s"
-        )
-
-
-def _rate(options: argparse.Namespace, model: ModelShape) -> Fraction:
+def _throughput(options: argparse.Namespace, model: ModelShape) -> tuple[Fraction, str]:
+    """Return the tokens per second of a core or GPU, and how they were determined."""
     if options.tokens_per_second is not None:
-        rate: Fraction = options.tokens_per_second
-        return rate if options.hardware == "gpu" else rate / (options.cores_per_replica or MEASURED_CORES)
+        cores = 1 if options.hardware == "gpu" else options.cores_per_replica or MEASURED_CORES
+        source = f"--tokens-per-second {_show(options.tokens_per_second)}"
+        return options.tokens_per_second / cores, source if options.hardware == "gpu" else f"{source} / {cores} cores"
     if options.tokens_per_second_per_core is not None:
-        own: Fraction = options.tokens_per_second_per_core
-        return own
-    scale = DEFAULT_MODEL.flops_per_token(Fraction(1)) / model.flops_per_token(options.mean_tokens)
-    return TOKENS_PER_SECOND_PER_CORE[options.precision] * scale
+        return options.tokens_per_second_per_core, "--tokens-per-second-per-core"
+    measured = TOKENS_PER_SECOND_PER_CORE[options.precision]
+    source = f"{options.precision}, measured: {MEASURED_CPU}"
+    default, own = DEFAULT_MODEL.flops_per_token(Fraction(1)), model.flops_per_token(options.mean_tokens)
+    if default != own:
+        source = (
+            f"{measured:,} ({source}) x {_show(default / 10**6)} / {_show(own / 10**6)} MFLOP per token, estimated: "
+            "L x (24 x H^2 + 4 x T x H)"
+        )
+    return measured * default / own, source
 
 
-def _lines(capacity: Capacity, model: ModelShape, options: argparse.Namespace) -> list[str]:
+def _lines(capacity: Capacity, model: ModelShape, source: str) -> list[str]:
     """Return the calculation, one step per line: name, formula, result."""
     load = capacity.load
     gpu = capacity.hardware == "gpu"
@@ -129,7 +133,7 @@ def _lines(capacity: Capacity, model: ModelShape, options: argparse.Namespace) -
          f"{_show(load.texts_per_second)} texts/s x {_show(load.mean_tokens)} tokens"),
         ("requests", f"{_show(load.requests_per_second)} requests/s",
          f"{_show(load.texts_per_second)} texts/s / {load.inputs_per_request} per request"),
-        ("throughput", f"{_show(capacity.tokens_per_second)} tokens/s per {unit}", _rate_source(options, model)),
+        ("throughput", f"{_show(capacity.tokens_per_second)} tokens/s per {unit}", source),
         ("inference", f"{inference} {unit}s busy",
          f"{_show(load.tokens_per_second)} tokens/s / {_show(capacity.tokens_per_second)}"),
         ("event loop", f"{event_loop} cores busy",
@@ -156,23 +160,6 @@ def _totals(capacity: Capacity, model: ModelShape) -> list[str]:
     if memory > MANIFEST_LIMIT_MIB:
         lines.append(f"Warning: raise the memory of the manifests to at least {memory:,} MiB.")
     return lines
-
-
-def _rate_source(options: argparse.Namespace, model: ModelShape) -> str:
-    if options.tokens_per_second is not None:
-        replica = "" if options.hardware == "gpu" else f" / {options.cores_per_replica or MEASURED_CORES} cores"
-        return f"--tokens-per-second {_show(options.tokens_per_second)}{replica}"
-    if options.tokens_per_second_per_core is not None:
-        return "--tokens-per-second-per-core"
-    measured = TOKENS_PER_SECOND_PER_CORE[options.precision]
-    source = f"{options.precision}, measured: {MEASURED_CPU}"
-    default, own = DEFAULT_MODEL.flops_per_token(Fraction(1)), model.flops_per_token(options.mean_tokens)
-    if default == own:
-        return source
-    return (
-        f"{measured:,} ({source}) x {_show(default / 10**6)} / {_show(own / 10**6)} MFLOP per token, estimated: "
-        "L x (24 x H^2 + 4 x T x H)"
-    )
 
 
 def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:

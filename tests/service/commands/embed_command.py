@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands.embed import command as embed
+from service.commands import vector_sources
 from service.commands.embed import file as embed_file
-from service.commands.embed import row_encoders
+from service.commands.vector_sources import VectorSource
 from tests.service.commands.embed_stub import open_stub
 
 RunEmbed = Callable[..., tuple[int, str]]
@@ -27,9 +27,9 @@ LONG = "word " * 12
 @pytest.fixture
 def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the stub's vectors, with batches and chunks so small that a small file has several."""
-    monkeypatch.setattr(row_encoders, "BATCH_ROWS", 2)
+    monkeypatch.setattr(VectorSource, "batch_rows", 2)
     monkeypatch.setattr(embed_file, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(embed, "open_engine_source", open_stub)
+    monkeypatch.setattr(vector_sources, "open_engine_source", open_stub)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import hashlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands.embed import command as embed
+from service.commands import vector_sources
 from service.commands.embed import file as embed_file
-from service.commands.vector_sources import SourceError, SourceInfo, VectorOptions, VectorSource
+from service.commands.vector_sources import Operation, SourceError, SourceInfo, VectorOptions, VectorSource
 from service.config import Settings
 
 DIMENSIONS = 4
@@ -25,6 +26,7 @@ MAX_CHARACTERS = 100
 MAX_TOKENS = 8
 EMPTY = "\u200b"
 """A text that tokenizes to nothing."""
+INFO = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
 
 
 def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
@@ -37,25 +39,27 @@ def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
 class StubSource(VectorSource):
     """Mimics an engine's limits and errors. Each word counts as one token, and each text takes `delay_s` to encode."""
 
-    info = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
-
     def __init__(self, options: VectorOptions, delay_s: float = 0.0) -> None:
-        self._options, self._delay_s = options, delay_s
-        self.requests = self.in_flight = self.most_in_flight = 0
+        super().__init__(INFO, options)
+        self._delay_s = delay_s
+        self.requests = self.running = self.most_running = 0
 
-    async def send(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], bool]]:
+    async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
         self.requests += 1
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         try:
             await asyncio.sleep(self._delay_s * len(texts))
         finally:
-            self.in_flight -= 1
+            self.running -= 1
         if EMPTY in texts:
             field = f"inputs[{list(texts).index(EMPTY)}]"
             raise SourceError(f"{field}: no content after tokenization. Send text.", field, permanent=True)
-        dimensions = self._options.dimensions
-        return [(stub_vector(text, self._options.dtype)[:dimensions], len(text.split()) > MAX_TOKENS) for text in texts]
+        vectors = [stub_vector(text, options["dtype"])[: options["dimensions"]] for text in texts]
+        return [
+            SimpleNamespace(pooled=vector, truncated=len(text.split()) > MAX_TOKENS)
+            for vector, text in zip(vectors, texts, strict=True)
+        ]
 
 
 @asynccontextmanager
@@ -66,5 +70,5 @@ async def open_stub(settings: Settings, options: VectorOptions) -> AsyncIterator
 
 
 if __name__ == "__main__":
-    with patch.object(embed, "open_engine_source", open_stub), patch.object(embed_file, "CHUNK_ROWS", 128):
+    with patch.object(vector_sources, "open_engine_source", open_stub), patch.object(embed_file, "CHUNK_ROWS", 128):
         sys.exit(main(sys.argv[1:]))

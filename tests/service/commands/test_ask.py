@@ -15,7 +15,7 @@ from rich.console import Console
 from service.__main__ import main
 from service.commands import ask as ask_folder
 from service.commands.ask import command as ask
-from service.commands.ask.sources import Analysis
+from service.commands.ask.analysis import Analysis
 from service.commands.ask.view import show_map, show_neighbors, show_words
 from tests.conftest import RunningServer
 

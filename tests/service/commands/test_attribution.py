@@ -213,10 +213,10 @@ def test_truncated_texts_and_references_are_counted(run: Run, exported: Path) ->
         ({"word_index": 9}, "word_index: out of range (9, limit 2). Use 0 to 2."),
         ({"deciding_index": [0, 7]}, "deciding_index[1]: out of range (7, limit 2). Use 0 to 2."),
         ({"deciding_index": [0, 1]}, "deciding_index: all other words of the text (2, limit 1). Remove words or the"),
-        ({"text": "a \u200b c"}, "deciding_index: word without tokens (1). Use another word."),
+        ({"text": "a \u200b c"}, "deciding_index[0]: word without tokens (1). Use another word."),
         (
             {"text": "word " * 90, "deciding_index": 80},
-            "deciding_index: removed by truncation (80, limit ",
+            "deciding_index[0]: removed by truncation (80, limit ",
         ),
         ({"text": "\u200b"}, "text: no content after tokenization."),
         ({"reference": "\u200b"}, "reference: no content after tokenization."),

@@ -238,7 +238,7 @@ def test_damaged_artifact_is_reported_before_any_model_is_loaded(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"", "empty. Write one text per line."),
+        (b"", "empty. Add lines."),
         (b"one\n", "too few distinct texts (1, limit 3). Add texts."),
         (b"one\ntwo\none\n", "too few distinct texts (2, limit 3). Add texts."),
         (b"one\n\nthree", "line 2: empty or blank. Remove it."),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.commands.encoding import TextError
 from service.commands.evaluate import datasets
 from service.commands.evaluate.datasets import read_attribution, read_retrieval, read_similarity, read_words
+from service.commands.lines import TextError
 
 PAIR = {"text1": "a", "text2": "b", "score": 1}
 WORDS = {"text1": "a b", "word_index1": 0, "text2": "b a", "start2": 2, "end2": 3, "same": True}
@@ -26,8 +26,8 @@ def write(path: Path, *lines: Any) -> Path:
 def test_pairs_keep_numbers_and_ignore_further_fields(tmp_path: Path) -> None:
     file = write(tmp_path, PAIR, PAIR | {"score": 0.5, "split": "test"}, PAIR | {"score": -2e3}, PAIR)
     data = read_similarity(file, 3)
-    assert [(pair.line, pair.texts, pair.score) for pair in data.pairs] == [
-        (1, ("a", "b"), 1), (2, ("a", "b"), 0.5), (3, ("a", "b"), -2000)
+    assert [(pair.line, pair.text1, pair.text2, pair.score) for pair in data.lines] == [
+        (1, "a", "b", 1), (2, "a", "b", 0.5), (3, "a", "b", -2000)
     ]  # fmt: skip
     assert (data.file.lines_read, data.file.is_complete) == (3, False)
     assert read_similarity(file, 4).file.is_complete
@@ -40,26 +40,27 @@ def test_queries_and_documents_are_distinct(tmp_path: Path) -> None:
         {"query": "q", "positive": "d3"}, {"document": "d0"},
     )  # fmt: skip
     data = read_retrieval(file, 10)
-    assert [query.text for query in data.queries] == ["q", "r"]
-    assert [document.text for document in data.documents] == ["d0", "d1", "d2", "d3"]
+    assert data.queries == (("line 1: query", "q"), ("line 3: query", "r"))
+    assert [text for _, text in data.documents] == ["d0", "d1", "d2", "d3"]
     assert data.relevant == ((0, 1, 3), (1,))
-    assert data.documents[3].label == "line 4: positive"
+    assert data.documents[3][0] == "line 4: positive"
 
 
 def test_words_are_indices_or_characters(tmp_path: Path) -> None:
     other = WORDS | {"same": False}
     data = read_words(write(tmp_path, WORDS, WORDS, other, other), 10)
-    first, second = data.pairs[0].places
-    assert (first.word_index, first.span, second.word_index, second.span) == (0, None, None, (2, 3))
-    assert [pair.same for pair in data.pairs] == [True, True, False, False]
-    assert second.label == "line 1: text2"
+    first, second = data.lines[0].places
+    assert (first.word_index, first.start, first.end) == (0, None, None)
+    assert (second.word_index, second.start, second.end) == (None, 2, 3)
+    assert [pair.same for pair in data.lines] == [True, True, False, False]
+    assert (second.line, second.side) == (1, 2)
 
 
 @pytest.mark.parametrize("read", [read_similarity, read_retrieval, read_words, read_attribution])
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"", "empty. Write one JSON object per line."),
+        (b"", "empty. Add lines."),
         (b" \n", "line 1: empty or blank. Remove it."),
         (b"swordfish", "line 1: not JSON. Write one JSON object per line."),
         (b'{"score": NaN}', "line 1: not JSON. Write one JSON object per line."),
@@ -92,7 +93,7 @@ def check_error(read: Callable[[Path, int], object], file: Path, problem: str) -
         ({"text2": " \t"}, "text2: empty or blank. Remove the line or add text."),
         ({"score": SECRET}, "score: not a number. Use a number."),
         ({"score": True}, "score: not a number. Use a number."),
-        ({"score": -1e10}, "score: out of range (-1e+10, limit -1e+09). Scale the scores."),
+        ({"score": -1e10}, "score: out of range (-1e+10, limit -1e+09). Use -1e+09 or more."),
     ],
 )
 def test_invalid_pair_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
@@ -102,9 +103,9 @@ def test_invalid_pair_is_named(tmp_path: Path, change: dict[str, Any], problem: 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"positive": "d"}, "query: missing. Add a string."),
-        ({"query": "q"}, "positive: missing. Add a string or an array of strings."),
-        ({"query": "q", "positive": []}, "positive: empty. Add a string."),
+        ({"positive": "d"}, "query: missing. Add it."),
+        ({"query": "q"}, "positive: missing. Add it."),
+        ({"query": "q", "positive": []}, "positive: empty. Add an item."),
         ({"query": "q", "positive": ["d", 3]}, "positive[1]: not a string. Use a string."),
         ({"query": "q", "document": "d"}, "document: set together with query or positive. Use two lines."),
     ],
@@ -132,8 +133,8 @@ def test_invalid_word_is_named(tmp_path: Path, change: dict[str, Any], problem: 
     ("field", "problem"),
     [
         ("word_index1", "word_index1: missing. Add it, or start1 and end1."),
-        ("start2", "start2: missing. Add an integer."),
-        ("same", "same: missing. Add true or false."),
+        ("start2", "start2: missing. Add it."),
+        ("same", "same: missing. Add it."),
     ],
 )
 def test_missing_field_of_a_word_is_named(tmp_path: Path, field: str, problem: str) -> None:
@@ -161,11 +162,8 @@ def test_number_of_documents_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
 def test_deciding_words_are_an_index_or_an_array(tmp_path: Path) -> None:
     file = write(tmp_path, DECIDED, DECIDED | {"deciding_index": [0, 2], "reference": "r"})
     data = read_attribution(file, 10)
-    assert [line.deciding for line in data.lines] == [
-        {0: "deciding_index"}, {0: "deciding_index[0]", 2: "deciding_index[1]"}
-    ]  # fmt: skip
+    assert [line.deciding_index for line in data.lines] == [[0], [0, 2]]
     assert [line.reference for line in data.lines] == [None, "r"]
-    assert data.references == data.lines[1:]
 
 
 @pytest.mark.parametrize(
@@ -173,11 +171,11 @@ def test_deciding_words_are_an_index_or_an_array(tmp_path: Path) -> None:
     [
         ({"text": " "}, "text: empty or blank. Remove the line or add text."),
         ({"word_index": True}, "word_index: not an integer. Use an integer."),
-        ({"deciding_index": []}, "deciding_index: empty. Add an integer."),
-        ({"deciding_index": "0"}, "deciding_index: not an integer. Use an integer."),
+        ({"deciding_index": []}, "deciding_index: empty. Add an item."),
+        ({"deciding_index": "0"}, "deciding_index[0]: not an integer. Use an integer."),
         ({"deciding_index": [0, -1]}, "deciding_index[1]: out of range (-1, limit 0). Use 0 or more."),
         ({"deciding_index": [0, 1]}, "deciding_index[1]: equal to word_index (1). Use another word."),
-        ({"reference": None}, "reference: not a string. Use a string."),
+        ({"reference": 1}, "reference: not a string. Use a string."),
     ],
 )
 def test_invalid_attribution_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:

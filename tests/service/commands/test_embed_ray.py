@@ -20,22 +20,13 @@ import pytest
 from model.sample_texts import sample_sentences
 from service.commands import embed as embed_folder
 from service.commands.arguments import CommandError
-from service.commands.embed import ray_encoder  # imports Ray
-from service.commands.embed.job import EmbedFile
-from service.commands.embed.ray_worker import (  # imports Ray's dependencies
-    INPUT_SCHEMA,
-    EncodeWorker,
-    pack,
-    read_blocks,
-    result_rows,
-    unpack,
-)
+from service.commands.embed import ray_embedder  # imports Ray
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.commands.vector_sources import VectorOptions
 from service.config import Settings
 from tests.conftest import ROOT, server_environment
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
-from tests.service.commands.embed_stub import EMPTY, MAX_CHARACTERS, StubSource, open_stub, stub_vector
+from tests.service.commands.embed_stub import EMPTY, INFO, MAX_CHARACTERS, open_stub, stub_vector
 
 RUN_TIMEOUT_S = 180
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "client")))
@@ -105,13 +96,13 @@ def test_cpus_are_divided_among_workers(
     cpus: list[int], count: int | None, threads: int, expected: tuple[int, int, float]
 ) -> None:
     """All workers must fit on the smallest node, where they restart if the other nodes are lost."""
-    assert ray_encoder.divide_cpus(cpus, count, threads) == ray_encoder.Workers(*expected)
+    assert ray_embedder.divide_cpus(cpus, count, threads) == ray_embedder.Workers(*expected)
 
 
 @pytest.mark.parametrize(("cpus", "count", "threads"), [([2], 3, 0), ([2, 2], 3, 2), ([1], None, 2), ([0], None, 0)])
 def test_workers_that_do_not_fit_are_an_error(cpus: list[int], count: int | None, threads: int) -> None:
     with pytest.raises(CommandError, match=r"--ray-workers: too many \(.*, limit \d\)\. Reduce it"):
-        ray_encoder.divide_cpus(cpus, count, threads)
+        ray_embedder.divide_cpus(cpus, count, threads)
 
 
 @pytest.mark.parametrize(
@@ -144,51 +135,33 @@ def test_unreachable_cluster_is_an_error(tmp_path: Path, run_embed: RunEmbed, mo
 
 
 def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed_folder, "ray_encoder", None)
-    monkeypatch.delattr(embed_folder, "ray_encoder")
-    monkeypatch.setitem(sys.modules, "service.commands.embed.ray_encoder", None)
+    monkeypatch.setattr(embed_folder, "ray_embedder", None)
+    monkeypatch.delattr(embed_folder, "ray_embedder")
+    monkeypatch.setitem(sys.modules, "service.commands.embed.ray_embedder", None)
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
     problem = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
     expected = f"attendant embed: --ray: Ray is not installed. {problem}\n"
     assert run_embed(path, "-o", tmp_path / "out.npy", "--ray") == (78, expected)
 
 
-def test_blocks_of_rows_keep_ids_and_errors(tmp_path: Path) -> None:
-    """A file may mix string and integer ids. A text over the character limit is not sent."""
-    rows: list[dict[str, Any]] = [{"id": 2**64 - 1, "text": "a"}, {"id": "x", "text": "x" * 101}]
-    rows += [{"id": 3, "text": ""}, {"text": "b"}]
-    path = write_rows(tmp_path / "in.jsonl", rows)
-    job = EmbedFile(path, tmp_path / "out.jsonl", "jsonl", "jsonl", id_field="id")
-
-    def read(skip: int) -> list[Any]:
-        return [block for table in read_blocks(job, skip, 3, MAX_CHARACTERS) for block in unpack(table)]
-
-    blocks = read(0)
-    assert [block.num_rows for block in blocks] == [3, 1]
-    assert blocks[0].column("text").to_pylist() == ["a", None, ""]
-    assert [block.column("number").to_pylist() for block in read(2)] == [[3, 4]]
-    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), StubSource.info)
-    results = [result_rows(block) for table in map(pack, blocks) for block in unpack(worker(table))]
-    rows_out = [row for result in results for row in result.rows]
-    encoded = [item for result in results for item in result.encoded]
-    assert [row.id for row in rows_out] == [2**64 - 1, "x", 3, None]
-    errors = [row.error or item.error for row, item in zip(rows_out, encoded, strict=True)]
-    assert errors == [
-        "", "text: too many characters (101, limit 100). Shorten it.", "empty or blank. Send text.",
-        "id: missing. Use a string or an integer.",
-    ]  # fmt: skip
-    vector = encoded[0].vector
-    assert vector is not None
-    np.testing.assert_array_equal(vector, stub_vector("a"))
+async def test_worker_encodes_a_block_in_batches() -> None:
+    """A text that is rejected must not affect the others."""
+    texts = [EMPTY if index == 300 else f"text {index}" for index in range(600)]
+    encoded = await ray_embedder.EncodeWorker(open_stub, Settings(), VectorOptions(), INFO).encode(texts)
+    assert [item.error for item in encoded if item.error] == ["no content after tokenization. Send text."]
+    for text, item in zip(texts, encoded, strict=True):
+        if item.vector is not None:
+            np.testing.assert_array_equal(item.vector, stub_vector(text))
+    assert encoded[300].vector is None
 
 
-def test_worker_with_another_model_raises_in_its_first_block() -> None:
+async def test_worker_with_another_model_is_an_error() -> None:
     """Nodes with different artifacts must not mix their vectors."""
-    other = replace(StubSource.info, digest="sha256:1")
-    worker = EncodeWorker(open_stub, Settings(), VectorOptions(), other)
-    with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
-        worker(pack(INPUT_SCHEMA.empty_table()))
-    assert pickle.loads(pickle.dumps(raised.value)).status == 78
+    worker = ray_embedder.EncodeWorker(open_stub, Settings(), VectorOptions(), replace(INFO, digest="sha256:1"))
+    for _ in range(2):
+        with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
+            await worker.encode(["a"])
+        assert pickle.loads(pickle.dumps(raised.value)).status == 78
 
 
 @pytest.mark.slow

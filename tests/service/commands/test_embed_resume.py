@@ -13,10 +13,10 @@ import pytest
 
 from service.__main__ import main
 from service.commands.embed import file as embed_file
-from service.commands.embed import row_encoders, work_directory
-from service.commands.embed.job import EmbedFile
-from service.commands.embed.row_encoders import LocalRowEncoder
+from service.commands.embed import work_directory
+from service.commands.embed.file import EmbedFile
 from service.commands.embed.work_directory import partial_path, rejected_path
+from service.commands.row_files import RowFile
 from service.commands.vector_sources import VectorOptions
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, write_rows
 from tests.service.commands.embed_stub import DIMENSIONS, StubSource
@@ -101,7 +101,7 @@ def test_run_continues_after_a_kill_at_any_change_of_the_disk(
 def test_rows_on_disk_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure after two chunks leaves 8 of 12 rows on disk."""
     path = write_rows(tmp_path / "in.jsonl", [{"text": f"text {number}"} for number in range(12)])
-    job = EmbedFile(path, tmp_path / "out.npy", "jsonl", "npy")
+    job = EmbedFile(RowFile(path, "jsonl"), tmp_path / "out.npy", "npy")
     write = embed_file._write
     calls = []
 
@@ -114,7 +114,7 @@ def test_rows_on_disk_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.
     async def embed_all() -> StubSource:
         source = StubSource(VectorOptions())
         await source.check()
-        await embed_file.embed_file(job, LocalRowEncoder(source))
+        await embed_file.embed_file(job, source)
         return source
 
     monkeypatch.setattr(embed_file, "_write", fail_third)
@@ -130,9 +130,9 @@ async def test_several_batches_are_in_flight(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", [{"text": f"text {number}"} for number in range(40)])
     source = StubSource(VectorOptions(), delay_s=0.05)
     await source.check()
-    job = EmbedFile(path, tmp_path / "out.npy", "jsonl", "npy")
-    await embed_file.embed_file(job, LocalRowEncoder(source))
-    assert source.most_in_flight == row_encoders.IN_FLIGHT
+    job = EmbedFile(RowFile(path, "jsonl"), tmp_path / "out.npy", "npy")
+    await embed_file.embed_file(job, source)
+    assert source.most_running == source.in_flight
 
 
 def test_run_continues_after_the_disk_was_full(

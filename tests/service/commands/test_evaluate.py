@@ -12,9 +12,8 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact import WEIGHTS
-from service.commands.evaluate import evaluation
-from service.commands.evaluate.figures import SenseFigures
 from service.commands.evaluate.measures import Flags, Values
+from service.commands.evaluate.tasks import SenseFigures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import CompareRequest, Occurrence
@@ -97,13 +96,13 @@ def test_words_have_the_cosines_of_the_comparison(
 ) -> None:
     """Contextual and static cosines must match /v1/compare, including for multi-token words."""
     captured: list[Values] = []
-    sense_figures = evaluation._sense_figures
+    sense_figures = SenseFigures.of
 
     def capture(similarities: Values, same: Flags) -> SenseFigures:
         captured.append(similarities)
         return sense_figures(similarities, same)
 
-    monkeypatch.setattr(evaluation, "_sense_figures", capture)
+    monkeypatch.setattr(SenseFigures, "of", capture)
     lines = [
         {
             "text1": "unaffable willows sway",
@@ -184,8 +183,8 @@ def test_damaged_artifact_is_reported(run: Run, default_artifact: Path, tmp_path
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ({"word_index1": 2}, "line 5: word_index1: out of range (2). Use 0 to 1."),
-        ({"start1": 5, "end1": 6}, "line 5: start1: no token is assigned to this span. Move or remove the line."),
+        ({"word_index1": 2}, "line 5: word_index1: out of range (2, limit 1). Use 0 to 1."),
+        ({"start1": 5, "end1": 6}, "line 5: start1: span without tokens. Move it or remove the line."),
         (
             {"start1": 995, "end1": 999, "text1": "word " * 200},
             "line 5: start1: removed by truncation. Shorten the text or remove the line.",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.commands.encoding import TextError
+from service.commands.lines import TextError
 from tests.service.commands.evaluate_command import Evaluate, Run
 
 FILES = (

@@ -23,10 +23,9 @@ from service.commands.evaluate.measures import (
     estimate_mean,
     estimate_pearson,
     estimate_spearman,
-    pearson,
     rank_measures,
 )
-from service.commands.neighbors import Floats, Vectors, normalize
+from service.commands.neighbors import Floats, Vectors, normalize, pearson
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30)
 LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)

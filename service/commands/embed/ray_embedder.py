@@ -1,4 +1,4 @@
-"""Embeds rows with the workers of a Ray cluster."""
+"""Embeddings computed by the workers of a Ray cluster."""
 
 import asyncio
 import contextlib
@@ -8,37 +8,29 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-import ray.data
 
+from model.artifact import ArtifactError
 from model.console import EX_CONFIG, EX_UNAVAILABLE
 from service.commands.arguments import CommandError
-from service.commands.embed.job import EmbedFile
-from service.commands.embed.ray_worker import (
-    ERRORS,
-    EncodeWorker,
-    OpenSource,
-    describe_source,
-    read_blocks,
-    result_rows,
-    unpack,
-)
-from service.commands.embed.row_encoders import EncodedRows
 from service.commands.model_selection import select_model
-from service.commands.row_files import RowFile
-from service.commands.vector_sources import SourceInfo, VectorOptions
-from service.config import Settings
+from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, VectorSource
+from service.config import ConfigError, Settings
 
 BLOCK_ROWS = 1024
-"""Rows per Ray task, a second or two on one core. With shorter tasks, scheduling overhead grows."""
+"""Maximum number of rows per call of a worker: a second or two on one core. Shorter calls add scheduling overhead."""
 BLOCKS_IN_FLIGHT = 2
 """Blocks that a worker encodes concurrently, so that the engine has inputs while results are being sent."""
 PREFETCH_BLOCKS = 4
+OpenSource = Callable[[Settings, VectorOptions], AbstractAsyncContextManager[VectorSource]]
+"""Loads the model that the settings describe."""
+ERRORS = (CommandError, ConfigError, ArtifactError)
+"""Errors that the command reports and exits with."""
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -56,77 +48,66 @@ class Workers:
     reserved_cpus: float
 
 
-class RayRowEncoder:
-    """Embeds rows with Ray. One task on this process's node reads them, and actors with an engine each encode them."""
+class EncodeWorker:
+    """An actor with its own engine. `expected` is the model that all workers must have."""
 
-    def __init__(self, info: SourceInfo, dimensions: int, workers: Workers, arguments: tuple[Any, ...]) -> None:
-        self._info, self._dimensions = info, dimensions
-        self._workers, self._arguments = workers, arguments
+    def __init__(self, open_source: OpenSource, settings: Settings, options: VectorOptions, expected: SourceInfo):
+        self._open = functools.partial(open_source, settings, options)
+        self._expected = expected
+        self._lock = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._source: VectorSource | None = None
 
-    @property
-    def info(self) -> SourceInfo:
-        return self._info
+    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Return each text's embedding, or why it was rejected. Raises one of `ERRORS`."""
+        async with self._lock:
+            # Ray hides errors of constructors. The model stays open until the process ends.
+            if self._source is None:
+                self._source = await self._stack.enter_async_context(self._open())
+            source = self._source
+            _check_equal(source.info, self._expected)
+        batches = (texts[start : start + source.batch_rows] for start in range(0, len(texts), source.batch_rows))
+        results = await asyncio.gather(*map(source.encode, batches))
+        return [result for batch in results for result in batch]
 
-    @property
-    def dimensions(self) -> int:
-        return self._dimensions
 
-    async def encode_rows(self, job: EmbedFile, rows: RowFile, skip: int) -> AsyncGenerator[EncodedRows, None]:
-        """Yield one item per block, in order. `rows` is not used, because the task opens the file again."""
-        # Other processes have different working directories.
-        job = replace(job, source=job.source.resolve())
-        source = _BlockSource(job, skip, BLOCK_ROWS, self._info.max_input_characters)
-        # The task barely needs a CPU, and a head node may have none to offer.
-        blocks = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
-        # By default, Ray restarts lost actors and retries lost tasks.
-        encoded = blocks.map_batches(
-            EncodeWorker,
-            batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(
-                size=self._workers.count,
-                max_tasks_in_flight_per_actor=2 * BLOCKS_IN_FLIGHT,
-                max_concurrent_calls_per_actor=BLOCKS_IN_FLIGHT,
-                enable_true_multi_threading=True,
-            ),
-            num_cpus=self._workers.reserved_cpus,
-            fn_constructor_args=self._arguments,
-        )
-        tables = iter(encoded.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=PREFETCH_BLOCKS))
-        while True:
+class RayEmbedder:
+    """Computes embeddings with actors on a Ray cluster."""
+
+    batch_rows = BLOCK_ROWS
+
+    def __init__(self, info: SourceInfo, dimensions: int, actors: Sequence[Any]) -> None:
+        self.info, self.dimensions = info, dimensions
+        self.in_flight = len(actors) * BLOCKS_IN_FLIGHT + PREFETCH_BLOCKS
+        self._idle: asyncio.Queue[Any] = asyncio.Queue()
+        for actor in [*actors] * BLOCKS_IN_FLIGHT:
+            self._idle.put_nowait(actor)
+
+    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Return each text's embedding, or why it was rejected. Raises one of `ERRORS`."""
+        actor = await self._idle.get()
+        try:
             with _ray_errors():
-                table = await asyncio.to_thread(next, tables, None)
-            if table is None:
-                return
-            for block in unpack(table):
-                yield result_rows(block)
+                encoded: list[Encoded] = await actor.encode.remote(texts)
+                return encoded
+        finally:
+            self._idle.put_nowait(actor)
 
 
-class _BlockSource(ray.data.Datasource):  # type: ignore[misc]  # mypy skips Ray
-    """The blocks of a file, read in order by a single task."""
+def describe_source(open_source: OpenSource, settings: Settings, options: VectorOptions) -> tuple[SourceInfo, int]:
+    """Load the model and return it with its embedding size. Raises one of `ERRORS`."""
 
-    def __init__(self, job: EmbedFile, skip: int, block_rows: int, max_characters: int) -> None:
-        super().__init__()
-        self._read = functools.partial(read_blocks, job, skip, block_rows, max_characters)
+    async def describe() -> tuple[SourceInfo, int]:
+        async with open_source(settings, options) as source:
+            return source.info, source.dimensions
 
-    @property
-    def supports_distributed_reads(self) -> bool:
-        """False, because the task must run on this process's node, which has the file."""
-        return False
-
-    def estimate_inmemory_data_size(self) -> int | None:
-        return None
-
-    def get_read_tasks(
-        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
-    ) -> list[ray.data.ReadTask]:
-        metadata = ray.data.block.BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-        return [ray.data.ReadTask(self._read, metadata)]
+    return asyncio.run(describe())
 
 
 @asynccontextmanager
-async def open_ray_encoder(
+async def open_ray_embedder(
     settings: Settings, options: VectorOptions, count: int | None, open_source: OpenSource
-) -> AsyncIterator[RayRowEncoder]:
+) -> AsyncIterator[RayEmbedder]:
     """Start or join a Ray cluster and load the model on it. Raises `ArtifactError`, `ConfigError` or `CommandError`.
 
     Args:
@@ -145,10 +126,13 @@ async def open_ray_encoder(
             options = replace(options, model=None)
             describe = ray.remote(num_cpus=workers.threads, max_retries=-1)(describe_source)
             with _ray_errors():
-                info, dimensions = await asyncio.to_thread(ray.get, describe.remote(open_source, settings, options))
+                info, dimensions = await describe.remote(open_source, settings, options)
             # Nodes with other CPUs could select a different precision.
             settings = settings.model_copy(update={"precision": info.precision})
-            yield RayRowEncoder(info, dimensions, workers, (open_source, settings, options, info))
+            # Ray restarts lost actors and repeats their calls without limit.
+            actor = ray.remote(num_cpus=workers.reserved_cpus, max_restarts=-1, max_task_retries=-1)(EncodeWorker)
+            actors = [actor.remote(open_source, settings, options, info) for _ in range(workers.count)]
+            yield RayEmbedder(info, dimensions, actors)
         finally:
             ray.shutdown()
 
@@ -192,15 +176,6 @@ def _connect() -> None:
     if ":" in address:
         host, _, port = address.rpartition(":")
         try:
-            # Return workers that fit on the nodes.
-            #
-            # Args:
-            #     cpus: CPUs of each node.
-            #     count: Number of workers, or None for as many as possible.
-            #     threads: Threads per worker, or 0 for as many as possible. With neither, there is one worker per node.
-            #
-            # Raises:
-            #     CommandError: The workers do not fit.
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             problem = f"RAY_ADDRESS: cannot connect to {address} ({error})"
@@ -215,15 +190,6 @@ def _connect() -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         problem = " ".join(str(error).split()).rstrip(".")
         raise CommandError(f"--ray: cannot connect ({problem}). Check RAY_ADDRESS.", EX_UNAVAILABLE) from None
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    # Ray would merge blocks up to this size. One of its rows is a whole block of file rows.
-    context.target_max_block_size = 1
-    context.raise_original_map_exception = True
-    # The command shows its own progress instead of Ray's.
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -256,3 +222,12 @@ def _ray_errors() -> Iterator[None]:
     except ray.exceptions.RayError as error:
         problem = str(error).partition("\n")[0].rstrip(".")
         raise CommandError(f"--ray: the cluster failed ({problem}). Check the cluster.", EX_UNAVAILABLE) from None
+
+
+def _check_equal(info: SourceInfo, expected: SourceInfo) -> None:
+    if info != expected:
+        raise CommandError(
+            f"Ray worker on {socket.gethostname()}: another model ({info.digest} in {info.precision}, expected "
+            f"{expected.digest} in {expected.precision}). Install one artifact on all nodes.",
+            EX_CONFIG,
+        )
