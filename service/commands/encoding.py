@@ -103,9 +103,9 @@ class TextEncoder:
         self._label, self._last = label, time.monotonic()
 
     async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Role | None) -> Floats:
-        """Return normalized embeddings of a file's texts, (N, D), with the role's prompt if the model has one.
+        """Return the embeddings of a file's texts, (N, D), normalized for the model's similarity.
 
-        Raises `TextError`.
+        The role's prompt applies if the model has one. Raises `TextError`.
         """
         vectors = np.empty((len(texts), self.engine.info.dimensions), np.float32)
         done = 0
