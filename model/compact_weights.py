@@ -2,15 +2,11 @@
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir
 from numpy.typing import NDArray
 
-TYPES: dict[onnx_ir.DataType, Any] = {
-    onnx_ir.DataType.BFLOAT16: ml_dtypes.bfloat16,
-    onnx_ir.DataType.FLOAT16: np.float16,
-}
+TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
 CHUNK = 2**20
 """Values that are compared at once. Most float32 matrices are rejected after the first chunk."""
 
@@ -25,12 +21,12 @@ def compact_weights(model: onnx_ir.Model) -> None:
         if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) < 2:
             continue
         values = tensor.numpy()
-        fitting = next((dtype for dtype in TYPES if is_lossless(values, TYPES[dtype])), None)
+        fitting = next((dtype for dtype in TYPES if is_lossless(values, dtype.numpy())), None)
         if fitting is not None:
             _store(model.graph, value, values, fitting)
 
 
-def is_lossless(values: NDArray[np.float32], dtype: Any) -> bool:
+def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
     """Return whether every value is the same in a 16-bit type, bit for bit."""
     flat = values.reshape(-1)
     with np.errstate(over="ignore"):
@@ -48,7 +44,7 @@ def _store(graph: onnx_ir.Graph, value: onnx_ir.Value, values: NDArray[np.float3
         name=f"{name}.{dtype.name.lower()}",
         shape=value.shape,
         type=onnx_ir.TensorType(dtype),
-        const_value=onnx_ir.tensor(values.astype(TYPES[dtype])),
+        const_value=onnx_ir.tensor(values.astype(dtype.numpy())),
     )
     cast = onnx_ir.node("Cast", [stored], {"to": onnx_ir.DataType.FLOAT.value}, name=f"{name}.cast")
     value.replace_all_uses_with(cast.outputs[0])
