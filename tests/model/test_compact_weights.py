@@ -162,7 +162,7 @@ def test_int8_weights_are_the_same(stored: tuple[Dtype, Artifact, Artifact]) -> 
         }
         for artifact in (compact, float32)
     ]
-    int8 = [{name: array for name, array in each.items() if array.dtype == np.int8} for each in arrays]
+    int8 = [{name: array for name, array in tensors.items() if array.dtype == np.int8} for tensors in arrays]
     assert int8[0].keys() == int8[1].keys() != set()
     for name, array in int8[0].items():
         np.testing.assert_array_equal(array, int8[1][name])

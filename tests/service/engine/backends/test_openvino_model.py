@@ -20,7 +20,7 @@ CHOICE = BackendChoice("openvino", "float32", "fast", 2, 1, 512, "test")
 RUNS = 400
 
 
-def test_constants_are_the_weights_and_inputs_those_of_the_graph(default_artifact: Path) -> None:
+def test_weights_become_constants_and_other_inputs_remain(default_artifact: Path) -> None:
     artifact = Artifact.open(default_artifact)
     model = read_model(import_openvino().Core(), artifact, "fast")
     assert [parameter.get_friendly_name() for parameter in model.get_parameters()] == [
