@@ -46,7 +46,7 @@ class BlockWeights:
 
 
 class MappedBlocks(Sequence[BlockWeights]):
-    """The weights of a model's blocks in its artifact. Each access maps those of one block, in float32."""
+    """The weights of a model's blocks in its artifact. Each access returns one block's, in float32."""
 
     def __init__(self, artifact: Artifact) -> None:
         self._architecture = artifact.manifest.architecture
