@@ -88,8 +88,8 @@ class Settings(BaseSettings):
 
     precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(
         "auto",
-        description="Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AVX512-BF16 or AMX, else "
-        "float32. int8 requires a CPU with VNNI and an artifact with a graph for it.",
+        description="Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with "
+        "AVX512-BF16, else float32. int8 requires a CPU with VNNI and an artifact with a graph for it.",
     )
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
         "auto",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
+INTEL = "GenuineIntel"
 INFERENCE_NICE = 10
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """File with the CPU quota and period of the cgroup, in microseconds. The quota is "max" if unlimited."""
@@ -16,25 +17,35 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """`amx_bfloat16`: matrix tiles. `bfloat16`: dot products, with AMX or without. `vnni`: int8 dot products."""
+    """Instruction sets.
+
+    Attributes:
+        amx_bfloat16: Matrix tiles.
+        bfloat16: Dot products, with AMX or without.
+        fast_bfloat16: True if these are faster than float32. On a Xeon without AMX they take 1.75 times as long.
+        vnni: int8 dot products.
+    """
 
     amx_bfloat16: bool
     bfloat16: bool
+    fast_bfloat16: bool
     vnni: bool
 
     @classmethod
     def of(cls, cpu_info: str, machine: str = "x86_64") -> "CpuFeatures":
         """Read the text of /proc/cpuinfo. On Arm, `i8mm` and `asimddp` count as VNNI."""
-        flags: set[str] = set()
+        fields: dict[str, str] = {}
         for line in cpu_info.splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
+            fields.setdefault(name.strip(), value)
         if machine in ("aarch64", "arm64"):
-            return cls(False, "bf16" in flags, not {"i8mm", "asimddp"}.isdisjoint(flags))
+            flags = set(fields.get("Features", "").split())
+            return cls(False, "bf16" in flags, "bf16" in flags, not {"i8mm", "asimddp"}.isdisjoint(flags))
+        flags = set(fields.get("flags", "").split())
         amx = {"amx_tile", "amx_bf16"} <= flags
-        return cls(amx, amx or "avx512_bf16" in flags, not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags))
+        bfloat16 = amx or "avx512_bf16" in flags
+        fast = amx or (bfloat16 and fields.get("vendor_id", "").strip() != INTEL)
+        return cls(amx, bfloat16, fast, not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags))
 
 
 def detect_cpu() -> CpuFeatures:

@@ -95,7 +95,7 @@ class Selection:
             if not cpu.bfloat16:
                 raise ConfigError('ATTENDANT_PRECISION: "bfloat16" requires a CPU with AVX512-BF16 or AMX. Use "auto".')
             return self._openvino("bfloat16", "fast", "ATTENDANT_PRECISION=bfloat16")
-        if precision == "auto" and openvino and cpu.bfloat16:
+        if precision == "auto" and openvino and cpu.fast_bfloat16:
             return self._openvino("bfloat16", "fast", "CPU has AMX" if cpu.amx_bfloat16 else "CPU has AVX512-BF16")
         reason = f"ATTENDANT_PRECISION={precision}" if precision != "auto" else self._float32_reason
         if openvino:
@@ -138,8 +138,10 @@ class Selection:
     @property
     def _float32_reason(self) -> str:
         reasons = []
-        if self.machine.cpu.bfloat16:
+        if self.machine.cpu.fast_bfloat16:
             reasons.append("openvino is not in use, so bfloat16 is not available")
+        elif self.machine.cpu.bfloat16:
+            reasons.append("CPU has AVX512-BF16 but no AMX, so float32 is faster than bfloat16")
         elif self.machine.cpu.vnni and self.machine.openvino:
             reasons.append("CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster and less accurate")
         else:

@@ -11,13 +11,16 @@ from service.engine.backends.select import BackendOptions, Machine, explain_choi
 
 GRANITE_RAPIDS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_tile amx_int8 avx512_fp16"
 ZEN_5 = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni avx512_vbmi2"
+SAPPHIRE_RAPIDS_WITHOUT_AMX = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni avx512_fp16"
+"""As some virtual machines have it."""
 ICE_LAKE = "avx2 avx512f avx512_vnni avx512_vbmi2"
 HASWELL = "avx2 fma bmi2"
 FAST = ("fast", "explain")
 
 
 def machine(flags: str, **facts: Any) -> Machine:
-    cpu = CpuFeatures.of(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    vendor = "AuthenticAMD" if flags == ZEN_5 else "GenuineIntel"
+    cpu = CpuFeatures.of(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} sse\n")
     return Machine(**{"cpu": cpu, "cpus": 2, "openvino": True, "cuda_build": False, "gpus": 0, **facts})
 
 
@@ -28,10 +31,11 @@ def select(flags: str, graphs: tuple[str, ...] = FAST, facts: dict[str, Any] | N
 @pytest.mark.parametrize(
     ("flags", "features"),
     [
-        (GRANITE_RAPIDS, CpuFeatures(amx_bfloat16=True, bfloat16=True, vnni=True)),
-        (ZEN_5, CpuFeatures(amx_bfloat16=False, bfloat16=True, vnni=True)),
-        (ICE_LAKE, CpuFeatures(amx_bfloat16=False, bfloat16=False, vnni=True)),
-        (HASWELL, CpuFeatures(amx_bfloat16=False, bfloat16=False, vnni=False)),
+        (GRANITE_RAPIDS, CpuFeatures(amx_bfloat16=True, bfloat16=True, fast_bfloat16=True, vnni=True)),
+        (ZEN_5, CpuFeatures(amx_bfloat16=False, bfloat16=True, fast_bfloat16=True, vnni=True)),
+        (SAPPHIRE_RAPIDS_WITHOUT_AMX, CpuFeatures(amx_bfloat16=False, bfloat16=True, fast_bfloat16=False, vnni=True)),
+        (ICE_LAKE, CpuFeatures(amx_bfloat16=False, bfloat16=False, fast_bfloat16=False, vnni=True)),
+        (HASWELL, CpuFeatures(amx_bfloat16=False, bfloat16=False, fast_bfloat16=False, vnni=False)),
     ],
 )
 def test_features_are_read_from_cpuinfo(flags: str, features: CpuFeatures) -> None:
@@ -39,8 +43,8 @@ def test_features_are_read_from_cpuinfo(flags: str, features: CpuFeatures) -> No
 
 
 def test_arm_features_are_read_from_cpuinfo() -> None:
-    assert CpuFeatures.of("Features\t: fp asimd asimddp bf16 i8mm\n", "aarch64") == CpuFeatures(False, True, True)
-    assert CpuFeatures.of("Features\t: fp asimd\n", "aarch64") == CpuFeatures(False, False, False)
+    assert CpuFeatures.of("Features\t: fp asimd asimddp bf16 i8mm\n", "aarch64") == CpuFeatures(False, True, True, True)
+    assert CpuFeatures.of("Features\t: fp asimd\n", "aarch64") == CpuFeatures(False, False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,7 @@ def test_arm_features_are_read_from_cpuinfo() -> None:
     [
         (GRANITE_RAPIDS, "bfloat16", "CPU has AMX"),
         (ZEN_5, "bfloat16", "CPU has AVX512-BF16"),
+        (SAPPHIRE_RAPIDS_WITHOUT_AMX, "float32", "CPU has AVX512-BF16 but no AMX, so float32 is faster than bfloat16"),
         (ICE_LAKE, "float32", "CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster"),
         (HASWELL, "float32", "CPU has no bfloat16 support (AVX512-BF16 or AMX)"),
     ],
@@ -140,4 +145,4 @@ def test_choice_matches_the_features_of_this_machine() -> None:
     choice, detected = select_backend(BackendOptions(), FAST, Machine.detect()), Machine.detect()
     assert detected.cpus >= 1
     assert choice.provider == ("openvino" if detected.openvino else "cpu")
-    assert choice.precision == ("bfloat16" if detected.openvino and detected.cpu.bfloat16 else "float32")
+    assert choice.precision == ("bfloat16" if detected.openvino and detected.cpu.fast_bfloat16 else "float32")
