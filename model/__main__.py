@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError
+from model.artifact import GOLDEN, Artifact, ArtifactError
 from model.console import (
     EX_CANTCREAT,
     EX_CONFIG,
@@ -220,20 +220,10 @@ def _verify(directory: Path) -> int:
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     for line in EmbeddingSettings.from_manifest(manifest).describe():
         print(f"  {line}")
-    report = artifact.read_report()
-    for name, graph in manifest.graphs.items():
-        if report is None or name not in report.graphs:
-            print(f"  graph {name}, {graph.precision}")
-            continue
-        parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
-        line = (
-            f"  graph {name}, {graph.precision}: max difference from torch {parity.max_abs_difference:.2e} "
-            f"(limit {parity.tolerance:.0e}, {parity.batches} batches)"
-        )
-        if accuracy is not None:
-            line += f", min cosine to float32 {accuracy.min_cosine:.7f} ({accuracy.texts} texts)"
-            line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
-        print(line)
+    for line in _describe_graphs(artifact):
+        print(f"  {line}")
+    if artifact.read_golden_vectors() is None:
+        print(f"  {GOLDEN}: missing, so the server cannot check the accuracy of its backend")
     for name, part in (("explain", manifest.explain), ("blocks", manifest.blocks), ("static", manifest.static)):
         if isinstance(part, Absent):
             print(f"  {name}: absent ({part.reason})")
@@ -242,6 +232,24 @@ def _verify(directory: Path) -> int:
     for evaluation in manifest.evaluations:
         print(f"  {describe_evaluation(evaluation)}")
     return 0
+
+
+def _describe_graphs(artifact: Artifact) -> Iterator[str]:
+    """Yield one line per graph, with the measurements of the export."""
+    report = artifact.read_report()
+    for name, graph in artifact.manifest.graphs.items():
+        if report is None or name not in report.graphs:
+            yield f"graph {name}, {graph.precision}"
+            continue
+        parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
+        line = (
+            f"graph {name}, {graph.precision}: max difference from torch {parity.max_abs_difference:.2e} "
+            f"(limit {parity.tolerance:.0e}, {parity.batches} batches)"
+        )
+        if accuracy is not None:
+            line += f", min cosine to float32 {accuracy.min_cosine:.7f} ({accuracy.texts} texts)"
+            line += f", in float32: {', '.join(accuracy.float32_parts)}" if accuracy.float32_parts else ""
+        yield line
 
 
 def _fail(message: str, status: int) -> int:

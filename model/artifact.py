@@ -223,13 +223,30 @@ def _parse(root: Path, body: bytes) -> Manifest:
 
 
 def _export_command(root: Path, manifest: Any) -> str:
-    """Return the command that exports the model of an artifact of another format."""
+    """Return the command that exports the model of an artifact of another format, with the options of its export."""
     source, graphs = manifest.get("source"), manifest.get("graphs")
     # A Hugging Face model ID has a commit; the default model is verified by its weights.
     if source == DEFAULT_SOURCE and str(manifest.get("revision")).startswith("sha256:"):
         source = "default"
-    variants = [f" --variant {name}" for name in VARIANTS if isinstance(graphs, dict) and name in graphs]
-    return f"attendant-model export {shlex.quote(source) if source else 'SOURCE'} -o {root}{''.join(variants)}"
+    words = ["attendant-model", "export", source or "SOURCE", "-o", str(root)]
+    revision, name = str(manifest.get("revision")), str(manifest.get("name"))
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        words += ["--revision", revision]
+    if source and name != Path(str(manifest.get("source"))).name:
+        words += ["--name", name]
+    for variant in VARIANTS:
+        if isinstance(graphs, dict) and variant in graphs:
+            words += ["--variant", variant]
+    origins, heads, explain = manifest.get("origins"), manifest.get("heads"), manifest.get("explain")
+    settings = manifest | (heads[0] if isinstance(heads, list) and heads and isinstance(heads[0], dict) else {})
+    for setting, origin in origins.items() if isinstance(origins, dict) else ():
+        if origin in ("--pooling", "--max-input-tokens"):
+            words += [origin, str(settings.get(setting))]
+        elif origin in ("--normalize", "--no-normalize"):
+            words.append(origin)
+    if isinstance(explain, dict) and "reason" in explain:
+        words.append("--no-explain")
+    return shlex.join(words)
 
 
 def _listed_digests(body: bytes) -> list[str]:

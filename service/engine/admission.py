@@ -191,7 +191,7 @@ def remaining_s(deadline: float) -> float:
     """Return the seconds until a deadline, a time.monotonic() reading. Raises `DeadlineExceeded` after it."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        raise DeadlineExceeded("Deadline exceeded before the request arrived", "Increase the timeout.")
+        raise DeadlineExceeded("Deadline exceeded before the request was queued", "Increase the timeout.")
     return remaining
 
 

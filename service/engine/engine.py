@@ -111,7 +111,11 @@ class Engine:
                 model.explain.max_batch_tokens,
             )
             self.explain_lane = Lane(
-                EXPLAIN_LANE, model.explain, explain, observer, lambda: any(lane.busy for lane in group.fast_lanes)
+                EXPLAIN_LANE,
+                model.explain,
+                explain,
+                observer,
+                lambda: any(lane.has_queued_tasks for lane in group.fast_lanes),
             )
         self._lanes = [lane for lane in (self.fast_lane, self.explain_lane) if lane is not None]
         self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)

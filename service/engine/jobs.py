@@ -14,7 +14,10 @@ Result = TypeVar("Result")
 
 
 class Job(Generic[TaskT, Result]):
-    """One request's tasks. The event loop changes it; workers read `done`, `deadline` and `submitted`.
+    """One request's tasks.
+
+    The event loop changes it. Workers read `done`, `deadline` and `submitted`, and set `started` and `queue_s` under
+    their lock.
 
     Attributes:
         request: Its tasks in the queue; None if it has no tasks.

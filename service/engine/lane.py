@@ -76,7 +76,7 @@ class Lane(Generic[TaskT, Result]):
         return self.admission.backlog.near
 
     @property
-    def busy(self) -> bool:
+    def has_queued_tasks(self) -> bool:
         """True while tasks are queued."""
         return self._workers.queue.size > 0
 

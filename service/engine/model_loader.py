@@ -98,6 +98,7 @@ def open_accurate_backend(
     backend.warm_up()
     golden = artifact.read_golden_vectors()
     if golden is None:
+        log.warning("golden vectors missing, accuracy not checked model=%s", artifact.manifest.name)
         return OpenedBackend(backend, "unknown")
     cosine = min_golden_cosine(golden, artifact.manifest, tokenizer, backend)
     limit = golden.min_cosine[choice.precision]

@@ -98,6 +98,7 @@ class Workers(Generic[TaskT, Result]):
         self._tasks_available = threading.Condition(self.lock)
         self._idle = threading.Condition(self.lock)  # notified of every change that may leave the lane idle
         self._recovery_lock = threading.Lock()
+        self._sessions = 1  # opened so far
         self._reserved = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
@@ -161,28 +162,29 @@ class Workers(Generic[TaskT, Result]):
 
     def _work(self) -> None:
         lower_thread_priority()
+        batch: list[Entry[TaskT, Result]] | None = []
         try:
-            self._run_batches()
+            while (batch := self._take()) is not None:
+                self._run_batch(batch)
         except BaseException as error:
-            self._stop_serving([], error)
+            self._stop_serving(batch or [], error)
             raise
 
-    def _run_batches(self) -> None:
-        while (batch := self._take()) is not None:
-            started = time.perf_counter()
-            try:
-                if batch:
-                    self._run(batch)
-            finally:
-                seconds = time.perf_counter() - started
-                with self.lock:
-                    self._policy.finish(batch)
-                    self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
-                    if self.queue.size and self._policy.may_take():
-                        self._tasks_available.notify()
-                    self._idle.notify_all()
-            if batch and self._yields_to is not None and self._yields_to():
-                time.sleep(seconds / 2)
+    def _run_batch(self, batch: list[Entry[TaskT, Result]]) -> None:
+        started = time.perf_counter()
+        try:
+            if batch:
+                self._run(batch)
+        finally:
+            seconds = time.perf_counter() - started
+            with self.lock:
+                self._policy.finish(batch)
+                self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
+                if self.queue.size and self._policy.may_take():
+                    self._tasks_available.notify()
+                self._idle.notify_all()
+        if batch and self._yields_to is not None and self._yields_to():
+            time.sleep(seconds / 2)
 
     def _take(self) -> list[Entry[TaskT, Result]] | None:
         """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
@@ -192,20 +194,28 @@ class Workers(Generic[TaskT, Result]):
             if self.stopped:
                 return None
             batch, dropped = self._policy.take()
+            queued = self._start_jobs(batch)
             if self.queue.size and self._policy.may_take():
                 self._tasks_available.notify()
         if dropped:
             self._observer.cancelled_in_queue.inc(dropped)
+        for seconds in queued:
+            self._observer.observe_queue(seconds)
         return batch
 
-    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
-        started = time.perf_counter()
-        sizes = []
+    def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
+        """Note that the jobs of a batch have started; return how long each that had not was queued, in seconds."""
+        now, queued = time.perf_counter(), []
         for entry in batch:
-            sizes.append(entry.cost.tokens)
-            if not entry.job.started:
-                entry.job.started, entry.job.queue_s = True, started - entry.job.submitted
-                self._observer.observe_queue(entry.job.queue_s)
+            job = entry.job
+            if not job.started:
+                job.started, job.queue_s = True, now - job.submitted
+                queued.append(job.queue_s)
+        return queued
+
+    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        started, session = time.perf_counter(), self._sessions
+        sizes = [entry.cost.tokens for entry in batch]
         try:
             fitted = self._backend.fit(sizes)
             results = self._execute(batch, fitted)
@@ -215,7 +225,7 @@ class Workers(Generic[TaskT, Result]):
             return
         except Exception as error:  # noqa: BLE001  # a backend may raise anything
             self._observer.inference_errors.inc()
-            self._recover(batch, error)
+            self._recover(batch, error, session)
             return
         seconds = time.perf_counter() - started
         self._observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
@@ -228,28 +238,40 @@ class Workers(Generic[TaskT, Result]):
             raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
         return results
 
-    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
         """Run a tiny valid batch to determine whether the session or an input caused the error.
 
-        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently.
+        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently. `session` is the
+        number of the session that ran the batch: another worker may have replaced it meanwhile.
         """
         with self._recovery_lock:
-            try:
-                self._backend.probe()
-            except Exception:
-                log.exception("inference session failed, reopening lane=%s", self._name)
+            if self.failure is not None:
+                self._reject(batch)
+                return
+            if session == self._sessions and not self._probe():
                 try:
                     self._backend.reopen()
                     self._backend.probe()
+                    self._sessions += 1
                 except Exception as fatal:  # noqa: BLE001
                     self._stop_serving(batch, fatal)
                     return
+            if session != self._sessions:
                 try:
                     self._call_soon(self._deliver, batch, self._execute(batch))
                     return
                 except Exception as again:  # noqa: BLE001
                     error = again
         self._bisect(batch, error)
+
+    def _probe(self) -> bool:
+        """Return whether the session still works."""
+        try:
+            self._backend.probe()
+        except Exception:
+            log.exception("inference session failed, reopening lane=%s", self._name)
+            return False
+        return True
 
     def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httptools
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
@@ -74,6 +74,8 @@ class ResponseTransport:
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # the client has disconnected
         if self._head is None:
             self._head = data
         elif self._head:
@@ -99,6 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
     load_shedder: Shedder
     _buffered: bytearray | None = None
     _header_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
     _in_head = True
     _head_bytes = 0
     _partial_bytes = 0
@@ -115,15 +118,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
-        cycle = self.cycle
         super().connection_lost(exc)
-        if cycle is not None and cycle.disconnected and not cycle.response_started:
-            cancel_request(cycle.scope)
+        running = self._running
+        if running is not None and not running.response_complete:  # uvicorn marks only the last pipelined request
+            running.disconnected = True
+            if not running.response_started:
+                cancel_request(running.scope)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._discards:
             return
-        self._unset_keepalive_if_required()
         self._partial_bytes += len(data) if self._in_head else 0
         try:
             self._parse(data)
@@ -148,6 +156,8 @@ class HttpProtocol(HttpToolsProtocol):
                     parts.append(head)
 
     def on_message_begin(self) -> None:
+        # Not with the first byte, as uvicorn does: an empty line before a request would leave no timer running.
+        self._unset_keepalive_if_required()
         self._start_header_timer()
         self._in_head, self._head_bytes = True, 0
         # The read that starts a head may also contain body bytes, so only later reads count in full.
@@ -166,6 +176,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._unset_keepalive_if_required()  # armed if the previous response ended within this head
         if self.parser.should_upgrade():
             return
         app = self._special_app()

@@ -39,8 +39,9 @@ STRINGS_PER_CONTAINER = 8
 MAX_TIMEOUT_DIGITS = 18
 MAX_NAME = 40
 HANDLING = "attendant.handling"
+"""Scope key: the task that handles the request."""
 BODY_COMPLETE = "attendant.body_complete"
-"""Keys of the ASGI scope: the task that handles the request, and whether its body was received before that started."""
+"""Scope key: True once the whole body has arrived."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -100,7 +101,7 @@ class RequestReader:
         return time.monotonic() + milliseconds / 1000
 
     async def _receive(self, request: Request) -> bytes | bytearray:
-        """Return the body. It is parsed and submitted in the event-loop iteration in which its last byte arrives."""
+        """Return the body. Raises `ServiceError` if it is too large, too slow, or the client disconnects."""
         limit, timeout_ms = self.settings.max_request_bytes, self.settings.body_timeout_ms
         if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
             message = await request.receive()

@@ -1,7 +1,8 @@
 """Reading an ONNX graph with OpenVINO over memory-mapped weights, which are neither copied nor limited in size.
 
 OpenVINO reads external weights only from a path, and what the path leads to may have changed since it was verified.
-So each weight becomes an input of the graph, and then a constant over the map of the verified file.
+So each weight is first declared as an input of the graph. After OpenVINO has read the graph, a constant backed by the
+map of the verified file replaces it.
 """
 
 import sys

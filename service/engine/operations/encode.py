@@ -43,7 +43,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
     request = check_encode(request, manifest)
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest)
     lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain
-    if lane.near_capacity:  # an error for good comes before an error that asks to retry
+    if lane.near_capacity:  # a permanent error takes precedence over one that asks to retry
         least = least_response_bytes(request, manifest)
         engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
@@ -86,9 +86,8 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
             )
     if request.layers is None:
         request = replace(request, layers=tuple(range(manifest.architecture.num_hidden_layers + 1)))
-    else:
-        check_layers(request.layers, manifest)
     _check_parts(request, manifest)
+    check_layers(request.layers or (), manifest)
     if "pooled" not in outputs:
         _check_no_pooled_options(request)
     _check_pooled(request, manifest, outputs)

@@ -146,7 +146,7 @@ def require(part: Part | Absent, problem: str, field: str | None = None) -> Part
 def check_length(
     tokens: TokenizedInput, manifest: Manifest, truncation: Truncation | None, path: str, prompt_field: str = "prompt"
 ) -> TokenizedInput:
-    """Return the tokens, truncated if requested; raises if there is none or too much.
+    """Return the tokens, truncated if requested. Raises `Empty` without content, and `TooLong` over the limit.
 
     `truncation` is None for an operation without truncation.
     """

@@ -47,7 +47,7 @@ async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, mon
     yields_to = explain._workers._yields_to
     assert yields_to is not None
     assert not yields_to()
-    monkeypatch.setattr(type(fast), "busy", property(lambda lane: lane is fast))
+    monkeypatch.setattr(type(fast), "has_queued_tasks", property(lambda lane: lane is fast))
     assert yields_to()
 
 

@@ -45,6 +45,20 @@ async def test_lost_session_is_replaced_once_and_the_batch_succeeds(start_lane: 
     assert lane.healthy
 
 
+async def test_batches_that_fail_on_the_same_session_all_succeed(start_lane: StartLane) -> None:
+    """The second one to recover finds a new session. Its only task is not at fault."""
+    backend = FakeBackend(streams=2, max_batch_tokens=1)
+    lane = start_lane(backend)
+    backend.gate.clear()
+    jobs = [send(lane, [value]) for value in (1, 2)]
+    for _ in range(2):
+        assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    backend.session_lost = True
+    backend.gate.set()
+    assert await asyncio.gather(*jobs) == [[10], [20]]
+    assert backend.reopened == 1
+
+
 async def test_lost_device_fails_the_lane_in_two_runs(start_lane: StartLane) -> None:
     """Bisecting a batch of 1,000 would take 2,000 runs."""
     backend = FakeBackend(max_batch_tokens=2000, max_batch_size=2000)

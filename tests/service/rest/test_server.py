@@ -17,6 +17,7 @@ from service.errors import ServiceError
 from service.rest.app import make_app
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
+from service.rest.requests import allow_cancellation
 from service.rest.server import Server
 from tests.service.conftest import fast_lane, garbage, open_harness
 
@@ -159,6 +160,35 @@ async def test_work_is_cancelled_when_the_client_disconnects(
             await asyncio.wait_for(cancelled.wait(), 20)
             await until(lambda: harness.sample("attendant_requests_in_flight") == 0)
         assert harness.sample("attendant_requests_total", api=api, endpoint=path, code="499") == 1
+
+
+async def test_running_request_is_cancelled_with_its_pipelined_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn marks only the last request of a connection as disconnected."""
+    protocols, started, cancelled = record_protocols(monkeypatch), asyncio.Event(), asyncio.Event()
+
+    async def never(scope: Scope, receive: Receive, send: Send) -> None:
+        allow_cancellation(scope)
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+
+    async with serving(never) as (_, writer):
+        writer.write(post(b"first") + post(b"second"))
+        await asyncio.wait_for(started.wait(), 20)
+        await until(lambda: len(protocols[0].pipeline) == 1)
+        protocols[0].transport.abort()
+        await asyncio.wait_for(cancelled.wait(), 20)
+
+
+async def test_idle_connection_is_closed_after_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.rest.server.KEEP_ALIVE_S", 1)
+    async with serving(echo) as (reader, writer):
+        writer.write(post(b"a"))
+        assert await read_response(reader) == (200, b"echo a")
+        writer.write(b"\r\n")
+        assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
 class RejectingShedder:
