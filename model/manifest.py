@@ -17,7 +17,7 @@ Precision = Literal["float32", "bfloat16", "float16", "int8"]
 GraphPrecision = Literal["float32", "float16", "int8"]
 TensorType = Literal["float32", "float16", "bfloat16"]
 Role = Literal["query", "document", "passage"]
-"""What a text is to a model with prompts."""
+"""The role of a text in retrieval. A model may have a prompt for each role."""
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
@@ -97,7 +97,7 @@ class DenseRecord(Record):
 
 
 class EmbeddingHead(Record):
-    """What turns the hidden states of the last layer into the embedding of a text.
+    """Pooling, dense layers and normalization, from the last hidden states to the embedding of a text.
 
     `include_prompt` False means that pooling excludes the prompt and all tokens before it. `dimensions` is the size of
     an embedding after the dense layers. `similarity` is the function that the model was trained for.

@@ -1,4 +1,4 @@
-"""What an export measures: the contents of report.json and golden.json.
+"""The measurements of an export: the contents of report.json and golden.json.
 
 Last digits differ between machines, so the digest of an artifact does not cover these files.
 """

@@ -282,7 +282,7 @@ class FairQueue(Generic[Item]):
 
 
 class _Selection(Generic[Item]):
-    """A batch while its tasks are selected, none of which takes more than `max_us`."""
+    """A batch while its tasks are selected. No task may take more than `max_us`."""
 
     def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
         self.batch: list[Item] = []

@@ -29,7 +29,7 @@ log = logging.getLogger("attendant.scheduler")
 
 
 class Watchdog:
-    """The running batches of a lane, some of which may never finish: a thread stuck in the runtime reports no error.
+    """The running batches of a lane. A thread that is stuck in the runtime cannot report an error.
 
     The time of a batch is what `observe` adds up, not a difference of two clock readings: a process that was suspended
     has no stalled batch.

@@ -12,7 +12,7 @@ from service.engine.backends.select import BackendOptions, Machine, explain_choi
 GRANITE_RAPIDS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_tile amx_int8 avx512_fp16"
 ZEN_5 = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni avx512_vbmi2"
 SAPPHIRE_RAPIDS_WITHOUT_AMX = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni avx512_fp16"
-"""As some virtual machines have it."""
+"""The features that some virtual machines expose."""
 ICE_LAKE = "avx2 avx512f avx512_vnni avx512_vbmi2"
 HASWELL = "avx2 fma bmi2"
 FAST = ("fast", "explain")
