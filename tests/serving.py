@@ -14,7 +14,7 @@ from service.engine.models import Models
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.app import make_app
-from service.rest.protocol import ConnectionLimits
+from service.rest.connections import ConnectionLimits
 from service.rest.server import Server
 from service.rpc.server import RpcServer
 

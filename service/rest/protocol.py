@@ -5,9 +5,7 @@ Errors are sent in the order of the requests: a rejection never precedes the res
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
 from starlette.responses import Response
@@ -17,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
 from service.rest.codec import JSON
+from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.requests import BODY_COMPLETE, cancel_request
 from service.rest.responses import native_error
 
@@ -26,39 +25,6 @@ LINGER_S = 1.0
 """Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
 
 log = logging.getLogger("attendant.rest")
-
-
-class Shedder(Protocol):
-    """Rejects requests before their task starts."""
-
-    @property
-    def near_capacity(self) -> Collection[object]:
-        """While it is not empty, the server must pass every request to `try_reject`."""
-
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
-        """Return the rejection; None to handle the request as usual."""
-
-
-class NoLoadShedding:
-    """Rejects nothing."""
-
-    near_capacity = ()
-
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
-        return None
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits of the connections of a server.
-
-    `max_connections`: None means no limit. `report`: called with the error and the request ID of each rejection in
-    this module.
-    """
-
-    header_timeout_s: float
-    max_connections: int | None = None
-    report: Callable[[ServiceError, str], None] = lambda error, request_id: None
 
 
 class ResponseTransport:

@@ -31,7 +31,7 @@ SLICE_BYTES = 192 * 1024
 OBJECT = 24
 """Weight of a token, word, unit or array, besides its numbers."""
 ENTRY = 4
-"""Weight of an item of a list or dictionary, besides that of its value."""
+"""Weight of an item of a list or dictionary, added to the weight of its value."""
 ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word: OBJECT, Unit: OBJECT}
 """Weight of each item of a list of one type: such a list is not weighed item by item."""
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.rest.protocol import ConnectionLimits, HttpProtocol, NoLoadShedding, Shedder
+from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
+from service.rest.protocol import HttpProtocol
 
 KEEP_ALIVE_S = 75
 

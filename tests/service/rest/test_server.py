@@ -15,8 +15,9 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.errors import ServiceError
 from service.rest.app import make_app
+from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Shedder
+from service.rest.protocol import MAX_BUFFERED_BYTES, HttpProtocol
 from service.rest.requests import allow_cancellation
 from service.rest.server import Server
 from tests.service.conftest import fast_lane, garbage, open_harness
