@@ -105,6 +105,7 @@ def _parser() -> Parser:
         metavar="N",
         help="token limit of an input, special tokens included (default: from the files of the model)",
     )
+    export.add_argument("--task", metavar="NAME", help="task of a model with adapters (default: none)")
     export.add_argument("--overwrite", action="store_true", help="replace the artifact of another model")
     train = add_command("train", "train a model and export it; continues an interrupted run")
     train.add_argument("config", type=Path, help="TOML file")
@@ -192,7 +193,7 @@ def _export(options: argparse.Namespace) -> int:
             name=options.name,
             progress=progress,
             variants=Variants(options.variants, eval_texts, options.explain),
-            settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens),
+            settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens, options.task),
             overwrite=options.overwrite,
         )
     except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
@@ -224,7 +225,7 @@ def _verify(directory: Path) -> int:
         print(f"  {line}")
     if artifact.read_golden_vectors() is None:
         print(f"  {GOLDEN}: missing, so the server cannot check the accuracy of its backend")
-    for name, part in (("explain", manifest.explain), ("blocks", manifest.blocks), ("static", manifest.static)):
+    for name, part in (("explain", manifest.explain), ("layers", manifest.layers), ("static", manifest.static)):
         if isinstance(part, Absent):
             print(f"  {name}: absent ({part.reason})")
     if manifest.training is not None:

@@ -25,8 +25,8 @@ from model.console import EX_CONFIG
 from model.manifest import (
     FORMAT_VERSION,
     VARIANTS,
-    BlocksRecord,
     FileRecord,
+    LayersRecord,
     Manifest,
     ManifestVersion,
     TensorRecord,
@@ -199,8 +199,8 @@ def describe_file(path: Path) -> FileRecord:
 def _referenced_files(manifest: Manifest) -> Iterator[str]:
     """Yield the files that the manifest refers to."""
     tensors = [tensor for head in manifest.heads for dense in head.dense for tensor in (dense.weight, dense.bias)]
-    if isinstance(manifest.blocks, BlocksRecord):
-        tensors += [tensor for block in manifest.blocks.weights for tensor in block.tensors()]
+    if isinstance(manifest.layers, LayersRecord):
+        tensors += [tensor for layer in manifest.layers.layers for tensor in layer.tensors()]
     if isinstance(manifest.static, TensorRecord):
         tensors.append(manifest.static)
     yield from (name for graph in manifest.graphs.values() for name in (graph.file, *graph.weights))
@@ -240,7 +240,7 @@ def _export_command(root: Path, manifest: Any) -> str:
     origins, heads, explain = manifest.get("origins"), manifest.get("heads"), manifest.get("explain")
     settings = manifest | (heads[0] if isinstance(heads, list) and heads and isinstance(heads[0], dict) else {})
     for setting, origin in origins.items() if isinstance(origins, dict) else ():
-        if origin in ("--pooling", "--max-input-tokens"):
+        if origin in ("--pooling", "--max-input-tokens", "--task"):
             words += [origin, str(settings.get(setting))]
         elif origin in ("--normalize", "--no-normalize"):
             words.append(origin)

@@ -17,15 +17,16 @@ from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
 from model.export_int8 import write_int8
+from model.export_layers import write_layer_graphs
 from model.export_records import (
+    WeightStore,
     attention_kinds,
     describe_architecture,
-    describe_blocks,
-    tensor_finder,
+    describe_layers,
     write_head,
 )
 from model.golden_vectors import compute_golden_vectors
-from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, Manifest, Variant
+from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, LayersRecord, Manifest, Variant
 from model.measurements import GraphReport, ParityRecord, Report
 from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
@@ -124,12 +125,19 @@ def _report_settings(checkpoint: Checkpoint, progress: Progress) -> None:
     )
     for line in settings.describe():
         progress(line)
+    if checkpoint.tasks:
+        progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
     if warning := settings.warning():
         progress(warning)
 
 
 def _write(
-    root: Path, checkpoint: Checkpoint, source: ModelSource, name: str, progress: Progress, variants: Variants
+    root: Path,
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    name: str,
+    progress: Progress,
+    variants: Variants,
 ) -> Manifest:
     encoder, config = checkpoint.encoder, checkpoint.encoder.config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
@@ -151,7 +159,16 @@ def _write(
     for notice in source.notices:
         shutil.copyfile(notice, root / notice.name)
     embedding = checkpoint.embedding_config
-    find = tensor_finder(root / graphs["fast"].file)
+    store = WeightStore(root / graphs["fast"].file)
+    layers: LayersRecord | Absent = NO_EXPLAIN
+    if variants.explain:
+        progress("exporting the graphs of attention maps")
+        written = write_layer_graphs(encoder, root)
+        for layer_graph, report in written.reports.items():
+            _check_parity(f"{layer_graph}.onnx", report.parity, progress)
+        graphs |= written.graphs
+        reports |= written.reports
+        layers = describe_layers(encoder, written.graph_of_layer, store)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -159,17 +176,18 @@ def _write(
         revision=source.revision,
         license=source.license,
         notices=tuple(notice.name for notice in source.notices),
-        architecture=describe_architecture(checkpoint.model_type, config),
+        architecture=describe_architecture(checkpoint.family.name, config),
         max_input_tokens=checkpoint.max_input_tokens,
         heads=(write_head(root, embedding, config.hidden_size),),
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
         roles=resolve_roles(embedding.prompts),
         origins=embedding.origins,
+        task=checkpoint.task,
         graphs=graphs,
         explain=ExplainRecord(graph="explain", kinds=attention_kinds(config)) if variants.explain else NO_EXPLAIN,
-        blocks=describe_blocks(encoder, find) if variants.explain else NO_EXPLAIN,
-        static=find(encoder.embeddings.word_embeddings.weight),
+        layers=layers,
+        static=store.find(encoder.embeddings.word_embeddings.weight),
         training=checkpoint.training,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )

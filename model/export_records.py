@@ -1,7 +1,7 @@
-"""The parts of a manifest that describe weights: heads, the embedding table and the blocks."""
+"""The parts of a manifest that describe weights: heads, the embedding table and the layers."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +9,29 @@ import numpy as np
 import onnx_ir
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.encoder import Block, Encoder, EncoderConfig
+from model.encoder import Block, Encoder, EncoderConfig, LayerAttention
 from model.manifest import (
     KINDS,
     Architecture,
-    BlockRecord,
-    BlocksRecord,
     DenseRecord,
     EmbeddingHead,
     Kind,
+    LayerRecord,
+    LayersRecord,
     TensorRecord,
     TensorType,
 )
 from model.sentence_transformers_config import EmbeddingConfig
 
 DENSE_WEIGHTS = "dense.bin"
+OTHER_WEIGHTS = "other.bin"
 TYPES: dict[TensorType, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-
-FindTensor = Callable[[Tensor], TensorRecord]
 
 
 def describe_architecture(family: str, config: EncoderConfig) -> Architecture:
@@ -49,52 +48,71 @@ def describe_architecture(family: str, config: EncoderConfig) -> Architecture:
 
 
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
-    """Return the kinds of map whose formulas apply: all families of checkpoint.py have the post-LN blocks they assume.
+    """Return the kinds of map that a model has.
 
-    Scores of a causal model are -inf for later tokens, which maps cannot contain.
+    Scores of tokens that do not attend to each other, because of causality or windows, are the lowest float32, which
+    says nothing.
     """
-    return tuple(kind for kind in KINDS if not (config.causal and kind == "scores"))
+    masked = config.causal or any(layer.window is not None for layer in config.layers)
+    return tuple(kind for kind in KINDS if not (masked and kind == "scores"))
 
 
-def describe_blocks(encoder: Encoder, find: FindTensor) -> BlocksRecord:
-    """Return the records of the block weights that attention maps need."""
-    blocks = tuple(_describe_block(block, find) for block in encoder.blocks)
-    return BlocksRecord(layer_norm_eps=encoder.config.layer_norm_eps, weights=blocks)
-
-
-def _describe_block(block: nn.Module, find: FindTensor) -> BlockRecord:
-    assert isinstance(block, Block)
-    attention = block.attention
-    linear = {"query": attention.query, "key": attention.key, "value": attention.value, "output": attention.output}
-    return BlockRecord(
-        **{name: find(part.weight.T) for name, part in linear.items()},
-        **{f"{name}_bias": find(part.bias) for name, part in linear.items()},
-        norm=find(block.attention_norm.weight),
-        norm_bias=find(block.attention_norm.bias),
+def describe_layers(encoder: Encoder, graphs: Sequence[str], store: "WeightStore") -> LayersRecord:
+    """Return the records of what attention maps need; `graphs` has the name of the graph of each layer."""
+    config = encoder.config
+    layers = []
+    for index, (graph, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
+        assert isinstance(block, Block)
+        output, norm = block.attention.output, block.mixed_norm
+        layers.append(
+            LayerRecord(
+                graph=graph,
+                weights={name: store.find(tensor) for name, tensor in LayerAttention(encoder, index).weights().items()},
+                output=store.find(output.weight.T),
+                output_bias=store.find_optional(output.bias),
+                norm=store.find(norm.weight),
+                norm_bias=store.find_optional(getattr(norm, "bias", None)),
+            )
+        )
+    return LayersRecord(
+        norm="rms_norm" if config.norm == "rms_norm" else "layer_norm",
+        norm_eps=config.norm_eps,
+        residual_in_norm=config.block != "sandwich",
+        layers=tuple(layers),
     )
 
 
-def tensor_finder(graph: Path) -> FindTensor:
-    """Return a function that finds a tensor in the weights of a graph by its digest.
+class WeightStore:
+    """The tensors in the weights of a graph, found by their digests, and a file for others, such as tiny ones.
 
     Tensor names cannot be used: the exporter renames linear weights and merges equal tensors.
     """
-    locations: dict[bytes, tuple[str, int]] = {}
-    for value in onnx_ir.load(graph).graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, onnx_ir.ExternalTensor):
-            locations[_digest(tensor.numpy())] = str(tensor.location), tensor.offset or 0
 
-    def find(tensor: Tensor) -> TensorRecord:
+    def __init__(self, graph: Path) -> None:
+        self._other = graph.parent / OTHER_WEIGHTS
+        self._locations: dict[bytes, tuple[str, int]] = {}
+        for value in onnx_ir.load(graph).graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, onnx_ir.ExternalTensor):
+                self._locations[_digest(tensor.numpy())] = str(tensor.location), tensor.offset or 0
+
+    def find(self, tensor: Tensor) -> TensorRecord:
+        """Return the record of a tensor, after writing it if it is not yet stored."""
         for name, dtype in TYPES.items():
             stored = tensor.detach().to(dtype).contiguous()
             digest = _digest(stored.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy())
-            if digest in locations:
-                file, offset = locations[digest]
+            if digest in self._locations:
+                file, offset = self._locations[digest]
                 return TensorRecord(file=file, offset=offset, shape=tuple(tensor.shape), dtype=name)
-        raise KeyError("tensor not found in the weights of the graph")
+        values = tensor.detach().contiguous().numpy().astype("<f4")
+        with self._other.open("ab") as other:
+            self._locations[_digest(values)] = self._other.name, other.tell()
+            other.write(values.tobytes())
+        return self.find(tensor)
 
-    return find
+    def find_optional(self, tensor: Tensor | None) -> TensorRecord | None:
+        """Return the record of a tensor, or None for None."""
+        return None if tensor is None else self.find(tensor)
 
 
 def _digest(values: NDArray[Any]) -> bytes:

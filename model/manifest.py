@@ -4,12 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 Similarity = Literal["cosine", "dot"]
 Attention = Literal["bidirectional", "causal"]
-Pooling = Literal["mean", "cls", "max"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max")
+Pooling = Literal["mean", "cls", "max", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max", "last")
+ONE_TOKEN_POOLINGS: tuple[Pooling, ...] = ("cls", "last")
+"""The embedding is the vector of the first or the last token."""
 Variant = Literal["cuda", "int8"]
 VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
 """Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
@@ -62,30 +64,38 @@ class Absent(Record):
     remedy: str
 
 
-class BlockRecord(Record):
-    """The weights of one block that attention maps need. Linear maps are `x @ weight + bias`, weight (in, out)."""
+class LayerRecord(Record):
+    """What the attention maps of one layer need.
 
-    query: TensorRecord
-    query_bias: TensorRecord
-    key: TensorRecord
-    key_bias: TensorRecord
-    value: TensorRecord
-    value_bias: TensorRecord
+    `graph` computes scores, probs and values; `weights` are its inputs besides the input of the layer and positions.
+    `output` (H * d, D) and `output_bias` map the heads to the output of the attention. `norm` and `norm_bias` are the
+    weights of the norm that reads this output.
+    """
+
+    graph: str
+    weights: dict[str, TensorRecord]
     output: TensorRecord
-    output_bias: TensorRecord
+    output_bias: TensorRecord | None
     norm: TensorRecord
-    norm_bias: TensorRecord
+    norm_bias: TensorRecord | None
 
     def tensors(self) -> list[TensorRecord]:
-        """Return the records of all tensors of the block."""
-        return [getattr(self, name) for name in type(self).model_fields]
+        """Return the records of all tensors of the layer."""
+        own = (self.output, self.output_bias, self.norm, self.norm_bias)
+        return [*self.weights.values(), *(tensor for tensor in own if tensor is not None)]
 
 
-class BlocksRecord(Record):
-    """The weights of all blocks, first block first."""
+class LayersRecord(Record):
+    """What attention maps need of all layers, first layer first.
 
-    layer_norm_eps: float
-    weights: tuple[BlockRecord, ...]
+    `norm` describes the norm that reads the output of the attention: a LayerNorm subtracts the mean, an RMSNorm does
+    not. `residual_in_norm`: it reads the sum of the output and the residual stream, else the output alone.
+    """
+
+    norm: Literal["layer_norm", "rms_norm"]
+    norm_eps: float
+    residual_in_norm: bool
+    layers: tuple[LayerRecord, ...]
 
 
 class DenseRecord(Record):
@@ -143,7 +153,7 @@ class GraphRecord(Record):
 
 
 class ExplainRecord(Record):
-    """The graph that returns the hidden states of all layers, and the kinds of map whose formulas fit the blocks."""
+    """The graph that returns the hidden states of all layers, and the kinds of map that the model has."""
 
     graph: str
     kinds: tuple[Kind, ...]
@@ -190,7 +200,8 @@ class Manifest(Record):
 
     `max_input_tokens` includes special tokens. `heads` has at least one head, and `roles` the name of the prompt for
     each role that has one. `origins` has the origin of settings by name: a file of the model, an option of the export,
-    or `ASSUMED`. `training` is None for models that others trained. `static` is the embedding table, (V, E).
+    or `ASSUMED`. `task` names the adapters that were merged. `training` is None for models that others trained.
+    `static` is the embedding table, (V, E).
     `notices` are the license and notice files of the model. `files` has every file but the manifest, its digest and
     the files that are described in measurements.py.
     """
@@ -208,9 +219,10 @@ class Manifest(Record):
     default_prompt_name: str | None
     roles: dict[Role, str]
     origins: dict[str, str]
+    task: str | None = None
     graphs: dict[str, GraphRecord]
     explain: ExplainRecord | Absent
-    blocks: BlocksRecord | Absent
+    layers: LayersRecord | Absent
     static: TensorRecord | Absent
     training: TrainingRecord | None = None
     evaluations: tuple[EvaluationRecord, ...] = ()

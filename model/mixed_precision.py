@@ -183,6 +183,7 @@ def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: P
         "mean": lambda part: part.mean(axis=0),
         "cls": lambda part: part[0],
         "max": lambda part: part.max(axis=0),
+        "last": lambda part: part[-1],
     }
     bounds = np.cumsum([sequence["input_ids"].shape[1] for sequence in sequences])[:-1]
     return np.stack([functions[pooling](part) for part in np.split(hidden.astype(np.float64), bounds)])

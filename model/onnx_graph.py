@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -22,11 +23,16 @@ OPSET = 20
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """An example of each input, the names of dynamic axes by input and axis number, and the names of the outputs."""
+    """The inputs and outputs of a graph.
+
+    `example_inputs` has an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
+    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module.
+    """
 
     example_inputs: dict[str, Tensor]
     dynamic_axes: dict[str, dict[int, str]]
     outputs: tuple[str, ...]
+    variadic: int = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -34,17 +40,20 @@ class GraphSignature:
         return tuple(self.example_inputs)
 
 
-def write_graph(module: nn.Module, path: Path, weights: str, signature: GraphSignature) -> None:
-    """Export `module` to the graph `path`, with its weights in the file `weights` next to it.
+def write_graph(module: nn.Module, path: Path, weights: str | None, signature: GraphSignature) -> None:
+    """Export `module` to the graph `path`, with its weights in the file `weights` next to it, or in the graph.
 
     Graphs may share a weights file. Raises ArtifactError if it exists with other contents.
     """
     save_graph(_to_onnx(module, signature), path, weights)
 
 
-def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
+def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
     """Write an ONNX model like `write_graph`."""
     _strip_metadata(model)
+    if weights is None:
+        onnx_ir.save(model, path)
+        return
     compact_weights(model)
     with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
         onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)
@@ -55,12 +64,12 @@ def save_graph(model: onnx_ir.Model, path: Path, weights: str) -> None:
         os.replace(Path(scratch) / path.name, path)
 
 
-def describe_graph(path: Path, weights: str, precision: GraphPrecision) -> GraphRecord:
+def describe_graph(path: Path, weights: str | None, precision: GraphPrecision) -> GraphRecord:
     """Return the record of a graph that `write_graph` wrote."""
     graph = onnx_ir.load(path).graph
     return GraphRecord(
         file=path.name,
-        weights=(weights,),
+        weights=() if weights is None else (weights,),
         inputs=_describe_values(graph.inputs),
         outputs=_describe_values(graph.outputs),
         precision=precision,
@@ -84,7 +93,9 @@ def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]
 def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     axes = signature.dynamic_axes
     sizes = {name: torch.export.Dim(name) for names in axes.values() for name in names.values()}
-    shapes = tuple({axis: sizes[name] for axis, name in axes[key].items()} for key in signature.inputs)
+    shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
+    if signature.variadic:
+        shapes = [*shapes[: -signature.variadic], tuple(shapes[-signature.variadic :])]
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
@@ -96,7 +107,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
                 tuple(signature.example_inputs.values()),
                 input_names=signature.inputs,
                 output_names=signature.outputs,
-                dynamic_shapes=shapes,
+                dynamic_shapes=tuple(shapes),
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,

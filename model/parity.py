@@ -98,7 +98,7 @@ def pack_varlen(sequences: Sequence[Inputs]) -> dict[str, NDArray[np.int32]]:
 
 def _random_sequence(config: EncoderConfig, length: int, rng: np.random.Generator) -> Inputs:
     input_ids = rng.integers(0, config.vocab_size, length).tolist()
-    return make_sequence(input_ids, rng.integers(0, config.type_vocab_size, length).tolist())
+    return make_sequence(input_ids, rng.integers(0, max(1, config.type_vocab_size), length).tolist())
 
 
 def _run_torch(module: nn.Module, sequence: Inputs) -> NDArray[np.float32]:

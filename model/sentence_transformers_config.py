@@ -14,15 +14,17 @@ from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
 
 CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
+POOLING_NAMES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """Settings that replace those in the files of a model; None keeps them."""
+    """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters."""
 
     pooling: Pooling | None = None
     normalize: bool | None = None
     max_input_tokens: int | None = None
+    task: str | None = None
 
 
 FROM_FILES = SettingOptions()
@@ -155,14 +157,14 @@ def _read_pooling(config: dict[str, Any]) -> tuple[Pooling, bool]:
     modes = config.get("pooling_mode")
     if modes is None:
         # The older format has one flag per mode.
-        names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
         modes = [
-            names.get(key.removeprefix("pooling_mode_"), key)
+            key.removeprefix("pooling_mode_")
             for key, value in config.items()
             if key.startswith("pooling_mode_") and value
         ]
     if isinstance(modes, str):
         modes = [modes]
+    modes = [POOLING_NAMES.get(mode, mode) for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise CheckpointError(f"Pooling/config.json: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
     include_prompt = config.get("include_prompt", True)

@@ -127,16 +127,16 @@ def token_indices(input_ids: Tensor) -> Tensor:
 
 
 def pool(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
-    """Return the mean or first vector of each sequence, float32 (B, D); zeros for an empty sequence.
+    """Return the mean, first or last vector of each sequence, float32 (B, D); zeros for an empty sequence.
 
     `indices` is the result of `token_indices`. The mean is one matrix product in the dtype of `hidden`. A factor in
     float32 then corrects the rounding error of the weights 1/length.
     """
     starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
     lengths = ends - starts
-    if pooling == "cls":
-        first = hidden.index_select(0, torch.minimum(starts, ends[-1:] - 1)).float()
-        return torch.where(lengths.unsqueeze(1) > 0, first, torch.zeros(()))
+    if pooling in ("cls", "last"):
+        index = torch.minimum(starts, ends[-1:] - 1) if pooling == "cls" else (ends - 1).clamp(min=0)
+        return torch.where(lengths.unsqueeze(1) > 0, hidden.index_select(0, index).float(), torch.zeros(()))
     inside = (indices >= starts.unsqueeze(1)) & (indices < ends.unsqueeze(1))  # (B, T)
     counts = lengths.clamp(min=1).float()
     weight = (1 / counts).to(hidden.dtype)

@@ -1,8 +1,9 @@
 """Tiny encoders with random weights, and the weights as the service reads them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from model.encoder import Block, Encoder, EncoderConfig
-from service.engine.explain.maps import BlockWeights
+from model.encoder import (
+    Encoder,
+    EncoderConfig,
+    LayerAttention,
+    LayerConfig,
+    PostNormBlock,
+    PreNormBlock,
+    RMSNorm,
+    RotaryConfig,
+    SandwichBlock,
+)
+from service.engine.explain.maps import AttentionOutput, LayerMaps, OutputWeights
 
 Floats = NDArray[Any]
 
@@ -26,6 +37,34 @@ class SequenceOutput:
     probs: Floats
 
 
+PARTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "causal": {"causal": True},
+    "relative bias": {"relative_bias": True, "type_vocab_size": 0},
+    "modernbert": {
+        "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
+        "gated": True,
+        "layers": (
+            LayerConfig(rotary=RotaryConfig(100.0), attention_norm=False),
+            LayerConfig(4, RotaryConfig(30.0)),
+            LayerConfig(rotary=RotaryConfig(100.0)),
+        ),
+    },
+    "pre-norm with biases": {"block": "pre", "norm": "layer_norm"},
+    "qwen": {
+        "block": "pre", "norm": "rms_norm", "position_table": False, "embedding_norm": False, "attention_bias": False,
+        "causal": True, "num_key_value_heads": 2, "head_size": 10, "query_key_norm": True,
+        "layers": (LayerConfig(rotary=RotaryConfig(100.0)),) * 3,
+    },
+    "gemma": {
+        "block": "sandwich", "norm": "rms_norm", "position_table": False, "embedding_norm": False,
+        "num_key_value_heads": 1, "query_key_norm": True, "attention_scale": 0.4, "embedding_scale": 1.7,
+        "layers": (LayerConfig(5, RotaryConfig(30.0)), LayerConfig(rotary=RotaryConfig(100.0, 2.0)), LayerConfig(3)),
+    },
+}  # fmt: skip
+"""Options of encoders with each part; all have three layers."""
+
+
 def random_encoder(
     dtype: torch.dtype = torch.float32,
     *,
@@ -33,20 +72,16 @@ def random_encoder(
     heads: int = 4,
     hidden_size: int = 32,
     scale: float = 0.3,
-    causal: bool = False,
+    parts: str = "bert",
 ) -> Encoder:
-    """Return an encoder whose random weights, biases and layer norms are large enough to expose wrong order or
-    scale.
-    """
-    config = EncoderConfig(
-        VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, type_vocab_size=2, layer_norm_eps=1e-3,
-        causal=causal,
-    )  # fmt: skip
+    """Return an encoder whose random weights, biases and norms are large enough to expose wrong order or scale."""
+    options: dict[str, Any] = {"type_vocab_size": 2, "norm_eps": 1e-3, **PARTS[parts]}
+    config = EncoderConfig(VOCAB_SIZE, hidden_size, layers, heads, 2 * hidden_size, POSITIONS, **options)
     encoder = Encoder(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(41)
     with torch.no_grad():
         for module in encoder.modules():
-            center = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
+            center = 1.0 if isinstance(module, nn.LayerNorm | RMSNorm) else 0.0
             for name, parameter in module.named_parameters(recurse=False):
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.copy_((center if name == "weight" else 0.0) + scale * noise)
@@ -67,30 +102,91 @@ def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_siz
     return encoder
 
 
-def block_weights(encoder: Encoder) -> list[BlockWeights]:
-    """Return each block's weights, as `MappedBlocks` reads them from an artifact."""
-    weights = []
-    for block in iter_blocks(encoder):
-        attention = block.attention
-        parts = {"query": attention.query, "key": attention.key, "value": attention.value, "output": attention.output}
-        weights.append(
-            BlockWeights(
-                encoder.config.num_attention_heads,
-                encoder.config.layer_norm_eps,
-                **{name: part.weight.detach().numpy().T for name, part in parts.items()},
-                **{f"{name}_bias": part.bias.detach().numpy() for name, part in parts.items()},
-                norm=block.attention_norm.weight.detach().numpy(),
-                norm_bias=block.attention_norm.bias.detach().numpy(),
-                causal=encoder.config.causal,
-            )
+@dataclass(frozen=True)
+class TorchLayer:
+    """A layer of an encoder, as the service sees it; PyTorch computes its attention in the dtype of the encoder."""
+
+    encoder: Encoder
+    index: int
+
+    @cached_property
+    def block(self) -> PostNormBlock | PreNormBlock | SandwichBlock:
+        block = self.encoder.blocks[self.index]
+        assert isinstance(block, PostNormBlock | PreNormBlock | SandwichBlock)
+        return block
+
+    @cached_property
+    def weights(self) -> OutputWeights:
+        config, output, norm = self.encoder.config, self.block.attention.output, self.block.mixed_norm
+        return OutputWeights(
+            output.weight.detach().numpy().T,
+            to_numpy(output.bias),
+            norm.weight.detach().numpy(),
+            to_numpy(getattr(norm, "bias", None)),
+            config.norm_eps,
+            config.norm != "rms_norm",
+            config.block != "sandwich",
         )
-    return weights
+
+    def attend(self, hidden: Floats, outputs: Sequence[AttentionOutput]) -> dict[AttentionOutput, Floats]:
+        module, x = LayerAttention(self.encoder, self.index), torch.from_numpy(np.array(hidden))[None]
+        with torch.inference_mode():
+            results = module(x, torch.arange(len(hidden))[None], *module.weights().values())
+        named: dict[AttentionOutput, Floats] = dict(
+            zip(("scores", "probs", "values"), (result.numpy() for result in results), strict=True)
+        )
+        return {name: named[name] for name in outputs}
+
+    def maps(self, hidden: Floats, heads: Sequence[int] | None = None) -> LayerMaps:
+        return LayerMaps(hidden, self.attend(hidden, ("scores", "probs", "values")), self.weights, heads)
+
+    def run(self, hidden: Floats) -> Floats:
+        """Return the output of the block, (T, D)."""
+        x, positions = torch.from_numpy(np.array(hidden))[None], torch.arange(len(hidden))[None]
+        with torch.inference_mode():
+            inputs = self.encoder.positions(self.encoder.config.layers[self.index], positions * 0, positions)
+            output, _ = self.block(x, inputs)
+        result: Floats = output[0].numpy()
+        return result
+
+    def decomposed(self, hidden: Floats) -> Floats:
+        """Return the result that block_norm and projection decompose, (T, D)."""
+        with capture_outputs(self.block.mixed_norm) as captured:
+            self.run(hidden)
+        return captured[0] + hidden if isinstance(self.block, SandwichBlock) else captured[0]
 
 
-def iter_blocks(encoder: Encoder) -> Iterator[Block]:
-    for block in encoder.blocks:
-        assert isinstance(block, Block)
-        yield block
+@dataclass(frozen=True)
+class HandMadeLayer:
+    """A post-norm layer with one head; linear maps are `x @ weight + bias`."""
+
+    query: Floats
+    query_bias: Floats
+    key: Floats
+    value: Floats
+
+    @property
+    def weights(self) -> OutputWeights:
+        width = len(self.key)
+        return OutputWeights(np.eye(width), np.zeros(width), np.ones(width), np.zeros(width), 1e-12)
+
+    def attend(self, hidden: Floats, outputs: Sequence[AttentionOutput]) -> dict[AttentionOutput, Floats]:
+        scores = (hidden @ self.query + self.query_bias) @ (hidden @ self.key).T * hidden.shape[1] ** -0.5
+        probs = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probs /= probs.sum(axis=1, keepdims=True)
+        named: dict[AttentionOutput, Floats] = {"scores": scores, "probs": probs, "values": hidden @ self.value}
+        return {name: named[name][None] for name in outputs}
+
+    def maps(self, hidden: Floats) -> LayerMaps:
+        return LayerMaps(hidden, self.attend(hidden, ("scores", "probs", "values")), self.weights)
+
+
+def to_numpy(tensor: Tensor | None) -> Floats | None:
+    return None if tensor is None else tensor.detach().numpy()
+
+
+def torch_layers(encoder: Encoder) -> list[TorchLayer]:
+    return [TorchLayer(encoder, index) for index in range(len(encoder.blocks))]
 
 
 def random_ids(tokens: int) -> list[int]:
@@ -105,17 +201,6 @@ def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
             input_ids, torch.arange(len(ids))[None], torch.zeros_like(input_ids), torch.ones_like(input_ids)
         )
     return SequenceOutput(torch.cat(output.hidden_states).numpy(), torch.cat(output.probs).numpy())
-
-
-def run_block(block: Block, hidden: Floats, *, causal: bool = False) -> Floats:
-    x, tokens = torch.from_numpy(np.array(hidden))[None], len(hidden)
-    mask = torch.zeros(tokens, tokens, dtype=x.dtype)
-    if causal:
-        mask.masked_fill_(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
-    with torch.inference_mode():
-        output, _ = block(x, mask)
-    result: Floats = output[0].numpy()
-    return result
 
 
 @contextmanager

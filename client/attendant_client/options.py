@@ -14,7 +14,7 @@ class EncodeOptions(TypedDict, total=False):
     outputs: Sequence[Output]
     layers: Layers
     layer_reduce: Literal["concat", "mean", "stack"]
-    pooling: Literal["mean", "cls", "max"]
+    pooling: Literal["mean", "cls", "max", "last"]
     normalize: bool
     dimensions: int
     truncation: Literal["error", "right", "left"]

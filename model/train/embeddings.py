@@ -58,9 +58,11 @@ def pool(hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor, pooling: Po
     """
     owners, vectors = sequence_ids.flatten(), hidden.flatten(0, 1).float()
     count = int(owners.max())
-    if pooling == "cls":
-        first = (position_ids.flatten() == 0) & (owners > 0)
-        pooled = vectors.new_zeros(count + 1, vectors.shape[1]).index_copy(0, owners[first], vectors[first])
+    if pooling in ("cls", "last"):
+        positions = position_ids.flatten()
+        lengths = torch.bincount(owners, minlength=count + 1)
+        chosen = (positions == (0 if pooling == "cls" else lengths[owners] - 1)) & (owners > 0)
+        pooled = vectors.new_zeros(count + 1, vectors.shape[1]).index_copy(0, owners[chosen], vectors[chosen])
     elif pooling == "mean":
         sums = vectors.new_zeros(count + 1, vectors.shape[1]).index_add(0, owners, vectors)
         pooled = sums / torch.bincount(owners, minlength=count + 1).clamp(min=1).unsqueeze(1)

@@ -25,7 +25,7 @@ class LanguageModel(nn.Module):
         config = encoder.config
         self.encoder = encoder
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, batch: TrainingBatch) -> Tensor:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from model.encoder import Encoder, EncoderConfig
+from model.encoder import Encoder, EncoderConfig, sinusoids
 from model.train.config import ModelOptions, TrainError
 
 BERT_DEVIATION, BERT_HIDDEN_SIZE = 0.02, 768
@@ -24,7 +24,7 @@ def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
             intermediate_size=options.intermediate_size,
             max_position_embeddings=options.max_input_tokens,
             type_vocab_size=2,
-            layer_norm_eps=1e-12,
+            norm_eps=1e-12,
             causal=options.attention == "causal",
         )
     )
@@ -49,10 +49,14 @@ def initialize(network: nn.Module, hidden_size: int, seed: int) -> None:
 
 
 def set_sinusoidal_positions(encoder: Encoder) -> None:
-    """Replace the position embeddings by sinusoids, which are not trained."""
+    """Replace the position embeddings by sinusoids, which are not trained.
+
+    They are scaled to the deviation of the other embeddings, which are not multiplied by sqrt(D) here.
+    """
+    assert encoder.embeddings.position_embeddings is not None
     positions = encoder.embeddings.position_embeddings.weight
     positions.requires_grad_(False)
-    positions.copy_(sinusoids(*positions.shape))
+    positions.copy_(sinusoids(*positions.shape) * initial_deviation(positions.shape[1]) * math.sqrt(2))
 
 
 def keep_blocks(encoder: Encoder, indices: Sequence[int]) -> None:
@@ -62,14 +66,5 @@ def keep_blocks(encoder: Encoder, indices: Sequence[int]) -> None:
             f"model.init_blocks: out of range ({indices[-1]}, limit {len(encoder.blocks) - 1}). Remove it."
         )
     encoder.blocks = nn.ModuleList(encoder.blocks[index] for index in indices)
-    encoder.config = replace(encoder.config, num_hidden_layers=len(indices))
-
-
-def sinusoids(positions: int, size: int) -> Tensor:
-    """Return sinusoidal position embeddings, (positions, size) (Vaswani et al. 2017, section 3.5).
-
-    They are scaled to the deviation of the other embeddings, which are not multiplied by sqrt(D) here.
-    """
-    rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10_000) / size))
-    angles = torch.arange(positions)[:, None] * rates
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1) * initial_deviation(size) * math.sqrt(2)
+    layers = tuple(encoder.config.layers[index] for index in indices)
+    encoder.config = replace(encoder.config, num_hidden_layers=len(indices), layers=layers)

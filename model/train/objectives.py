@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from model.checkpoint import FAMILIES, Checkpoint, published_name
+from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.manifest import Role
 from model.prompts import resolve_roles
@@ -83,7 +83,6 @@ def _find_encoder(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpo
         return make_encoder(config.model, tokenizer.vocab_size)
     _check_init(config, checkpoint)
     encoder = checkpoint.encoder.train()
-    _freeze_unpublished(encoder, checkpoint.model_type)
     if config.model.init_blocks:
         keep_blocks(encoder, config.model.init_blocks)
     return encoder
@@ -129,13 +128,6 @@ def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
             f"model.max_input_tokens: more than model.init supports ({config.model.max_input_tokens}, limit "
             f"{checkpoint.max_input_tokens}). Reduce it."
         )
-
-
-def _freeze_unpublished(encoder: Encoder, model_type: str) -> None:
-    """Keep parameters that the format of the model lacks, such as DistilBERT's token types, at their values."""
-    for name, parameter in encoder.named_parameters():
-        if published_name(FAMILIES[model_type], name) is None:
-            parameter.requires_grad_(False)
 
 
 def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> None:

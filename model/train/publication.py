@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.artifact import TRAINING
-from model.checkpoint import FAMILIES, Checkpoint, published_name, published_tensors
+from model.checkpoint import Checkpoint, published_tensors
 from model.checkpoint_files import read_json, read_tensors
 from model.encoder import Encoder
+from model.families import FAMILIES
+from model.families.family import Family
 from model.manifest import DataFileRecord, TrainingRecord
 from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
@@ -59,7 +61,7 @@ def publish(
     else:
         source, checkpoint = init
         embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
-        _write_tuned(directory, objective.encoder, config.model.name, checkpoint.model_type, source.directory)
+        _write_tuned(directory, objective.encoder, config.model.name, checkpoint.family, source.directory)
         for notice in source.notices:
             shutil.copyfile(notice, directory / notice.name)
     _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
@@ -108,7 +110,7 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
     family = FAMILIES["bert"]
     prefix = "bert." if objective.is_language_model else ""
     tensors = {
-        f"{prefix}{published_name(family, name)}": tensor for name, tensor in objective.encoder.state_dict().items()
+        f"{prefix}{family.published_name(name)}": tensor for name, tensor in objective.encoder.state_dict().items()
     }
     architecture = "BertModel"
     if isinstance(objective.network, LanguageModel):
@@ -130,7 +132,7 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
             "intermediate_size": config.intermediate_size,
             "max_position_embeddings": config.max_position_embeddings,
             "type_vocab_size": config.type_vocab_size,
-            "layer_norm_eps": config.layer_norm_eps,
+            "layer_norm_eps": config.norm_eps,
             "hidden_act": config.hidden_act,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
@@ -149,13 +151,11 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
     )  # fmt: skip
 
 
-def _write_tuned(directory: Path, encoder: Encoder, name: str, model_type: str, source: Path) -> None:
+def _write_tuned(directory: Path, encoder: Encoder, name: str, family: Family, source: Path) -> None:
     """Write a model with the config.json and tokenizer of its source, and the weights of `encoder`."""
     config = read_json(source / "config.json")
-    _write_tensors(
-        directory / "model.safetensors", published_tensors(model_type, config, read_tensors(source), encoder)
-    )
-    layers = FAMILIES[model_type].config_keys["num_hidden_layers"]
+    _write_tensors(directory / "model.safetensors", published_tensors(family, config, read_tensors(source), encoder))
+    (layers,) = (key for key in family.layers_keys if key in config)
     changes = {"_name_or_path": name, layers: encoder.config.num_hidden_layers}
     _write_json(directory / "config.json", config | changes)
     for pattern in TOKENIZER_FILES:
@@ -190,7 +190,7 @@ def _write_modules(
             "similarity_fn_name": embedding.similarity,
         },
     )
-    modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
     flags = {f"pooling_mode_{key}": mode == embedding.pooling for mode, key in modes.items()}
     _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | flags)
 

@@ -12,7 +12,7 @@ from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
 from service.engine.encode.pooling import DenseLayers
-from service.engine.explain.maps import MappedBlocks
+from service.engine.explain.layers import ArtifactLayers
 from service.engine.explain.operations import ExplainOperations
 from service.engine.golden_check import min_golden_cosine
 from service.engine.schema.encode import EncodeTask, TextVectors
@@ -73,7 +73,9 @@ def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
     explain = artifact.manifest.explain
     if not isinstance(explain, ExplainRecord):
         return None
-    return ExplainBackend(artifact, explain_choice(explain.graph, threads), ExplainOperations(MappedBlocks(artifact)))
+    choice = explain_choice(explain.graph, threads)
+    layers = ArtifactLayers(artifact, choice.threads_per_stream)
+    return ExplainBackend(artifact, choice, ExplainOperations(layers))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_MEAN: _ClassVar[Pooling]
     POOLING_CLS: _ClassVar[Pooling]
     POOLING_MAX: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
 
 class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -147,6 +148,7 @@ POOLING_UNSPECIFIED: Pooling
 POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
 POOLING_MAX: Pooling
+POOLING_LAST: Pooling
 TRUNCATION_UNSPECIFIED: Truncation
 TRUNCATION_ERROR: Truncation
 TRUNCATION_RIGHT: Truncation

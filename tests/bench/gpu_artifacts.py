@@ -93,8 +93,8 @@ def _publish(size: Size, directory: Path) -> None:
     from safetensors.torch import save_file
     from torch import nn
 
-    from model.checkpoint import BERT_NAMES
     from model.encoder import Encoder, EncoderConfig
+    from model.families import FAMILIES
 
     config = EncoderConfig(
         size.vocabulary,
@@ -104,7 +104,7 @@ def _publish(size: Size, directory: Path) -> None:
         size.inner,
         size.positions,
         type_vocab_size=2,
-        layer_norm_eps=1e-12,
+        norm_eps=1e-12,
     )
     encoder = Encoder(config)
     generator = torch.Generator().manual_seed(11)
@@ -112,12 +112,7 @@ def _publish(size: Size, directory: Path) -> None:
         for module in encoder.modules():
             for parameter in () if isinstance(module, nn.LayerNorm) else module.parameters(recurse=False):
                 parameter.normal_(0, 0.02, generator=generator)
-    renamed = {}
-    for name, tensor in encoder.state_dict().items():
-        block, _, rest = name.removeprefix("blocks.").partition(".")
-        part, _, kind = (rest if name.startswith("blocks.") else name).rpartition(".")
-        prefix = f"{BERT_NAMES['blocks']}.{block}." if name.startswith("blocks.") else ""
-        renamed[f"{prefix}{BERT_NAMES[part]}.{kind}"] = tensor
+    renamed = {FAMILIES["bert"].published_name(name): tensor for name, tensor in encoder.state_dict().items()}
     save_file(renamed, directory / "model.safetensors")
     (directory / "tokenizer.json").write_text(_train_tokenizer(size.vocabulary))
     described = {

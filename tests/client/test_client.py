@@ -147,7 +147,7 @@ def test_error_has_reason_field_and_limit(client: Client) -> None:
 
 
 def test_unknown_option_value_is_an_error(client: Client) -> None:
-    options: Any = {"pooling": "last"}
+    options: Any = {"pooling": "first"}
     with pytest.raises(AttendantError) as raised:
         client.encode(CASHED, **options)
     assert raised.value.code == "INVALID_ARGUMENT"

@@ -11,8 +11,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from model.checkpoint import FAMILIES
 from model.export import export
+from model.families import FAMILIES
 from model.model_source import locate
 from model.tokenizer import TokenizerInput
 from service.config import Settings

@@ -10,7 +10,7 @@ from model.export import Variants, export
 from model.tokenizer import TokenizerInput
 from service.config import Settings
 from service.engine.schema.encode import EncodeTask
-from tests.model.conftest import build_wordpiece
+from tests.model.tiny_tokenizers import build_wordpiece
 from tests.shared_models import load_anew
 
 HIDDEN_SIZE, VOCAB_SIZE = 1024, 525_000

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.encoder import Encoder, block_diagonal_mask
+from model.encoder import Encoder
 
 Floats = NDArray[Any]
 STEPS = 32
@@ -73,7 +73,7 @@ class IntegratedGradients:
         return embedded
 
     def _cosines(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        mask = block_diagonal_mask(torch.ones(x.shape[:2], dtype=torch.int64))
-        for block in self.encoder.blocks:
-            x, _ = block(x, mask)
+        positions = torch.arange(x.shape[1]).expand(x.shape[:2])
+        for block, layer in zip(self.encoder.blocks, self.encoder.config.layers, strict=True):
+            x, _ = block(x, self.encoder.positions(layer, positions * 0, positions))
         return torch.nn.functional.cosine_similarity(x.mean(dim=1), other, dim=-1)

@@ -13,7 +13,7 @@ from model.artifact import Artifact
 from tests.conftest import start_server, stop_server
 from tests.image.conftest import HARDENED, container, run_pytest
 from tests.image.docker_host import Daemon
-from tests.model.conftest import build_wordpiece
+from tests.model.tiny_tokenizers import build_wordpiece
 
 pytestmark = pytest.mark.image
 REQUESTS: list[tuple[str, dict[str, Any]]] = [

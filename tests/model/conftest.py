@@ -1,9 +1,7 @@
 """Tiny published models of every family with random weights, generated offline and identical in every run."""
 
-import math
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +9,17 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
 
 from model import onnx_graph
 from model.checkpoint import load_checkpoint
 from model.export import Variants, export, export_graph
 from model.tokenizer import Tokenizer
+from tests.model.family_cases import FAMILY_CASES
 from tests.model.shared_graphs import export_anew, export_shared
+from tests.model.tiny_tokenizers import BUILDERS, build_wordpiece
 from tests.model.tokenizer_inputs import KINDS
 
-SENTENCES = (
-    "The river bank flows past the old mill, and the miller counts his money.",
-    "Money in the bank grows slowly; a river grows only after rain.",
-    "Seven small boats wait at the bank for the morning tide.",
-    "She cashed a cheque, bought bread, and walked home along the water.",
-    "Ein kleiner Hund läuft über die Brücke, déjà vu à la façade.",
-    "Don't count on it: 42 of the 97 lamps (and 3 bells) were broken!",
-    "A low sun, a long road, no one there but the crows and the wind.",
-)
 HIDDEN_SIZE, HEADS, LAYERS, INTERMEDIATE_SIZE, POSITIONS = 24, 3, 2, 37, 41
 WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
 
@@ -43,93 +33,6 @@ def mark_slow(*families: str, fast: Sequence[str] = ("bert", "xlm-roberta")) -> 
     return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in families]
 
 
-def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
-    """Count all characters of `SENTENCES` and all word pieces up to six characters.
-
-    `continuation` is prepended to pieces that do not start a word. Vocabularies are built from these counts because
-    tokenizer trainers order ties at random, so every run would test a different model.
-    """
-    pieces: Counter[str] = Counter()
-    for sentence in SENTENCES:
-        text = sentence if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(sentence)
-        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
-            starts = range(len(word))
-            pieces.update(
-                (continuation if start else "") + word[start:stop]
-                for start in starts
-                for stop in range(start + 1, min(start + 7, len(word) + 1))
-            )
-    return pieces
-
-
-def select_pieces(counts: Counter[str], characters: Iterable[str], size: int) -> list[str]:
-    """Return all characters, then the most frequent longer pieces, in a reproducible order."""
-    required = sorted(characters)
-    frequent = sorted(counts.keys() - required, key=lambda piece: (-counts[piece] * len(piece), piece))
-    return [*required, *frequent][:size]
-
-
-def build_wordpiece() -> tokenizers.Tokenizer:
-    """Return a BERT-like tokenizer with the truncation and padding settings that sentence-transformers saves."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    counts = count_pieces(tokenizer, "##")
-    alphabet = {piece.removeprefix("##") for piece in counts if len(piece.removeprefix("##")) == 1}
-    characters = {prefix + character for character in alphabet for prefix in ("", "##")}
-    vocabulary = [*special, *select_pieces(counts, characters, 211 - len(special))]
-    tokenizer.model = models.WordPiece({piece: index for index, piece in enumerate(vocabulary)}, unk_token="[UNK]")
-    tokenizer.add_special_tokens(special)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.enable_truncation(7)
-    tokenizer.enable_padding(length=7)
-    return tokenizer
-
-
-def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
-    """Train a RoBERTa-like tokenizer."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=331,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(
-        ("</s>", 2), ("<s>", 0), trim_offsets=trim_offsets, add_prefix_space=False
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def build_metaspace() -> tokenizers.Tokenizer:
-    """Return a unigram tokenizer like in XLM-R and CamemBERT."""
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    counts = count_pieces(tokenizer, "")
-    selected = select_pieces(counts, {piece for piece in counts if len(piece) == 1}, 151 - len(special))
-    scores = [(piece, math.log(counts[piece] / counts.total())) for piece in selected]
-    tokenizer.model = models.Unigram([*((piece, 0.0) for piece in special), *scores], special.index("<unk>"))
-    tokenizer.add_special_tokens(special)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    return tokenizer
-
-
 @pytest.fixture
 def fresh_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export graphs again instead of sharing them, for tests of the exporter itself."""
@@ -139,13 +42,7 @@ def fresh_exports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def definitions() -> dict[str, bytes]:
     """Return the tokenizer.json of each kind."""
-    tokenizer_by_kind = {
-        "wordpiece": build_wordpiece(),
-        "bytelevel": train_bytelevel(),
-        "untrimmed": train_bytelevel(trim_offsets=False),
-        "metaspace": build_metaspace(),
-    }
-    return {name: tokenizer.to_str().encode() for name, tokenizer in tokenizer_by_kind.items()}
+    return {name: build().to_str().encode() for name, build in BUILDERS.items()}
 
 
 @pytest.fixture(scope="session")
@@ -223,14 +120,20 @@ def export_tiny(root: Path, variants: Variants = BASE_GRAPHS) -> Path:
 
 @pytest.fixture(scope="session")
 def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Return a function that publishes a family, or "family/Architecture" with a task head, and returns the directory.
+    """Return a function that publishes a model and returns its directory.
 
-    The prefix "causal-" sets `is_decoder`.
+    It takes a name in `FAMILY_CASES`, a family of BERT, or "family/Architecture" with a task head. The prefix "causal-"
+    sets `is_decoder`.
     """
     directories: dict[str, Path] = {}
 
     def publish_kind(kind: str) -> Path:
         if kind in directories:
+            return directories[kind]
+        if kind in FAMILY_CASES:
+            case = FAMILY_CASES[kind]
+            directories[kind] = tmp_path_factory.mktemp("published") / f"tiny-{kind}"
+            case.publish(directories[kind], definitions[case.tokenizer])
             return directories[kind]
         family, _, architecture = kind.removeprefix("causal-").partition("/")
         if family in WORDPIECE_FAMILIES:

@@ -17,7 +17,16 @@ from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, d
 from model.manifest import FORMAT_VERSION, TensorRecord
 from tests.manifests import static_record
 
-FILES = ("dense.bin", "explain.onnx", "fast.onnx", "manifest.json", "manifest.sha256", "tokenizer.json", "weights.bin")
+FILES = (
+    "dense.bin",
+    "explain.onnx",
+    "layer_0.onnx",
+    "fast.onnx",
+    "manifest.json",
+    "manifest.sha256",
+    "tokenizer.json",
+    "weights.bin",
+)
 """All files except report.json and golden.json, which are not part of the digest."""
 SEEDS = range(5)
 
@@ -195,15 +204,15 @@ def point_weights(manifest: dict[str, Any]) -> None:
     manifest["graphs"]["fast"]["weights"].append("other.bin")
 
 
-def point_block(manifest: dict[str, Any]) -> None:
-    manifest["blocks"]["weights"][1]["norm"]["file"] = "other.bin"
+def point_layer(manifest: dict[str, Any]) -> None:
+    manifest["layers"]["layers"][1]["norm"]["file"] = "other.bin"
 
 
 def point_notice(manifest: dict[str, Any]) -> None:
     manifest["notices"].append("other.bin")
 
 
-@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights, point_block, point_notice])
+@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights, point_layer, point_notice])
 def test_artifact_rejects_reference_to_unlisted_file(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
     rewrite_manifest(artifact, change)
     with pytest.raises(ArtifactError, match=r"refers to unlisted file 'other\.bin'"):

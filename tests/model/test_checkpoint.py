@@ -35,7 +35,7 @@ def rewrite_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]
 
 def test_checkpoint_has_defaults_without_sentence_transformers_files(published: Path) -> None:
     checkpoint = load_checkpoint(published)
-    assert (checkpoint.model_type, checkpoint.max_input_tokens) == ("bert", 41)
+    assert (checkpoint.family.name, checkpoint.max_input_tokens) == ("bert", 41)
     assert checkpoint.embedding_config == EmbeddingConfig(pooling="mean", normalize=False, dense=(), prompts={})
     assert checkpoint.tokenizer == (published / "tokenizer.json").read_bytes()
 
@@ -75,7 +75,7 @@ def test_legacy_layer_norm_names_are_loaded(source: Path, published: Path) -> No
 def test_index_buffers_are_ignored(source: Path) -> None:
     """Older checkpoints contain a position_ids buffer."""
     rewrite_tensors(source, lambda tensors: tensors.update({"embeddings.position_ids": torch.arange(41)[None]}))
-    assert load_checkpoint(source).model_type == "bert"
+    assert load_checkpoint(source).family.name == "bert"
 
 
 def test_shards_equal_single_file(published: Path, tmp_path: Path) -> None:

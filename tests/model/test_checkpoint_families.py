@@ -55,7 +55,7 @@ def random_batch(encoder: Encoder, lengths: list[int]) -> tuple[Tensor, Tensor, 
     longest = max(lengths)
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     input_ids = torch.randint(FIRST_ORDINARY_ID, encoder.config.vocab_size, mask.shape, generator=generator)
-    token_type_ids = torch.randint(0, encoder.config.type_vocab_size, mask.shape, generator=generator)
+    token_type_ids = torch.randint(0, max(1, encoder.config.type_vocab_size), mask.shape, generator=generator)
     return torch.where(mask, input_ids, 1), token_type_ids, mask.long()
 
 

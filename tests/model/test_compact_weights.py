@@ -17,7 +17,7 @@ from model import onnx_graph
 from model.artifact import WEIGHTS, Artifact
 from model.compact_weights import TYPES, compact_weights, is_lossless
 from model.export import Variants, export
-from model.manifest import BlocksRecord
+from model.manifest import LayersRecord
 from model.tokenizer import TokenizerInput
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
@@ -130,9 +130,10 @@ def test_weights_take_half_the_space(stored: tuple[Dtype, Artifact, Artifact]) -
     sizes = [artifact.manifest.files[WEIGHTS].size for artifact in (compact, float32)]
     assert 0.5 < sizes[0] / sizes[1] < 0.6, "vectors stay in float32"
     assert static_record(compact.manifest).dtype == dtype
-    assert isinstance(compact.manifest.blocks, BlocksRecord)
-    for block in compact.manifest.blocks.weights:
-        assert (block.query.dtype, block.query_bias.dtype, block.norm.dtype) == (dtype, "float32", "float32")
+    assert isinstance(compact.manifest.layers, LayersRecord)
+    for layer in compact.manifest.layers.layers:
+        assert layer.weights["attention.query.weight"].dtype == layer.output.dtype == dtype
+        assert layer.weights["attention.query.bias"].dtype == layer.norm.dtype == "float32"
 
 
 def test_mapped_tensors_have_the_same_values(stored: tuple[Dtype, Artifact, Artifact]) -> None:
@@ -143,11 +144,11 @@ def test_mapped_tensors_have_the_same_values(stored: tuple[Dtype, Artifact, Arti
         rows, expected = tables[0][index], tables[1][index]
         assert rows.dtype == np.float32
         np.testing.assert_array_equal(rows, expected)
-    blocks = [artifact.manifest.blocks for artifact in (compact, float32)]
-    assert isinstance(blocks[0], BlocksRecord)
-    assert isinstance(blocks[1], BlocksRecord)
-    for block, expected_block in zip(blocks[0].weights, blocks[1].weights, strict=True):
-        for tensor, expected_tensor in zip(block.tensors(), expected_block.tensors(), strict=True):
+    records = [artifact.manifest.layers for artifact in (compact, float32)]
+    assert isinstance(records[0], LayersRecord)
+    assert isinstance(records[1], LayersRecord)
+    for layer, expected_layer in zip(records[0].layers, records[1].layers, strict=True):
+        for tensor, expected_tensor in zip(layer.tensors(), expected_layer.tensors(), strict=True):
             np.testing.assert_array_equal(compact.map(tensor)[:], float32.map(expected_tensor)[:])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, EncoderOutput, block_diagonal_mask, causal_mask
+from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, EncoderOutput, attention_mask
 
 CONFIG = EncoderConfig(
     vocab_size=53,
@@ -16,7 +16,7 @@ CONFIG = EncoderConfig(
     intermediate_size=29,
     max_position_embeddings=31,
     type_vocab_size=2,
-    layer_norm_eps=1e-12,
+    norm_eps=1e-12,
 )
 LENGTHS = (7, 1, 11, 4)
 
@@ -108,6 +108,7 @@ def test_sequences_may_be_interleaved(encoder: Encoder) -> None:
 
 def test_encoder_is_permutation_equivariant_without_position_embeddings() -> None:
     encoder = random_encoder(causal=False)
+    assert encoder.embeddings.position_embeddings is not None
     torch.nn.init.zeros_(encoder.embeddings.position_embeddings.weight)
     ids, positions, single = random_ids(1, 13), torch.arange(13)[None], torch.ones(1, 13)
     order = torch.randperm(13, generator=torch.Generator().manual_seed(7))
@@ -143,15 +144,15 @@ def test_output_is_finite_and_masked_with_scores_near_float32_limit(encoder: Enc
     assert float(encoded.probs[0].masked_select(others).max()) == 0.0
 
 
-def test_block_diagonal_mask_is_zero_within_sequence_and_lowest_float_elsewhere() -> None:
+def test_mask_is_zero_within_sequence_and_lowest_float_elsewhere() -> None:
     lowest = torch.finfo(torch.float32).min
-    mask = block_diagonal_mask(torch.tensor([[1, 1, 2]]))
+    mask = attention_mask(torch.tensor([[1, 1, 2]]), torch.tensor([[0, 1, 0]]))
     assert mask.tolist() == [[[[0.0, 0.0, lowest], [0.0, 0.0, lowest], [lowest, lowest, 0.0]]]]
 
 
 def test_causal_mask_is_zero_for_earlier_tokens_of_the_sequence_and_lowest_float_elsewhere() -> None:
     lowest = torch.finfo(torch.float32).min
-    mask = causal_mask(torch.tensor([[1, 1, 2, 2]]), torch.tensor([[0, 1, 0, 1]]))
+    mask = attention_mask(torch.tensor([[1, 1, 2, 2]]), torch.tensor([[0, 1, 0, 1]]), causal=True)
     assert mask.tolist() == [
         [
             [
@@ -203,7 +204,7 @@ def test_embedding_size_defaults_to_hidden_size_without_projection() -> None:
 )
 def test_config_rejects_invalid_value(changes: dict[str, int | str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(CONFIG, **changes)  # type: ignore[arg-type]
+        replace(CONFIG, head_size=0, **changes)  # type: ignore[arg-type]
 
 
 def test_gelu_new_is_tanh_approximation() -> None:

@@ -20,9 +20,9 @@ from model.artifact import Artifact, ArtifactError, write_manifest
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.description import EmbeddingSettings
-from model.encoder import Block, Encoder
+from model.encoder import Encoder, LayerAttention, PostNormBlock
 from model.export import ParityError, export, export_graph
-from model.manifest import BlocksRecord, Manifest, TensorRecord, ValueRecord
+from model.manifest import LayersRecord, Manifest, TensorRecord, ValueRecord
 from model.measurements import ParityRecord
 from model.model_source import SourceError, locate
 from model.tokenizer import Tokenizer, TokenizerInput
@@ -83,7 +83,7 @@ def test_manifest_of_model_without_sentence_transformers_files(published: Path, 
     assert (manifest.embedding.pooling, manifest.embedding.normalize, manifest.embedding.dense) == ("mean", False, ())
     assert (manifest.revision, manifest.license) == (locate(str(published)).revision, None)
     assert (manifest.prompts, manifest.default_prompt_name, manifest.embedding.include_prompt) == ({}, None, True)
-    assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "tokenizer.json", "weights.bin"]
+    assert sorted(manifest.files) == ["explain.onnx", "fast.onnx", "layer_0.onnx", "tokenizer.json", "weights.bin"]
 
 
 @pytest.mark.slow
@@ -146,18 +146,22 @@ def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path
     np.testing.assert_allclose(hidden_states[-1], last, atol=1e-5)
 
 
-def test_manifest_locates_block_weights(published: Path, exported: Path) -> None:
+def test_manifest_locates_the_weights_of_layers(published: Path, exported: Path) -> None:
     """Linear weights are stored as (in, out)."""
-    artifact = Artifact.open(exported)
-    blocks = load_checkpoint(published).encoder.blocks
-    assert isinstance(artifact.manifest.blocks, BlocksRecord)
-    for record, block in zip(artifact.manifest.blocks.weights, blocks, strict=True):
-        assert isinstance(block, Block)
-        for name in ("query", "key", "value", "output"):
-            linear = getattr(block.attention, name)
-            assert np.array_equal(artifact.map(getattr(record, name))[:], linear.weight.detach().numpy().T)
-            assert np.array_equal(artifact.map(getattr(record, f"{name}_bias"))[:], linear.bias.detach().numpy())
-        assert np.array_equal(artifact.map(record.norm)[:], block.attention_norm.weight.detach().numpy())
+    artifact, encoder = Artifact.open(exported), load_checkpoint(published).encoder
+    assert isinstance(artifact.manifest.layers, LayersRecord)
+    for index, (record, block) in enumerate(zip(artifact.manifest.layers.layers, encoder.blocks, strict=True)):
+        assert isinstance(block, PostNormBlock)
+        weights = LayerAttention(encoder, index).weights()
+        assert record.weights.keys() == weights.keys() == set(LAYER_WEIGHTS)
+        for name, tensor in weights.items():
+            assert np.array_equal(artifact.map(record.weights[name])[:], tensor.detach().numpy())
+        output = block.attention.output.weight.detach().numpy().T
+        assert np.array_equal(artifact.map(record.output)[:], output)
+        assert np.array_equal(artifact.map(record.norm)[:], block.mixed_norm.weight.detach().numpy())
+
+
+LAYER_WEIGHTS = [f"attention.{part}.{leaf}" for part in ("query", "key", "value") for leaf in ("weight", "bias")]
 
 
 def test_tokenizer_file_is_copied_unchanged(published: Path, exported: Path) -> None:

@@ -20,7 +20,8 @@ from model.onnx_graph import write_graph
 from model.parity import pack_varlen
 from model.reference_attention import open_reference_session
 from model.varlen import VarlenEncoder, varlen_signature
-from tests.model.conftest import SENTENCES, mark_slow
+from tests.model.conftest import mark_slow
+from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]

@@ -17,7 +17,8 @@ from model.__main__ import main
 from model.artifact import Artifact
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE, SENTENCES
+from tests.model.conftest import HIDDEN_SIZE
+from tests.model.tiny_tokenizers import SENTENCES
 from tests.model_records import add_records
 from tests.service.conftest import open_harness
 
@@ -85,10 +86,11 @@ def sentence_transformers_model(published: Path, directory: Path) -> SentenceTra
 def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(exported)]) == 0
     out, err = capsys.readouterr()
-    first, *settings, fast, explain = out.splitlines()
-    assert first == f"{exported}: tiny-bert, 4 files, sha256:{Artifact.open(exported).digest}"
+    first, *settings, fast, explain, layer = out.splitlines()
+    assert first == f"{exported}: tiny-bert, 5 files, sha256:{Artifact.open(exported).digest}"
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-04, 8 batches\)"
     assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", f"{fast}\n{explain}")
+    assert layer.startswith("  graph layer_0, float32: max difference from torch ")
     assert settings == [
         "  pooling: mean (assumed)",
         "  normalization: no (assumed)",
@@ -102,7 +104,7 @@ def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureF
 def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_records(artifact)
     assert main(["verify", str(artifact)]) == 0
-    assert capsys.readouterr().out.splitlines()[8:] == [
+    assert capsys.readouterr().out.splitlines()[9:] == [
         "  training: masked language modeling, 2,000 steps, 32,768,000 tokens of corpus.txt (52,428,800 bytes), "
         "notes.jsonl (1,234 bytes), from all-MiniLM-L6-v2, teacher all-mpnet-base-v2, bfloat16, seed 7, "
         "validation loss 2.7183",
@@ -128,7 +130,7 @@ def test_verify_prints_accuracy_of_exported_variant(
     assert main(arguments) == 0
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "out")]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "graph cuda" in line)
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-0\d, 8 batches\)"
     assert re.fullmatch(rf"  graph cuda, float16: {parity}, min cosine to float32 0\.9999\d{{3}} \(7 texts\)", line)
 

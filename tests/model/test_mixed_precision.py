@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model.checkpoint import load_checkpoint
-from model.encoder import Block, Encoder
+from model.encoder import Encoder, PostNormBlock
 from model.manifest import Pooling
 from model.mixed_precision import (
     MIN_COSINE,
@@ -38,7 +38,7 @@ def encoder(published: Path) -> Encoder:
 def make_block_overflow(encoder: Encoder, number: int) -> None:
     """Scale the feed-forward layers so that intermediate values exceed float16 without changing the output."""
     block = encoder.blocks[number - 1]
-    assert isinstance(block, Block)
+    assert isinstance(block, PostNormBlock)
     with torch.no_grad():
         block.feed_forward.inner.weight.mul_(20_000)
         block.feed_forward.inner.bias.mul_(20_000)
@@ -101,7 +101,7 @@ def test_all_overflowing_blocks_stay_in_float32(encoder: Encoder) -> None:
 def test_overflow_in_attention_is_rejected(encoder: Encoder) -> None:
     """Attention has no float32 kernel."""
     block = encoder.blocks[0]
-    assert isinstance(block, Block)
+    assert isinstance(block, PostNormBlock)
     with torch.no_grad():
         block.attention.value.bias.fill_(70_000)
         block.attention.output.bias.sub_(70_000 * block.attention.output.weight.sum(dim=1))

@@ -26,7 +26,7 @@ def make_random_sequence(encoder: Encoder, length: int) -> Inputs:
     return {
         "input_ids": rng.integers(5, encoder.config.vocab_size, (1, length)),
         "position_ids": np.arange(length)[None],
-        "token_type_ids": rng.integers(0, encoder.config.type_vocab_size, (1, length)),
+        "token_type_ids": rng.integers(0, max(1, encoder.config.type_vocab_size), (1, length)),
         "sequence_ids": np.ones((1, length), dtype=np.int64),
     }
 

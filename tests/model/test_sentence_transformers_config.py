@@ -41,6 +41,8 @@ def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
         (legacy_pooling_config("cls_token"), "cls"),
         (legacy_pooling_config("mean_tokens"), "mean"),
         (legacy_pooling_config("max_tokens"), "max"),
+        (legacy_pooling_config("lasttoken"), "last"),
+        ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": ["max"]}, "max"),
@@ -60,14 +62,16 @@ def test_pooling_is_read_from_legacy_and_current_config(source: Path, config: di
         legacy_pooling_config("mean_sqrt_len_tokens"),
         legacy_pooling_config("cls_token", "mean_tokens"),
         legacy_pooling_config(),
-        {"pooling_mode": "lasttoken"},
+        {"pooling_mode": "weightedmean"},
         {"pooling_mode": ["cls", "mean"]},
     ],
 )
 def test_unsupported_pooling_is_rejected(source: Path, config: dict[str, Any]) -> None:
     write_modules(source, "Pooling")
     (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"Pooling/config\.json: unsupported pooling .*Supported: mean, cls, max"):
+    with pytest.raises(
+        CheckpointError, match=r"Pooling/config\.json: unsupported pooling .*Supported: mean, cls, max, last"
+    ):
         load_checkpoint(source)
 
 

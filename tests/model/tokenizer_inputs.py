@@ -4,7 +4,7 @@ import random
 
 from model.tokenizer import Side, TokenizedInput, Tokenizer, TokenizerInput
 
-KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace")
+KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
 PIECES = (
     "river", "Bank", "LÄUFT", "déjà", "vu", "money,", "don't", "x" * 150, "a-b", "42", "3.14",
     "...", "?!", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f3f3\ufe0f\u200d\U0001f308",

@@ -14,7 +14,7 @@ def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]
     return [
         make_sequence(
             rng.integers(5, config.vocab_size, length).tolist(),
-            rng.integers(0, config.type_vocab_size, length).tolist(),
+            rng.integers(0, max(1, config.type_vocab_size), length).tolist(),
         )
         for length in lengths
     ]

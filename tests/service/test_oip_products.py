@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from model.manifest import POOLINGS
 from service.engine.model_loader import LoadedModel
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES
@@ -84,7 +85,7 @@ PARAMETERS = body(
     dimensions=optional(st.integers(0, 385)),
     truncation=optional(st.sampled_from(["error", "right", "left"])),
     prompt_name=st.sampled_from([...] * 12 + ["query", "document", "passage"]),
-    pooling=optional(st.sampled_from(["mean", "cls", "max"])),
+    pooling=optional(st.sampled_from(POOLINGS)),
     kind=st.sampled_from([...] * 8 + ["probs", "scores", "norm", "block_norm", "projection"]),
     head_reduce=st.sampled_from([...] * 8 + ["none", "mean", "max", "sum"]),
     layers=st.sampled_from([...] * 8 + ["all", "-1", "1,-1", "6", "7", "1,1", "0"]),

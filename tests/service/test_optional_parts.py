@@ -79,7 +79,7 @@ def service(model_without_explain: LoadedModel) -> Iterator[ServiceThread]:
 def test_artifact_lacks_the_graph_and_says_why(artifact: Path, tiny_artifact: Path) -> None:
     manifest = Artifact.open(artifact).manifest
     assert sorted(manifest.files) == ["fast.onnx", "tokenizer.json", "weights.bin"]
-    assert manifest.explain == manifest.blocks == NO_EXPLAIN
+    assert manifest.explain == manifest.layers == NO_EXPLAIN
     whole = Artifact.open(tiny_artifact).manifest
     assert (manifest.static, manifest.graphs["fast"]) == (whole.static, whole.graphs["fast"])
 
@@ -88,7 +88,7 @@ def test_verify_names_absent_parts(artifact: Path, capsys: pytest.CaptureFixture
     assert main(["verify", str(artifact)]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line for line in lines if "absent" in line] == [
-        "explain: absent (exported with --no-explain)", "blocks: absent (exported with --no-explain)",
+        "explain: absent (exported with --no-explain)", "layers: absent (exported with --no-explain)",
     ]  # fmt: skip
 
 

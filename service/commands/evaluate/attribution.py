@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model.manifest import Kind
+from model.manifest import ONE_TOKEN_POOLINGS, Kind
 from model.tokenizer import TokenizerInput
 from service.commands.encoding import TextEncoder
 from service.commands.evaluate.datasets import AttributionLine
@@ -161,10 +161,11 @@ class _Attributor:
         if not texts:
             return
         self._precisions.reference_chances += [text.chance for text in texts]
-        is_cls = self._engine.info.pooling == "cls"
-        if is_cls:
-            self._precisions.omitted[LEAVE_ONE_OUT] = "not defined for cls pooling"
-        explained = await self._explain(texts, "none" if is_cls else "leave_one_out")
+        pooling = self._engine.info.pooling
+        one_token = pooling in ONE_TOKEN_POOLINGS
+        if one_token:
+            self._precisions.omitted[LEAVE_ONE_OUT] = f"not defined for {pooling} pooling"
+        explained = await self._explain(texts, "none" if one_token else "leave_one_out")
         self._encoder.truncated += sum(document.truncated for document in explained.documents)
         for text, pair, units in zip(texts, *_pairs(explained), strict=True):
             if pair.matrix is not None:

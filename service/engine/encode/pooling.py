@@ -25,6 +25,8 @@ def pool_batch(
     """
     if pooling == "cls":
         return hidden.take(starts, axis=0)
+    if pooling == "last":
+        return hidden.take([start + length - 1 for start, length in zip(starts, lengths, strict=True)], axis=0)
     first = np.asarray(starts) + np.asarray(pool_from)
     counts = np.asarray(lengths) - np.asarray(pool_from)
     order = np.argsort(first)

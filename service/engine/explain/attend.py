@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model.tokenizer import TokenizedInput
 from service.engine.encode.pooling import Floats, cast_map
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
-from service.engine.explain.maps import BlockWeights, TokenMaps, token_maps
+from service.engine.explain.maps import Layer, TokenMaps, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import DTYPES, Array, ExplainOperation
 from service.engine.schema.explain import (
@@ -132,9 +132,9 @@ class AttendTask:
         return np.ascontiguousarray(values)
 
 
-def attention_maps(task: AttendTask, hidden: Floats, blocks: Sequence[BlockWeights]) -> AttendResult:
+def attention_maps(task: AttendTask, hidden: Floats, layers: Sequence[Layer]) -> AttendResult:
     """Return the maps of a text; `hidden` is (L+1, T, D). Maps over tokens exist for one layer at a time."""
-    maps = [unit_map for maps in token_maps(hidden, blocks, task.spec) for unit_map in task.aggregate(maps)]
+    maps = [unit_map for maps in token_maps(hidden, layers, task.spec) for unit_map in task.aggregate(maps)]
     units = task.units
     return AttendResult(task.tokens.truncated, units.units, units.rows, units.columns, maps)
 

@@ -13,7 +13,7 @@ from model.tokenizer import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
-from service.engine.explain.maps import BlockWeights, token_maps
+from service.engine.explain.maps import Layer, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import Array, ExplainOperation
 from service.engine.schema.explain import (
@@ -88,15 +88,14 @@ class CompareTask:
     top_contributors: int
 
 
-def occurrence_vectors(task: CompareTask, hidden: Floats, blocks: Sequence[BlockWeights]) -> OccurrenceVectors:
+def occurrence_vectors(task: CompareTask, hidden: Floats, layers: Sequence[Layer]) -> OccurrenceVectors:
     """Return the vectors and contributors of the occurrences in a text; `hidden` is (L+1, T, D)."""
     occurrences = task.occurrences.values()
     vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
     contributors: list[list[Contributor]] = [[] for _ in occurrences]
     if task.top_contributors:
-        heads = tuple(range(blocks[0].heads))
-        spec = AttentionMapSpec("projection", (len(blocks),), heads, "none", "rollout")
-        (maps,) = token_maps(hidden, blocks, spec)
+        spec = AttentionMapSpec("projection", (len(layers),), (), "none", "rollout")
+        (maps,) = token_maps(hidden, layers, spec)
         contributors = [_contributors(task, item, maps.values[0]) for item in occurrences]
     return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
 

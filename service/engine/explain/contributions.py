@@ -2,7 +2,7 @@
 
 With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
 product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
-pooling, there is one term, that of the first token.
+or last pooling, there is one term, that of the first or last token.
 """
 
 from dataclasses import dataclass
@@ -65,12 +65,14 @@ def unit_terms(
         hidden: Token vectors, (T, D).
         unit_of_token: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
         units: U.
-        pooling: "mean" or "cls".
+        pooling: "mean", "cls" or "last".
         pool_from: Index of the first pooled token, for mean pooling.
     """
     pooled = np.zeros(len(hidden), dtype=bool)
     if pooling == "cls":
         pooled[0] = True
+    elif pooling == "last":
+        pooled[-1] = True
     else:
         pooled[pool_from:] = True
     rows = np.where(unit_of_token == SPECIAL, units, np.where(unit_of_token == PROMPT, units + 1, unit_of_token))

@@ -1,104 +1,100 @@
-"""Attention maps over tokens, recomputed from the input of each block and its weights.
+"""Attention maps over tokens, from the attention of each layer and the weights around it.
 
-For post-LN blocks such as BERT's. T tokens, D hidden size, H heads of size D/H, L blocks. In `map[i, j]`, i is
-the query and j the key. In causal models, values with j > i are 0, and scores -inf. No array has T x T x D elements.
-The dtype follows the hidden states: float32 when serving, float64 in the tests of the formulas.
+T tokens, D hidden size, H heads of size d, L layers. In `map[i, j]`, i is the query and j the key. Tokens that do not
+attend to each other, because of causality or windows, have the value 0; models with such tokens have no maps of scores.
+No array has T x T x D elements. The dtype follows the hidden states: float32 when serving, float64 in the tests of the
+formulas.
+
+The graph of a layer computes its attention from the hidden state that the layer reads. With the output map Wo_h of each
+head, the contribution of j to the attention output of i is the sum over h of `probs[h, i, j] * values[h, j] Wo_h`.
+Rotary positions, windows, causality, grouped queries, and norms of queries and keys change probs and values only.
 
 Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm); Abnar and Zuidema 2020
 (rollout). projection projects the terms of Kobayashi's decomposition on their sum.
+
+block_norm and projection decompose the output of the norm that reads the attention output. In post-norm blocks, it is
+the norm after the residual connection, as published. In pre-norm blocks, it is the norm before the feed-forward
+network: the residual stream itself has a few very large channels that would hide all others. In sandwich blocks, the
+norm reads the attention output alone, and the decomposition is that of the residual stream, where the token's own
+hidden state is added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.manifest import BlocksRecord
+from model.manifest import Kind
 from service.engine.schema.explain import AttentionMapSpec
 
 Floats = NDArray[Any]
+AttentionOutput = Literal["scores", "probs", "values"]
 
 
 @dataclass(frozen=True)
-class BlockWeights:
-    """Weights of the attention of one block and of the layer norm after it; linear maps are `x @ weight + bias`.
+class OutputWeights:
+    """The weights between the heads of a layer and the result that maps decompose.
 
-    `causal`: tokens do not attend to later tokens.
+    Attributes:
+        output: (H * d, D), the map from the heads to the attention output.
+        output_bias: (D,), or None.
+        norm: (D,), the weight of the norm that reads the attention output.
+        norm_bias: (D,), or None.
+        eps: The epsilon of the norm.
+        centered: True for a LayerNorm, False for an RMSNorm.
+        residual_in_norm: True if the norm reads the sum of the residual stream and the attention output.
     """
 
-    heads: int
-    eps: float
-    query: Floats
-    query_bias: Floats
-    key: Floats
-    key_bias: Floats
-    value: Floats
-    value_bias: Floats
     output: Floats
-    output_bias: Floats
+    output_bias: Floats | None
     norm: Floats
-    norm_bias: Floats
-    causal: bool = False
+    norm_bias: Floats | None
+    eps: float
+    centered: bool = True
+    residual_in_norm: bool = True
 
 
-class MappedBlocks(Sequence[BlockWeights]):
-    """The weights of a model's blocks in its artifact. Each access returns one block's, in float32."""
+class Layer(Protocol):
+    """One layer of a model."""
 
-    def __init__(self, artifact: Artifact) -> None:
-        self._architecture = artifact.manifest.architecture
-        blocks = artifact.manifest.blocks
-        self._eps = blocks.layer_norm_eps if isinstance(blocks, BlocksRecord) else 0
-        self._blocks = [
-            {name: artifact.map(record) for name, record in block}
-            for block in (blocks.weights if isinstance(blocks, BlocksRecord) else ())
-        ]
+    @property
+    def weights(self) -> OutputWeights: ...
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    def attend(self, hidden: Floats, outputs: Sequence[AttentionOutput]) -> Mapping[AttentionOutput, Floats]:
+        """Return scores and probs (H, T, T), and values (H, T, d).
 
-    def __getitem__(self, index: Any) -> Any:
-        return BlockWeights(
-            self._architecture.num_attention_heads,
-            self._eps,
-            **{name: tensor[:] for name, tensor in self._blocks[index].items()},
-            causal=self._architecture.attention == "causal",
-        )
+        `hidden` is the input of the layer, (T, D).
+        """
 
 
-class BlockAttention:
-    """Attention of one block in one sequence; `hidden` is the input of the block, (T, D).
+class LayerMaps:
+    """Maps of one layer in one sequence; `hidden` is the input of the layer, (T, D).
 
     `heads` are those of `scores`, `probs` and the norms. block_norm and projection require all heads.
     """
 
-    def __init__(self, hidden: Floats, weights: BlockWeights, heads: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, hidden: Floats, attention: Mapping[AttentionOutput, Floats], weights: OutputWeights,
+        heads: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self._hidden = hidden
+        self._attention = attention
         self._weights = weights
-        self._heads = list(range(weights.heads) if heads is None else heads)
+        count = len(next(iter(attention.values())))
+        self._heads = slice(None) if heads is None or [*heads] == [*range(count)] else [*heads]
 
     @cached_property
     def scores(self) -> Floats:
-        """(H, T, T): scaled dot products of query and key, the input of the softmax."""
-        weights = self._weights
-        query = self._split(self._hidden @ weights.query + weights.query_bias)
-        key = self._split(self._hidden @ weights.key + weights.key_bias)
-        query *= query.shape[-1] ** -0.5
-        scores: Floats = query @ key.swapaxes(1, 2)
-        if weights.causal:
-            scores[:, np.triu(np.ones(scores.shape[1:], dtype=bool), 1)] = -np.inf
-        return scores
+        """(H, T, T): scaled dot products of query and key, with a relative position bias if the model has one."""
+        return self._attention["scores"][self._heads]
 
     @cached_property
     def probs(self) -> Floats:
         """(H, T, T): attention weights, the softmax of the scores. Rows sum to 1."""
-        probs = self.scores - self.scores.max(axis=-1, keepdims=True)
-        np.exp(probs, out=probs)
-        probs /= probs.sum(axis=-1, keepdims=True)
-        return probs
+        return self._attention["probs"][self._heads]
 
     @cached_property
     def norm_per_head(self) -> Floats:
@@ -113,9 +109,9 @@ class BlockAttention:
 
     @cached_property
     def block_norm(self) -> Floats:
-        """(T, T): norm of the contribution of j to the layer norm output of i, with the residual (2021, eq. 7)."""
+        """(T, T): norm of the contribution of j to the decomposed result of i, with the residual (2021, eq. 7)."""
         terms = self._scale_centered(self._transformed)
-        residual = self._scale_centered(self._hidden)
+        residual = self._residual
         squares = self._squared_sums(terms)
         own = np.einsum("hii->ih", self.probs)
         aligned = np.einsum("hid,id->ih", terms, residual)
@@ -125,58 +121,77 @@ class BlockAttention:
 
     @cached_property
     def projection(self) -> Floats:
-        """(T, T): the term of j in the layer norm output y of i, projected on y: `<term, y> / <y, y>`.
+        """(T, T): the term of j in the decomposed result y of i, projected on y: `<term, y> / <y, y>`.
 
         Signed; a row and its `bias_share` sum to 1. Inner products are computed per head, so that they cost as much as
         the scores.
         """
-        values = self._split(self._direction @ self._weights.output.T) @ self._values.swapaxes(1, 2)
+        by_head = (self._direction @ self._weights.output.T).reshape(len(self._hidden), len(self._values), -1)
+        values = np.ascontiguousarray(by_head.swapaxes(0, 1)) @ self._values.swapaxes(1, 2)
         values *= self.probs
         parts = values.sum(axis=0, initial=0)  # without the initial value, the sum over a masked key can be -0.0
         diagonal = np.arange(len(parts))
-        parts[diagonal, diagonal] += np.einsum("id,id->i", self._hidden, self._direction)
+        parts[diagonal, diagonal] += np.einsum("id,id->i", self._residual, self._result)
         return parts / (self._deviation * self._squared_length)[:, None]
 
     @cached_property
     def bias_share(self) -> Floats:
-        """(T,): the share of y from the biases of the output map and the layer norm."""
-        biases = self._direction @ self._weights.output_bias / self._deviation + self._normed @ self._weights.norm_bias
-        return biases / self._squared_length
+        """(T,): the share of y from the biases of the output map and the norm."""
+        share = np.zeros(len(self._hidden), self._hidden.dtype)
+        if self._weights.output_bias is not None:
+            share += self._direction @ self._weights.output_bias / self._deviation
+        if self._weights.norm_bias is not None:
+            share += self._result @ self._weights.norm_bias
+        return share / self._squared_length
 
-    @cached_property
+    @property
     def _values(self) -> Floats:
-        return self._split(self._hidden @ self._weights.value + self._weights.value_bias)
+        return self._attention["values"][self._heads]
 
     @cached_property
     def _transformed(self) -> Floats:
-        """(H, T, D): f(h, j), the value of j times the output weights of head h."""
+        """(H, T, D): the value of j times the output weights of head h."""
         output = self._weights.output
-        return self._values @ output.reshape(self._weights.heads, -1, output.shape[1])[self._heads]
+        return self._values @ output.reshape(len(self._attention["values"]), -1, output.shape[1])[self._heads]
 
     @cached_property
     def _summed(self) -> Floats:
-        """(T, D): the input of the layer norm: residual, attention output and output bias."""
-        mixed = (self.probs @ self._values).swapaxes(0, 1).reshape(self._hidden.shape)
-        return self._hidden + mixed @ self._weights.output + self._weights.output_bias
+        """(T, D): the input of the norm."""
+        mixed = (self.probs @ self._values).swapaxes(0, 1).reshape(len(self._hidden), -1)
+        summed = mixed @ self._weights.output
+        if self._weights.output_bias is not None:
+            summed = summed + self._weights.output_bias
+        return summed + self._hidden if self._weights.residual_in_norm else summed
 
     @cached_property
     def _deviation(self) -> Floats:
-        return np.sqrt(self._summed.var(axis=1) + self._summed.dtype.type(self._weights.eps))
+        squares = np.square(self._center(self._summed)).mean(axis=1)
+        return np.sqrt(squares + self._summed.dtype.type(self._weights.eps))
 
     @cached_property
-    def _normed(self) -> Floats:
-        """(T, D): y, the output of the layer norm."""
-        return self._scale_centered(self._summed) / self._deviation[:, None] + self._weights.norm_bias
+    def _residual(self) -> Floats:
+        """(T, D): the term of the residual stream in the result, times the deviation like all terms."""
+        if self._weights.residual_in_norm:
+            return self._scale_centered(self._hidden)
+        return self._hidden * self._deviation[:, None]
+
+    @cached_property
+    def _result(self) -> Floats:
+        """(T, D): y, the output of the norm, plus the residual stream if the norm does not read it."""
+        result = self._scale_centered(self._summed) / self._deviation[:, None]
+        if self._weights.norm_bias is not None:
+            result = result + self._weights.norm_bias
+        return result if self._weights.residual_in_norm else result + self._hidden
 
     @cached_property
     def _direction(self) -> Floats:
-        """(T, D): y times the transposed linear part of the layer norm; its product with a term is part of `<y, y>`."""
-        return self._center(self._weights.norm * self._normed)
+        """(T, D): y times the transposed linear part of the norm; its product with a term is part of `<y, y>`."""
+        return self._center(self._weights.norm * self._result)
 
     @cached_property
     def _squared_length(self) -> Floats:
-        squares = np.einsum("id,id->i", self._normed, self._normed)
-        return np.maximum(squares, np.finfo(squares.dtype).tiny)  # avoids 0 / 0 if all weights of a layer norm are 0
+        squares = np.einsum("id,id->i", self._result, self._result)
+        return np.maximum(squares, np.finfo(squares.dtype).tiny)  # avoids 0 / 0 if all weights of a norm are 0
 
     def _squared_sums(self, terms: Floats) -> Floats:
         """Return `||sum over h of A[h, i, j] terms[h, j]||^2`, (T, T), from the inner products of the H terms of j."""
@@ -186,16 +201,11 @@ class BlockAttention:
         return np.einsum("jih,jih->ij", weights @ products, weights)
 
     def _scale_centered(self, vectors: Floats) -> Floats:
-        """Apply a layer norm to a term of its input, without dividing by the deviation."""
+        """Apply the norm to a term of its input, without dividing by the deviation."""
         return self._center(vectors) * self._weights.norm
 
-    @staticmethod
-    def _center(vectors: Floats) -> Floats:
-        return vectors - vectors.mean(axis=-1, keepdims=True)
-
-    def _split(self, x: Floats) -> Floats:
-        """Split (T, D) into the selected heads, (H, T, D/H)."""
-        return np.ascontiguousarray(x.reshape(len(x), self._weights.heads, -1).swapaxes(0, 1)[self._heads])
+    def _center(self, vectors: Floats) -> Floats:
+        return vectors - vectors.mean(axis=-1, keepdims=True) if self._weights.centered else vectors
 
 
 @dataclass(frozen=True)
@@ -212,25 +222,25 @@ class TokenMaps:
 COMBINED_HEADS = (None,)
 
 
-def token_maps(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec) -> Iterator[TokenMaps]:
+def token_maps(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) -> Iterator[TokenMaps]:
     """Yield the maps of one sequence, layer by layer; `hidden` (L+1, T, D) are the hidden states of all layers."""
     if spec.layer_reduce == "rollout":
-        yield TokenMaps(None, COMBINED_HEADS, _rollout(hidden, blocks, spec)[None], None)
+        yield TokenMaps(None, COMBINED_HEADS, _rollout(hidden, layers, spec)[None], None)
         return
-    layers = (_layer_maps(hidden, blocks, spec, layer) for layer in spec.layers)
+    by_layer = (_layer_maps(hidden, layers, spec, layer) for layer in spec.layers)
     if spec.layer_reduce == "none":
-        yield from layers
+        yield from by_layer
         return
-    count, first = len(spec.layers), next(layers)
+    count, first = len(spec.layers), next(by_layer)
     values, bias_share = first.values, first.bias_share
-    for maps in layers:
+    for maps in by_layer:
         values = values + maps.values
         bias_share = None if bias_share is None else bias_share + maps.bias_share
     yield TokenMaps(None, first.heads, values / count, None if bias_share is None else bias_share / count)
 
 
-def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec, layer: int) -> TokenMaps:
-    attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], spec.heads)
+def _layer_maps(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec, layer: int) -> TokenMaps:
+    attention = _attend(hidden, layers, spec, layer)
     bias_share = attention.bias_share if spec.has_bias_share else None
     if spec.by_head:
         name = {"probs": "probs", "scores": "scores", "norm": "norm_per_head"}[spec.kind]
@@ -241,7 +251,19 @@ def _layer_maps(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionM
     return TokenMaps(layer, COMBINED_HEADS, values[None], bias_share)
 
 
-def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapSpec) -> Floats:
+OUTPUTS: dict[Kind, tuple[AttentionOutput, ...]] = {"probs": ("probs",), "scores": ("scores",)}
+"""The outputs of a layer's graph that a kind needs, if not probs and values."""
+
+
+def _attend(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec, number: int) -> LayerMaps:
+    """Run the attention of layer `number`, 1 to L."""
+    layer, inputs = layers[number - 1], hidden[number - 1]
+    outputs = OUTPUTS.get(spec.kind, ("probs", "values"))
+    heads = None if spec.kind in ("block_norm", "projection") else spec.heads
+    return LayerMaps(inputs, layer.attend(inputs, outputs), layer.weights, heads)
+
+
+def _rollout(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) -> Floats:
     """Return `B[l] ... B[2] B[1]`, (T, T), for the highest requested layer l. Rows sum to 1.
 
     For probs, B is the average of the mean over heads and the identity, which stands for the residual (Abnar and
@@ -250,7 +272,7 @@ def _rollout(hidden: Floats, blocks: Sequence[BlockWeights], spec: AttentionMapS
     """
     rollout: Floats | None = None
     for layer in range(1, max(spec.layers) + 1):
-        attention = BlockAttention(hidden[layer - 1], blocks[layer - 1], spec.heads)
+        attention = _attend(hidden, layers, spec, layer)
         if spec.kind == "probs":
             mean = attention.probs.mean(axis=0)
             step = (mean + np.eye(len(mean), dtype=mean.dtype)) / 2

@@ -8,18 +8,18 @@ from service.engine.encode.pooling import Floats
 from service.engine.encode.response import layer_vectors
 from service.engine.explain.attend import attention_maps
 from service.engine.explain.compare import occurrence_vectors
-from service.engine.explain.maps import BlockWeights
+from service.engine.explain.maps import Layer
 from service.engine.schema.encode import ExplainOperation, ExplainTask
 
 
 class ExplainOperations:
-    """Executes tasks by their operation, with the weights of the model's L blocks."""
+    """Executes tasks by their operation, with the model's L layers."""
 
-    def __init__(self, blocks: Sequence[BlockWeights]) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self._operations: dict[ExplainOperation, Callable[[Any, Floats], Any]] = {
             "layers": layer_vectors,
-            "maps": partial(attention_maps, blocks=blocks),
-            "occurrences": partial(occurrence_vectors, blocks=blocks),
+            "maps": partial(attention_maps, layers=layers),
+            "occurrences": partial(occurrence_vectors, layers=layers),
         }
 
     def __call__(self, task: ExplainTask, hidden: Floats) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from model.manifest import Manifest
+from model.manifest import ONE_TOKEN_POOLINGS, Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.explain.contributions import Embedder
@@ -128,9 +128,10 @@ def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
         )  # fmt: skip
     if request.top_k is not None and request.top_k < 1:
         raise OutOfRange("out of range", "Use 1 or more.", field="top_k", actual=request.top_k, minimum=1)
-    if request.effect == "leave_one_out" and manifest.embedding.pooling == "cls":
+    if request.effect == "leave_one_out" and manifest.embedding.pooling in ONE_TOKEN_POOLINGS:
         raise UnsupportedByModel(
-            "{effect.leave_one_out} is not supported for this model (cls pooling uses one token)",
+            "{effect.leave_one_out} is not supported for this model "
+            f"({manifest.embedding.pooling} pooling uses one token)",
             "Use {effect.occlusion}.", field="effect",
         )  # fmt: skip
 
@@ -163,7 +164,7 @@ def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Mani
     remedy = "Send fewer or shorter texts"
     if request.unit == "token":
         remedy += ", or set unit to {unit.word}"
-    if manifest.embedding.pooling != "cls":
+    if manifest.embedding.pooling not in ONE_TOKEN_POOLINGS:
         remedy += ", or use {effect.leave_one_out}"
     for noun, actual, limit in (
         ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),

@@ -29,7 +29,11 @@ const UNAVAILABLE = {
   nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",
   cls_pooling: "Contributions are not available: the embedding of this model is the vector of its first token, so the score is not a sum over "
     + "pairs of words. The words show the effect of removing each word.",
+  last_pooling: "Contributions are not available: the embedding of this model is the vector of its last token, so the score is not a sum over "
+    + "pairs of words. The words show the effect of removing each word.",
 };
+/** Keys of `UNAVAILABLE` for the kinds of pooling that use one token. */
+const ONE_TOKEN = { cls: "cls_pooling", last: "last_pooling" };
 const PROMPTS = { queries: ["query"], documents: ["document", "passage", "corpus"] };
 const REST = { special_tokens: "special tokens", prompt: "prompt", bias: "bias", dropped: "dropped pairs" };
 
@@ -125,8 +129,8 @@ export class SimilarityView {
   #request(/** @type {number} */ delay) {
     const documents = this.#filled().map((place) => this.documents[place]);
     const ready = this.active && this.model !== null && this.query.trim() && !this.rejected.has(`queries${this.query}`) && documents.length;
-    // The server rejects leave_one_out for cls pooling.
-    const effect = this.model?.pooling === "cls" ? "occlusion" : "leave_one_out";
+    // The server rejects leave_one_out for pooling that uses one token.
+    const effect = ONE_TOKEN[this.model?.pooling] ? "occlusion" : "leave_one_out";
     this.similarityQuery.request(ready ? { queries: [this.query], documents, explain: true, unit: "word", effect } : null, delay);
     if (this.active && !ready) { this.latest = null; this.#draw(); }
   }
@@ -232,9 +236,10 @@ export class SimilarityView {
     this.result.hidden = !pair && !(this.busy && this.latest && this.hint.hidden);
     this.result.classList.toggle("stale", !pair);
     if (!pair) return;
-    // With cls pooling, no pair of words contributes: the whole score is that of the first tokens.
-    const reason = this.model?.pooling === "cls" ? "cls_pooling" : response.contributions_unavailable;
-    const available = pair.contributions !== null && reason !== "cls_pooling";
+    // If pooling uses one token, no pair of words contributes: the whole score is that of these tokens.
+    const oneToken = ONE_TOKEN[this.model?.pooling];
+    const reason = oneToken ?? response.contributions_unavailable;
+    const available = pair.contributions !== null && !oneToken;
     this.tintPicker.hidden = !available || pair.query_effects === null;
     const tint = !available ? "effect" : pair.query_effects === null ? "sum" : this.tint;
     const effect = this.latest?.request.effect;

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from model.manifest import Pooling
 from service.engine.schema.encode import Truncation
 from service.rest.codec import FirstError, Integers, Texts, TokenIds, at_most, by_type, count_inputs_or_ids
 from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
@@ -222,7 +221,7 @@ class TeiTokenBody(BaseModel):
 class TeiPoolingBody(BaseModel):
     """How the model pools token vectors."""
 
-    pooling: Pooling
+    pooling: Literal["mean", "cls", "max", "last_token"]
 
 
 class TeiModelTypeBody(BaseModel):

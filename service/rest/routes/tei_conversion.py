@@ -197,7 +197,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "model_sha": info.revision,
         "model_dtype": info.precision,
         "served_model_name": info.name,
-        "model_type": {"embedding": {"pooling": info.pooling}},
+        "model_type": {"embedding": {"pooling": "last_token" if info.pooling == "last" else info.pooling}},
         "max_concurrent_requests": info.limits.max_connections,
         "max_input_length": info.max_input_tokens,
         "max_batch_tokens": engine.max_batch_tokens,

@@ -136,9 +136,9 @@ INVALID = {
         'layer_reduce: unknown value ("sum"). Use "concat", "mean"',
     ),
     "unknown pooling": (
-        body(pooling="last"),
+        body(pooling="first"),
         "UNKNOWN_VALUE",
-        'pooling: unknown value ("last"). Use "mean", "cls" or "max".',
+        'pooling: unknown value ("first"). Use "mean", "cls", "max" or "last".',
     ),
     "string as normalize": (
         body(normalize="true"),

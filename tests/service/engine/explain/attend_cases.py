@@ -15,7 +15,8 @@ from service.engine.explain.attend import (
     AttendTask,
     attention_maps,
 )
-from service.engine.explain.maps import BlockWeights, MappedBlocks
+from service.engine.explain.layers import ArtifactLayers
+from service.engine.explain.maps import Layer
 from service.engine.explain.units import find_units
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.attend import check_attend
@@ -46,11 +47,11 @@ class AttendCase:
 
     request: AttendRequest
     task: AttendTask
-    blocks: Sequence[BlockWeights]
+    layers: Sequence[Layer]
 
     def run(self, hidden: Floats) -> AttendResult:
         """Return the result for these hidden states, (L+1, T, D)."""
-        return attention_maps(self.task, hidden, self.blocks)
+        return attention_maps(self.task, hidden, self.layers)
 
 
 @dataclass
@@ -61,8 +62,8 @@ class AttendFactory:
     manifest: Manifest
 
     @cached_property
-    def blocks(self) -> Sequence[BlockWeights]:
-        return MappedBlocks(self.model.artifact)
+    def layers(self) -> Sequence[Layer]:
+        return ArtifactLayers(self.model.artifact, 1)
 
     def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
         """Create a case. Raises `InvalidArgument` for requests that `check_attend` rejects."""
@@ -73,7 +74,7 @@ class AttendFactory:
         tokenizer: Tokenizer = self.model.tokenizer
         (tokens,) = tokenizer.encode([item.source])
         units = find_units(item, tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
-        return AttendCase(request, AttendTask(tokens, units, spec, request), self.blocks)
+        return AttendCase(request, AttendTask(tokens, units, spec, request), self.layers)
 
     def run(self, case: AttendCase) -> AttendResult:
         assert self.model.explain is not None

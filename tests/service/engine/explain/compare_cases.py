@@ -14,7 +14,7 @@ from service.engine.explain.compare import (
 )
 from service.engine.explain.units import word_units
 from service.engine.schema.explain import Occurrence
-from tests.random_encoders import block_weights, random_encoder
+from tests.random_encoders import random_encoder, torch_layers
 
 Floats = NDArray[Any]
 
@@ -22,7 +22,7 @@ CHEQUE = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
 TWICE = "The bank by the river bank was shut."
 LAYERS, WIDTH = 3, 32
-BLOCKS = block_weights(random_encoder(layers=LAYERS, hidden_size=WIDTH))
+LAYERS_OF_ENCODER = torch_layers(random_encoder(layers=LAYERS, hidden_size=WIDTH))
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> TokenizedInput:
@@ -46,7 +46,7 @@ def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contribu
 
 def run_task(task: CompareTask, hidden: Floats) -> OccurrenceVectors:
     """Return the result of a task with the weights of a random encoder."""
-    return occurrence_vectors(task, hidden, BLOCKS)
+    return occurrence_vectors(task, hidden, LAYERS_OF_ENCODER)
 
 
 def plain_cosine(left: Floats, right: Floats) -> float:

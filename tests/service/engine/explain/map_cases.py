@@ -1,4 +1,4 @@
-"""Layers of a random encoder for the attention map tests."""
+"""Layers of random encoders for the attention map tests."""
 
 from typing import Any
 
@@ -6,35 +6,24 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.encoder import Block
-from service.engine.explain.maps import BlockAttention, BlockWeights
-from tests.random_encoders import (
-    block_weights,
-    iter_blocks,
-    random_encoder,
-    random_ids,
-    run,
-)
+from service.engine.explain.maps import LayerMaps
+from tests.random_encoders import PARTS, TorchLayer, random_encoder, random_ids, run, torch_layers
 
 Floats = NDArray[Any]
-Layer = tuple[BlockAttention, Block, Floats, BlockWeights, Floats]
+Case = tuple[LayerMaps, TorchLayer, Floats, Floats]
 TOKENS, HEADS, LAYERS = 19, 4, 3
 ALL_HEADS = tuple(range(HEADS))
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"]
 )
+EACH_PART = pytest.mark.parametrize("parts", PARTS)
 
 
-ATTENTION = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-
-
-def layers_of_random_encoder(dtype: torch.dtype, scale: float = 0.3, *, causal: bool = False) -> list[Layer]:
-    """Return per layer: the attention, the PyTorch block, its input, its weights, and PyTorch's attention maps."""
-    encoder = random_encoder(dtype, scale=scale, causal=causal)
+def layers_of_random_encoder(dtype: torch.dtype, scale: float = 0.3, *, parts: str = "bert") -> list[Case]:
+    """Return per layer: its maps, the layer, its input, and PyTorch's attention probabilities in the encoder."""
+    encoder = random_encoder(dtype, scale=scale, parts=parts)
     outputs = run(encoder, random_ids(TOKENS))
     return [
-        (BlockAttention(hidden, weights), block, hidden, weights, probs)
-        for hidden, weights, block, probs in zip(
-            outputs.hidden_states[:-1], block_weights(encoder), iter_blocks(encoder), outputs.probs, strict=True
-        )
+        (layer.maps(hidden), layer, hidden, probs)
+        for hidden, layer, probs in zip(outputs.hidden_states[:-1], torch_layers(encoder), outputs.probs, strict=True)
     ]

@@ -9,12 +9,11 @@ from service.engine.explain.attend import (
     AttendTask,
     attention_maps,
 )
-from service.engine.explain.maps import BlockWeights
 from service.engine.schema.explain import (
     AttentionMapSpec,
     UnitKind,
 )
-from tests.random_encoders import block_weights, random_encoder
+from tests.random_encoders import HandMadeLayer, random_encoder, torch_layers
 from tests.service.engine.explain.attend_cases import (
     AttendFactory,
     decoded,
@@ -57,7 +56,7 @@ def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
     tokens = case.task.tokens
     spec = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
     hidden = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = attention_maps(AttendTask(tokens, case.task.units, spec, case.request), hidden, block_weights(encoder))
+    result = attention_maps(AttendTask(tokens, case.task.units, spec, case.request), hidden, torch_layers(encoder))
     assert layers_and_heads(result) == [(2, head) for head in range(4)]
     np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
@@ -70,13 +69,12 @@ def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> 
     tokens, units = dense_case.task.tokens, dense_case.task.units
     width = len(tokens)
     eye, zeros = np.eye(width, dtype=np.float32), np.zeros((width, width), np.float32)
-    bias = np.zeros(width, np.float32)
     query = zeros.copy()
     query[8, 0] = query[5, 0] = 1000  # "bank" and "check" attend only to [CLS]
-    weights = BlockWeights(1, 1e-12, query, bias, eye, bias, eye, bias, eye, bias, bias + 1, bias)
+    layer = HandMadeLayer(query, np.zeros(width, np.float32), eye, eye)
     spec = AttentionMapSpec("probs", (1,), (0,), "none", "none")
     for case in (dense_case, sparse_case):
-        (probs,) = attention_maps(AttendTask(tokens, units, spec, case.request), eye[None], [weights]).maps
+        (probs,) = attention_maps(AttendTask(tokens, units, spec, case.request), eye[None], [layer]).maps
         expected = [units.units.index(unit) for unit in units.units if unit.text in ("bank", "check")]
         assert probs.empty_rows == expected
         assert probs.excluded_mass is not None

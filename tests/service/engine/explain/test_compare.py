@@ -25,9 +25,9 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import AttentionMapSpec, Occurrence
 from service.errors import InvalidArgument
 from tests.service.engine.explain.compare_cases import (
-    BLOCKS,
     CHEQUE,
     LAYERS,
+    LAYERS_OF_ENCODER,
     RIVER,
     TWICE,
     WIDTH,
@@ -212,7 +212,7 @@ def test_contributors_are_all_other_words_by_rollout_share(tokenizer: Tokenizer,
     (contributors,) = run_task(task, hidden).contributors
     (own,) = task.occurrences.values()
     spec = AttentionMapSpec("projection", (LAYERS,), (0, 1, 2, 3), "none", "rollout")
-    (rollout,) = token_maps(hidden, BLOCKS, spec)
+    (rollout,) = token_maps(hidden, LAYERS_OF_ENCODER, spec)
     units = task.units
     mass = units.membership @ rollout.values[0, own.first : own.last].mean(axis=0)
     own_units = {index for index, row in enumerate(units.membership) if row[own.first : own.last].any()}

@@ -8,20 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.explain.maps import BlockAttention, BlockWeights
+from model.encoder import SelfAttention
 from tests.random_encoders import (
+    HandMadeLayer,
     bert_init_encoder,
-    block_weights,
     capture_outputs,
-    iter_blocks,
     random_encoder,
     random_ids,
     replace_outputs,
     run,
-    run_block,
+    torch_layers,
 )
 from tests.rank_stats import spearman
-from tests.service.engine.explain.map_cases import ALL_HEADS, ATTENTION, HEADS, TOKENS, layers_of_random_encoder
+from tests.service.engine.explain.map_cases import ALL_HEADS, EACH_PART, HEADS, TOKENS, layers_of_random_encoder
 
 # A change in a vector inherits the whole vector's rounding error. Even maps avoid changes that small.
 EVEN_SCALE = 0.15
@@ -42,23 +41,31 @@ def zero_value(token: int, heads: Sequence[int], width: int) -> Any:
     return change
 
 
-@ATTENTION
+def whole_groups(attention: SelfAttention, heads: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the key/value heads of query heads, and all query heads that share them."""
+    size = attention.num_heads // attention.num_key_value_heads
+    groups = list(dict.fromkeys(head // size for head in heads))
+    return groups, [group * size + member for group in groups for member in range(size)]
+
+
+@EACH_PART
 @INTERVENTION_PRECISIONS
 @pytest.mark.parametrize("heads", [None, (2,), (3, 0)], ids=["all heads", "one head", "two heads"])
 def test_norm_is_the_change_of_the_output_without_the_value(
-    dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None, causal: bool
+    dtype: torch.dtype, tolerance: float, heads: tuple[int, ...] | None, parts: str
 ) -> None:
     """Zeroes a token's value vector in the heads, and runs the attention again."""
-    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE, causal=causal):
-        norm = BlockAttention(hidden, weights, heads).norm
-        width = hidden.shape[1] // HEADS
+    for _, layer, hidden, _ in layers_of_random_encoder(dtype, EVEN_SCALE, parts=parts):
+        attention = layer.block.attention
+        groups, chosen = whole_groups(attention, heads or ALL_HEADS)
+        block, norm = layer.block, layer.maps(hidden, chosen).norm
         with capture_outputs(block.attention.output) as before:
-            run_block(block, hidden, causal=causal)
+            layer.run(hidden)
         change = np.empty_like(norm)
         for token in range(TOKENS):
-            hook = zero_value(token, heads or ALL_HEADS, width)
+            hook = zero_value(token, groups, attention.head_size)
             with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
-                run_block(block, hidden, causal=causal)
+                layer.run(hidden)
             change[:, token] = np.linalg.norm(before[0] - after[0], axis=-1)
         np.testing.assert_allclose(norm, change, rtol=tolerance)
 
@@ -68,14 +75,14 @@ def test_norm_per_head_is_the_change_of_the_output_without_the_value_in_that_hea
     dtype: torch.dtype, tolerance: float
 ) -> None:
     heads = (3, 1)
-    for _, block, hidden, weights, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
-        norms = BlockAttention(hidden, weights, heads).norm_per_head
+    for _, layer, hidden, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
+        block, norms = layer.block, layer.maps(hidden, heads).norm_per_head
         with capture_outputs(block.attention.output) as before:
-            run_block(block, hidden)
+            layer.run(hidden)
         for index, head in enumerate(heads):
             hook = zero_value(5, [head], hidden.shape[1] // HEADS)
             with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
-                run_block(block, hidden)
+                layer.run(hidden)
             change = np.linalg.norm(before[0] - after[0], axis=-1)
             np.testing.assert_allclose(norms[index, :, 5], change, rtol=tolerance)
 
@@ -85,18 +92,16 @@ def test_norms_rank_tokens_by_their_effect_and_probs_do_not() -> None:
     encoder = bert_init_encoder(torch.float64, layers=3, heads=12, hidden_size=192)
     outputs = run(encoder, random_ids(32))
     agreement: dict[str, list[float]] = {"norm": [], "block_norm": [], "probs": []}
-    for hidden, weights, block in zip(
-        outputs.hidden_states, block_weights(encoder), iter_blocks(encoder), strict=False
-    ):
-        attention = BlockAttention(hidden, weights)
+    for hidden, layer in zip(outputs.hidden_states, torch_layers(encoder), strict=False):
+        block, attention = layer.block, layer.maps(hidden)
         maps = {"norm": attention.norm, "block_norm": attention.block_norm, "probs": attention.probs.mean(axis=0)}
         with capture_outputs(block.attention_norm) as before:
-            run_block(block, hidden)
+            layer.run(hidden)
         distance = np.empty((len(hidden), len(hidden)))
         for token in range(len(hidden)):
             hook = zero_value(token, range(12), 16)
             with replace_outputs(block.attention.value, hook), capture_outputs(block.attention_norm) as after:
-                run_block(block, hidden)
+                layer.run(hidden)
             lengths = np.linalg.norm(before[0], axis=1) * np.linalg.norm(after[0], axis=1)
             distance[:, token] = 1 - (before[0] * after[0]).sum(axis=1) / lengths
         others = ~np.eye(len(hidden), dtype=bool)
@@ -115,16 +120,13 @@ def test_norms_ignore_an_attention_sink_with_a_zero_value() -> None:
     """
     sink, relevant = 0, 3
     hidden = np.eye(6)
-    zeros, bias = np.zeros((6, 6)), np.zeros(6)
+    zeros = np.zeros((6, 6))
     key = zeros.copy()
     key[sink, 0], key[relevant, 0] = 4, 2
     query_bias = np.sqrt(6) * np.eye(6)[0]  # equal queries that cancel the scale
     value = np.eye(6)
     value[sink] = 0
-    weights = BlockWeights(
-        1, 1e-12, zeros, query_bias, key, bias, value, bias, np.eye(6), bias, np.ones(6), bias
-    )  # fmt: skip
-    attention = BlockAttention(hidden, weights)
+    attention = HandMadeLayer(zeros, query_bias, key, value).maps(hidden)
     np.testing.assert_allclose(attention.scores[0, :, [sink, relevant]], [[4.0] * 6, [2.0] * 6])
     assert (attention.probs[0].argmax(axis=1) == sink).all()
     assert (attention.norm.argmax(axis=1) == relevant).all()
@@ -140,11 +142,11 @@ def test_different_attention_rows_can_give_the_same_output() -> None:
     """There are more tokens than a head has dimensions."""
     tokens = 50
     encoder = random_encoder(torch.float64)
-    weights = block_weights(encoder)[1]
+    layer = torch_layers(encoder)[1]
     hidden = run(encoder, random_ids(tokens)).hidden_states[1]
     width = hidden.shape[1] // HEADS
-    values = hidden @ weights.value[:, :width] + weights.value_bias[:width]
-    row = BlockAttention(hidden, weights).probs[0, 7]
+    attention = layer.attend(hidden, ("probs", "values"))
+    values, row = attention["values"][0], attention["probs"][0, 7]
     # Relative changes z with sum(row * z) = 0 and sum(row * z * value) = 0: the null space has T - dh - 1 dimensions.
     constraints = np.vstack([values.T, np.ones(tokens)]) * row
     _, singular_values, directions = np.linalg.svd(constraints)

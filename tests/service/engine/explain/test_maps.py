@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.explain.maps import BlockAttention, BlockWeights
+from service.engine.explain.maps import LayerMaps
 from tests.random_encoders import (
-    block_weights,
-    capture_outputs,
+    TorchLayer,
     random_encoder,
     random_ids,
     run,
-    run_block,
+    torch_layers,
 )
 from tests.service.engine.explain.map_cases import (
-    ATTENTION,
+    EACH_PART,
     PRECISIONS,
     TOKENS,
     Floats,
@@ -28,33 +27,44 @@ from tests.service.engine.explain.map_cases import (
 )
 
 
-def naive_parts(hidden: Floats, weights: BlockWeights, probs: Floats) -> tuple[Floats, Floats]:
+def naive_parts(hidden: Floats, layer: TorchLayer, probs: Floats) -> tuple[Floats, Floats]:
     """Return the papers' vectors `T_i(x_j)`, (T, T, D), and the contribution of the biases, (T, D)."""
-    count, width = hidden.shape
-    head_size = width // weights.heads
-    parts = np.zeros((count, count, width), hidden.dtype)
-    for head in range(weights.heads):
-        columns = slice(head * head_size, (head + 1) * head_size)
-        value = hidden @ weights.value[:, columns] + weights.value_bias[columns]
-        parts += probs[head][:, :, None] * (value @ weights.output[columns])[None]
-    parts[np.arange(count), np.arange(count)] += hidden
-    summed = parts.sum(axis=1) + weights.output_bias
-    deviation = np.sqrt(summed.var(axis=1) + hidden.dtype.type(weights.eps))
+    attention, weights = layer.block.attention, layer.weights
+    count, heads = len(hidden), attention.num_heads
+    with torch.inference_mode():
+        x = torch.from_numpy(hidden)
+        values = attention.value(layer.block.attention_norm(x) if layer.block.norm_before_attention else x).numpy()
+    head_size = weights.output.shape[0] // heads
+    parts = np.zeros((count, count, hidden.shape[1]), hidden.dtype)
+    for head in range(heads):
+        group = head // (heads // attention.num_key_value_heads)
+        value = values[:, group * head_size : (group + 1) * head_size]
+        output = weights.output[head * head_size : (head + 1) * head_size]
+        parts += probs[head][:, :, None] * (value @ output)[None]
+    diagonal, zeros = np.arange(count), np.zeros(hidden.shape[1], hidden.dtype)
+    output_bias = zeros if weights.output_bias is None else weights.output_bias
+    norm_bias = zeros if weights.norm_bias is None else weights.norm_bias
+    if weights.residual_in_norm:
+        parts[diagonal, diagonal] += hidden
+    summed = parts.sum(axis=1) + output_bias
+    mean = summed.mean(axis=1, keepdims=True) if weights.centered else 0
+    deviation = np.sqrt(((summed - mean) ** 2).mean(axis=1) + hidden.dtype.type(weights.eps))
 
     def normalized(vectors: Floats, by: Floats) -> Floats:
-        scaled: Floats = (vectors - vectors.mean(axis=-1, keepdims=True)) * weights.norm / by
+        center = vectors.mean(axis=-1, keepdims=True) if weights.centered else 0
+        scaled: Floats = (vectors - center) * weights.norm / by
         return scaled
 
-    return (
-        normalized(parts, deviation[:, None, None]),
-        normalized(np.broadcast_to(weights.output_bias, hidden.shape), deviation[:, None]) + weights.norm_bias,
-    )
+    parts = normalized(parts, deviation[:, None, None])
+    if not weights.residual_in_norm:
+        parts[diagonal, diagonal] += hidden
+    return parts, normalized(np.broadcast_to(output_bias, hidden.shape), deviation[:, None]) + norm_bias
 
 
-@ATTENTION
+@EACH_PART
 @PRECISIONS
-def test_probs_match_pytorch_and_the_softmax_of_the_scores(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
-    for attention, _, _, _, probs in layers_of_random_encoder(dtype, causal=causal):
+def test_probs_match_pytorch_and_the_softmax_of_the_scores(dtype: torch.dtype, tolerance: float, parts: str) -> None:
+    for attention, _, _, probs in layers_of_random_encoder(dtype, parts=parts):
         assert attention.probs.dtype == probs.dtype
         np.testing.assert_allclose(attention.probs, probs, atol=tolerance, rtol=0)
         np.testing.assert_allclose(attention.probs.sum(axis=-1), 1, atol=tolerance, rtol=0)
@@ -65,7 +75,7 @@ def test_probs_match_pytorch_and_the_softmax_of_the_scores(dtype: torch.dtype, t
 
 def test_large_scores_do_not_overflow() -> None:
     encoder = random_encoder(torch.float32, scale=30)
-    attention = BlockAttention(run(encoder, random_ids(TOKENS)).hidden_states[0], block_weights(encoder)[0])
+    attention = torch_layers(encoder)[0].maps(run(encoder, random_ids(TOKENS)).hidden_states[0])
     assert np.abs(attention.scores).max() > 1e4
     assert np.isfinite(attention.scores).all()
     np.testing.assert_allclose(attention.probs.sum(axis=-1), 1, atol=1e-5)
@@ -73,11 +83,11 @@ def test_large_scores_do_not_overflow() -> None:
 
 @PRECISIONS
 def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, tolerance: float) -> None:
-    """Scores are -inf. All other values in a row match the sequence truncated after that row."""
+    """Scores are the lowest float32. All other values in a row match the sequence truncated after that row."""
     later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1)
-    for attention, _, hidden, weights, _ in layers_of_random_encoder(dtype, causal=True):
-        assert np.isneginf(attention.scores[:, later]).all()
-        prefix = BlockAttention(hidden[:7], weights)
+    for attention, layer, hidden, _ in layers_of_random_encoder(dtype, parts="causal"):
+        assert (attention.scores[:, later] <= np.finfo(np.float32).min / 2).all()
+        prefix = layer.maps(hidden[:7])
         for kind in ("probs", "norm_per_head", "norm", "block_norm", "projection"):
             values = getattr(attention, kind)
             assert (values[..., later] == 0).all()
@@ -85,13 +95,13 @@ def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, 
             np.testing.assert_allclose(values[..., :7, :7], getattr(prefix, kind), atol=tolerance, rtol=tolerance)
 
 
-@ATTENTION
+@EACH_PART
 @PRECISIONS
 def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
-    dtype: torch.dtype, tolerance: float, causal: bool
+    dtype: torch.dtype, tolerance: float, parts: str
 ) -> None:
     """Maps of a packed batch are exactly 0 between sequences, and otherwise match single sequences."""
-    encoder = random_encoder(dtype, causal=causal)
+    encoder = random_encoder(dtype, parts=parts)
     sequences = [random_ids(size) for size in (7, 1, TOKENS)]
     starts = [0, 7, 8]
     ranges = [slice(start, start + len(ids)) for start, ids in zip(starts, sequences, strict=True)]
@@ -108,7 +118,7 @@ def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
         assert (maps[:, number_of[:, None] != number_of] == 0).all()
         np.testing.assert_allclose(maps.sum(axis=-1), 1, atol=tolerance)
         for tokens, ids in zip(ranges, sequences, strict=True):
-            alone = BlockAttention(run(encoder, ids).hidden_states[layer], block_weights(encoder)[layer])
+            alone = torch_layers(encoder)[layer].maps(run(encoder, ids).hidden_states[layer])
             np.testing.assert_allclose(alone.probs, maps[:, tokens, tokens], atol=tolerance, rtol=0)
 
 
@@ -120,11 +130,12 @@ def test_maps_are_permutation_equivariant_only_without_positions(
     ids, order = np.array(random_ids(TOKENS)), np.random.default_rng(5).permutation(TOKENS)
     encoder = random_encoder(dtype)
     if not positions:
+        assert encoder.embeddings.position_embeddings is not None
         encoder.embeddings.position_embeddings.weight.data.zero_()
     original, permuted = (run(encoder, order_ids.tolist()).hidden_states for order_ids in (ids, ids[order]))
     pairs = [(original[-1][order], permuted[-1])]
-    for layer, weights in enumerate(block_weights(encoder)):
-        left, right = (BlockAttention(hidden[layer], weights) for hidden in (original, permuted))
+    for index, layer in enumerate(torch_layers(encoder)):
+        left, right = (layer.maps(hidden[index]) for hidden in (original, permuted))
         pairs.append((left.bias_share[order], right.bias_share))
         pairs += [
             (getattr(left, kind)[..., order, :][..., order], getattr(right, kind))
@@ -134,45 +145,43 @@ def test_maps_are_permutation_equivariant_only_without_positions(
     assert min(differences) > 0.01 if positions else max(differences) <= tolerance
 
 
-@ATTENTION
+@EACH_PART
 @PRECISIONS
-def test_block_norm_is_the_length_of_parts_that_sum_to_the_layer_norm_output(
-    dtype: torch.dtype, tolerance: float, causal: bool
+def test_block_norm_is_the_length_of_terms_that_sum_to_the_decomposed_result(
+    dtype: torch.dtype, tolerance: float, parts: str
 ) -> None:
-    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype, causal=causal):
-        with capture_outputs(block.attention_norm) as captured:
-            run_block(block, hidden, causal=causal)
-        parts, biases = naive_parts(hidden, weights, probs)
-        np.testing.assert_allclose(parts.sum(axis=1) + biases, captured[0], atol=tolerance, rtol=0)
-        lengths = np.linalg.norm(parts, axis=-1)
-        np.testing.assert_allclose(attention.block_norm, lengths, rtol=tolerance, atol=0)
+    for attention, layer, hidden, probs in layers_of_random_encoder(dtype, parts=parts):
+        terms, biases = naive_parts(hidden, layer, probs)
+        np.testing.assert_allclose(terms.sum(axis=1) + biases, layer.decomposed(hidden), atol=3 * tolerance, rtol=0)
+        lengths = np.linalg.norm(terms, axis=-1)
+        np.testing.assert_allclose(attention.block_norm, lengths, rtol=tolerance, atol=tolerance)
 
 
-@ATTENTION
+@EACH_PART
 @PRECISIONS
-def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, tolerance: float, causal: bool) -> None:
+def test_projection_is_the_share_of_each_part_in_the_output(dtype: torch.dtype, tolerance: float, parts: str) -> None:
     """A share is `<part, y> / <y, y>` for the layer norm output y. A row plus its bias share sums to 1."""
     signs: set[float] = set()
-    for attention, block, hidden, weights, probs in layers_of_random_encoder(dtype, causal=causal):
-        with capture_outputs(block.attention_norm) as captured:
-            run_block(block, hidden, causal=causal)
-        (output,) = captured
-        parts, biases = naive_parts(hidden, weights, probs)
+    for attention, layer, hidden, probs in layers_of_random_encoder(dtype, parts=parts):
+        output = layer.decomposed(hidden)
+        terms, biases = naive_parts(hidden, layer, probs)
         squares = np.einsum("id,id->i", output, output)
         np.testing.assert_allclose(
-            attention.projection, np.einsum("ijd,id->ij", parts, output) / squares[:, None], atol=tolerance, rtol=0
+            attention.projection, np.einsum("ijd,id->ij", terms, output) / squares[:, None], atol=tolerance, rtol=0
         )
         np.testing.assert_allclose(
             attention.bias_share, np.einsum("id,id->i", biases, output) / squares, atol=tolerance, rtol=0
         )
         np.testing.assert_allclose(attention.projection.sum(axis=1) + attention.bias_share, 1, atol=tolerance, rtol=0)
         signs |= set(np.sign(attention.projection).ravel().tolist())
-    assert signs == ({-1.0, 0.0, 1.0} if causal else {-1.0, 1.0}), "no negative share"
+    masked = parts in ("causal", "modernbert", "qwen", "gemma")
+    assert signs == ({-1.0, 0.0, 1.0} if masked else {-1.0, 1.0}), "no negative share"
 
 
 def test_block_norm_uses_the_epsilon_of_the_layer_norm() -> None:
-    _, _, hidden, weights, _ = layers_of_random_encoder(torch.float64)[0]
-    small, large = (BlockAttention(hidden, replace(weights, eps=eps)).block_norm for eps in (0.0, 1.0))
+    _, layer, hidden, _ = layers_of_random_encoder(torch.float64)[0]
+    attention = layer.attend(hidden, ("probs", "values"))
+    small, large = (LayerMaps(hidden, attention, replace(layer.weights, eps=eps)).block_norm for eps in (0.0, 1.0))
     assert (large < small).all()
 
 
@@ -181,10 +190,10 @@ def test_peak_memory_is_below_a_quarter_of_the_naive_parts() -> None:
     tokens, width = 128, 384
     encoder = random_encoder(torch.float32, layers=1, heads=4, hidden_size=width, scale=0.05)
     hidden = np.random.default_rng(1).standard_normal((1, tokens, width)).astype(np.float32)
-    (weights,) = block_weights(encoder)
+    (layer,) = torch_layers(encoder)
     tracemalloc.start()
     try:
-        attention = BlockAttention(hidden[0], weights)
+        attention = layer.maps(hidden[0])
         assert attention.norm.shape == attention.block_norm.shape == attention.projection.shape == (tokens, tokens)
         _, peak = tracemalloc.get_traced_memory()
     finally:

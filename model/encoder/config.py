@@ -1,0 +1,115 @@
+"""The configuration of an encoder. The defaults of its options are BERT's."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model.encoder.activations import ACTIVATIONS
+
+BlockKind = Literal["post", "pre", "sandwich"]
+NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Rotary position embeddings (Su et al. 2021): frequency k is `base ** (-2k / d) / divisor`.
+
+    `dynamic` is (factor f, length n) of dynamic NTK scaling: in a sequence of T > n tokens, `base` is multiplied by
+    `(f T / n - (f - 1)) ** (d / (d - 2))`.
+    """
+
+    base: float
+    divisor: float = 1.0
+    dynamic: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """The options in which the layers of one encoder can differ.
+
+    `window`: tokens attend to tokens at most this far away, in both directions; None means all tokens.
+    `attention_norm` False: a pre-norm block without a norm before its attention.
+    """
+
+    window: int | None = None
+    rotary: RotaryConfig | None = None
+    attention_norm: bool = True
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The sizes and parts of an encoder. Sizes are named as in Hugging Face's config.json.
+
+    Attributes:
+        max_position_embeddings: The number of usable positions: RoBERTa's table has more rows.
+        type_vocab_size: 0 means that there are no token types.
+        norm_eps: The epsilon of all norms.
+        embedding_size: 0 means `hidden_size`.
+        causal: Tokens do not attend to later tokens.
+        position_table: Learned or sinusoidal position embeddings are added to the token embeddings.
+        embedding_scale: A factor of the token embeddings.
+        num_key_value_heads: 0 means `num_attention_heads`. With fewer, several query heads share a key and a value.
+        head_size: 0 means `hidden_size / num_attention_heads`.
+        attention_scale: The factor of the dot products; 0 means `head_size ** -0.5`.
+        attention_bias: The four linear maps of the attention have biases.
+        query_key_norm: Queries and keys are normalized per head.
+        relative_bias: A learned bias of the scores depends on the distance of two tokens.
+        gated: The feed-forward network is gated.
+        feed_forward_bias: The inner linear maps of the feed-forward network have biases.
+        feed_forward_output_bias: Its outer linear map has one.
+        layers: One per layer; () means that all layers have the default options.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int
+    norm_eps: float
+    hidden_act: str = "gelu"
+    embedding_size: int = 0
+    causal: bool = False
+    block: BlockKind = "post"
+    norm: NormKind = "layer_norm"
+    position_table: bool = True
+    embedding_norm: bool = True
+    embedding_scale: float = 1.0
+    num_key_value_heads: int = 0
+    head_size: int = 0
+    attention_scale: float = 0.0
+    attention_bias: bool = True
+    query_key_norm: bool = False
+    relative_bias: bool = False
+    gated: bool = False
+    feed_forward_bias: bool = True
+    feed_forward_output_bias: bool = True
+    layers: tuple[LayerConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads < 1 or (not self.head_size and self.hidden_size % self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size: not a multiple of num_attention_heads ({self.hidden_size}, {self.num_attention_heads})"
+            )
+        defaults = {
+            "embedding_size": self.hidden_size,
+            "num_key_value_heads": self.num_attention_heads,
+            "head_size": self.hidden_size // self.num_attention_heads,
+            "layers": (LayerConfig(),) * self.num_hidden_layers,
+        }
+        for name, value in defaults.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
+        if not self.attention_scale:
+            object.__setattr__(self, "attention_scale", self.head_size**-0.5)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                "num_attention_heads: not a multiple of num_key_value_heads "
+                f"({self.num_attention_heads}, {self.num_key_value_heads})"
+            )
+        if len(self.layers) != self.num_hidden_layers:
+            raise ValueError(f"layers: not num_hidden_layers ({len(self.layers)}, {self.num_hidden_layers})")
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(
+                f"hidden_act: unsupported value {self.hidden_act!r}; supported: {', '.join(sorted(ACTIVATIONS))}"
+            )

@@ -1,0 +1,103 @@
+"""The encoder: embeddings, blocks, and in pre-norm and sandwich encoders a final norm."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model.encoder.attention import AttentionInputs, attention_mask
+from model.encoder.block import make_block
+from model.encoder.config import EncoderConfig, LayerConfig
+from model.encoder.embeddings import Embeddings
+from model.encoder.norms import make_norm
+from model.encoder.positions import RelativeBias, RotaryEmbedding
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T).
+
+    The last hidden state is after the final norm; the ones before it are the inputs of the layers.
+    """
+
+    hidden_states: list[Tensor]
+    probs: list[Tensor]
+
+
+class Encoder(nn.Module):
+    """The encoder; its forward pass returns the last hidden state."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.positions = PositionInputs(config)
+        self.blocks = nn.ModuleList(make_block(config, layer) for layer in config.layers)
+        self.norm = nn.Identity() if config.block == "post" else make_norm(config, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
+        """Return the last hidden state (R, T, D) for four integer tensors (R, T).
+
+        `position_ids` restart at 0 in each sequence and increase within it.
+        """
+        return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states[-1]
+
+    def encode(
+        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor
+    ) -> EncoderOutput:
+        """Return the hidden states and attention probabilities of all layers."""
+        inputs = {
+            layer: self.positions(layer, sequence_ids, position_ids)
+            for layer in dict.fromkeys(map(attention_options, self.config.layers))
+        }
+        x = self.embeddings(input_ids, position_ids, token_type_ids)
+        hidden_states, probs = [x], []
+        for block, layer in zip(self.blocks, self.config.layers, strict=True):
+            x, block_probs = block(x, inputs[attention_options(layer)])
+            hidden_states.append(x)
+            probs.append(block_probs)
+        hidden_states[-1] = self.norm(x)
+        return EncoderOutput(hidden_states, probs)
+
+
+def attention_options(layer: LayerConfig) -> LayerConfig:
+    """Return the options of a layer that determine its mask and its rotation."""
+    return LayerConfig(layer.window, layer.rotary)
+
+
+class PositionInputs(nn.Module):
+    """The masks, rotations and relative position biases of an encoder's layers."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.causal = config.causal
+        self.bias = RelativeBias(config.num_attention_heads) if config.relative_bias else None
+        self.rotary_configs = list(dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None))
+        self.rotary = nn.ModuleList(
+            RotaryEmbedding(rotary, config.head_size, config.max_position_embeddings) for rotary in self.rotary_configs
+        )
+
+    def forward(self, layer: LayerConfig, sequence_ids: Tensor, position_ids: Tensor) -> AttentionInputs:
+        """Return the inputs of the attention of a layer for two integer tensors (R, T)."""
+        mask = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)
+        if self.bias is not None:
+            mask = mask + self.bias(position_ids)
+        rotary = self.find_rotary(layer)
+        return AttentionInputs(mask, None if rotary is None else rotary(position_ids))
+
+    def find_rotary(self, layer: LayerConfig) -> nn.Module | None:
+        """Return the rotary position embeddings of a layer."""
+        return None if layer.rotary is None else self.rotary[self.rotary_configs.index(layer.rotary)]
+
+
+class HiddenStatesEncoder(nn.Module):
+    """The encoder with all hidden states as its output, (L+1, R, T, D), embeddings first."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.config = encoder.config
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
+        """Return (L+1, R, T, D)."""
+        return torch.stack(self.encoder.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states)

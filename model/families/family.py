@@ -1,0 +1,93 @@
+"""A model family: how the published files of an architecture become an `EncoderConfig` and its weights."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from model.encoder import EncoderConfig
+from model.families.config_reader import ConfigReader
+
+# Task heads of language-model and classifier checkpoints, and buffers.
+UNUSED = (
+    r"^(pooler|cls|lm_head|classifier|pre_classifier|qa_outputs|discriminator_predictions|generator_predictions"
+    r"|generator_lm_head|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder|dense|score)\."
+    r"|^embeddings\.(position_ids|token_type_ids)$|(^|\.)rotary_emb\.inv_freq$"
+)
+
+
+def _no_rows(config: ConfigReader) -> int:
+    del config
+    return 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """The config keys and tensor names of one architecture.
+
+    Attributes:
+        name: `model_type` in config.json.
+        read_config: Returns the configuration. It reads every key that can change the result.
+        names: The modules of `Encoder`, and their names in checkpoints; those of a block are relative to it.
+        prefixes: Possible prefixes of all tensor names.
+        renames: Patterns in tensor names of other releases, and their replacements.
+        fused: Modules whose rows are those of several modules, in this order, all of the same size.
+        norm_offset: Added to the weights of norms: Gemma stores them minus 1.
+        layers_keys: Possible keys of the number of layers in config.json.
+        first_position: Returns the number of unused rows at the start of the position table.
+        unused: Pattern of tensors that embeddings do not need.
+    """
+
+    name: str
+    read_config: Callable[[ConfigReader], EncoderConfig]
+    names: Mapping[str, str]
+    prefixes: tuple[str, ...] = ("",)
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    layers_keys: tuple[str, ...] = ("num_hidden_layers",)
+    first_position: Callable[[ConfigReader], int] = _no_rows
+    unused: str = UNUSED
+
+    def published_name(self, name: str) -> str:
+        """Return the family's name of a parameter of `Encoder`.
+
+        Example: "blocks.3.attention.query.weight" -> "encoder.layer.3.attention.self.query.weight".
+        """
+        module, _, leaf = name.rpartition(".")
+        if not module.startswith("blocks."):
+            return f"{self.names[module]}.{leaf}"
+        _, number, part = module.split(".", 2)
+        return f"{self.names['blocks']}.{number}.{self.names[part]}.{leaf}"
+
+    def split(self, name: str) -> list[str]:
+        """Return the names, without prefix, of the tensors that a tensor of a checkpoint consists of.
+
+        Its rows are theirs, one after the other.
+        """
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        module, _, leaf = name.rpartition(".")
+        for fused, parts in self.fused.items():
+            if module.endswith(fused):
+                return [f"{module.removesuffix(fused)}{part}.{leaf}" for part in parts]
+        return [name]
+
+    def find_prefix(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Return the prefix of the tensor names of a checkpoint."""
+        first = self.published_name("embeddings.word_embeddings.weight")
+        for prefix in self.prefixes:
+            if any(name.startswith(prefix) and self.split(name.removeprefix(prefix)) == [first] for name in tensors):
+                return prefix
+        return None
+
+    def parts(self, tensors: Mapping[str, Tensor], prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a checkpoint by their names without prefix, fused ones in parts."""
+        for name, tensor in tensors.items():
+            names = self.split(name.removeprefix(prefix))
+            yield from zip(names, tensor.chunk(len(names)), strict=True)
+
+    def is_unused(self, name: str) -> bool:
+        """Return whether a tensor, by its name without prefix, is known and not needed."""
+        return re.search(self.unused, name) is not None

@@ -1,0 +1,79 @@
+"""ModernBERT (Warner et al. 2024): pre-norm, rotary, with sliding windows in most layers and gated feed-forward."""
+
+from model.checkpoint_files import CheckpointError
+from model.encoder import EncoderConfig, LayerConfig
+from model.families.config_reader import ConfigReader
+from model.families.family import Family
+from model.families.rotary import rotary_from
+
+NAMES = {
+    "embeddings.word_embeddings": "embeddings.tok_embeddings",
+    "embeddings.norm": "embeddings.norm",
+    "blocks": "layers",
+    "attention_norm": "attn_norm",
+    "attention.query": "attn.query",
+    "attention.key": "attn.key",
+    "attention.value": "attn.value",
+    "attention.output": "attn.Wo",
+    "feed_forward_norm": "mlp_norm",
+    "feed_forward.gate": "mlp.gate",
+    "feed_forward.inner": "mlp.inner",
+    "feed_forward.outer": "mlp.Wo",
+    "norm": "final_norm",
+}
+FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.inner")}
+"""The first half of `Wi` passes through the activation."""
+BASES = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
+"""Per type of layer, the key of the rotary base in files without `rope_parameters`, and the default of transformers."""
+
+
+def read_config(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration. `local_attention` is the full width of the window."""
+    config.check_heads("hidden_size", "num_attention_heads")
+    config.require("position_embedding_type", "absolute")  # as published, although positions are rotary
+    layers = config.size("num_hidden_layers", 22)
+    positions = config.size("max_position_embeddings", 8192)
+    every = config.size("global_attn_every_n_layers", 3)
+    types = config.value(
+        "layer_types", ["sliding_attention" if index % every else "full_attention" for index in range(layers)]
+    )
+    window = config.size("local_attention", 128) // 2
+    parameters = config.value("rope_parameters", {})
+    rotary = {
+        kind: rotary_from({"rope_theta": config.number(key, base), **(parameters.get(kind) or {})}, positions)
+        for kind, (key, base) in BASES.items()
+    }
+    check_layer_types(types, layers)
+    return EncoderConfig(
+        vocab_size=config.size("vocab_size", 50_368),
+        hidden_size=config.size("hidden_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=config.size("num_attention_heads"),
+        intermediate_size=config.size("intermediate_size", 1152),
+        max_position_embeddings=positions,
+        type_vocab_size=0,
+        norm_eps=config.number("norm_eps", 1e-5),
+        hidden_act=config.activation("hidden_activation", "gelu"),
+        block="pre",
+        norm="layer_norm" if config.flag("norm_bias") else "layer_norm_without_bias",
+        position_table=False,
+        attention_bias=config.flag("attention_bias"),
+        gated=True,
+        feed_forward_bias=config.flag("mlp_bias"),
+        feed_forward_output_bias=config.flag("mlp_bias"),
+        layers=tuple(
+            LayerConfig(window if kind == "sliding_attention" else None, rotary[kind], attention_norm=index > 0)
+            for index, kind in enumerate(types)
+        ),
+    )
+
+
+def check_layer_types(types: list[str], layers: int) -> None:
+    """Raise CheckpointError unless there is one known type per layer."""
+    if len(types) != layers or not set(types) <= BASES.keys():
+        raise CheckpointError(
+            f"config.json: layer_types is not a list of {layers} types. Supported: {', '.join(sorted(BASES))}."
+        )
+
+
+FAMILIES = (Family("modernbert", read_config, NAMES, ("", "model."), fused=FUSED),)
