@@ -27,6 +27,7 @@ from model.sentence_transformers_config import (
     read_embedding_config,
     read_max_input_tokens,
 )
+from model.tokenizer_conversion import read_tokenizer
 
 POSITIONS = "embeddings.position_embeddings.weight"
 
@@ -60,11 +61,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
             f"config.json: unsupported model_type {config.get('model_type')!r}. "
             f"Supported: {', '.join(sorted(FAMILIES))}."
         )
-    tokenizer = directory / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise CheckpointError(
-            f"{tokenizer}: missing. Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
-        )
+    tokenizer = read_tokenizer(directory)
     tensors = merge_adapters(read_tensors(directory), config, settings.task)
     encoder = build_encoder(family, config, tensors)
     embedding_config = read_embedding_config(directory, encoder.config.hidden_size, settings)
@@ -83,7 +80,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         encoder=encoder,
         family=family,
         max_input_tokens=max_input_tokens,
-        tokenizer=tokenizer.read_bytes(),
+        tokenizer=tokenizer,
         embedding_config=embedding_config,
         tasks=tuple(list_tasks(config)),
         task=settings.task,

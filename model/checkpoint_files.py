@@ -1,14 +1,21 @@
-"""Safe reading of the files of a published model: JSON and safetensors, never pickle."""
+"""Safe reading of the files of a published model: JSON, safetensors, and pickled tensors without other objects."""
 
 import json
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from model.console import EX_DATAERR
+from model.weight_files import weight_files
+
+SAFETENSORS = "model.safetensors"
+PICKLED = "pytorch_model.bin"
 
 
 class CheckpointError(Exception):
@@ -20,27 +27,63 @@ class CheckpointError(Exception):
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Return all tensors of model.safetensors, or of the shards that its index lists.
 
+    Without any safetensors file, pytorch_model.bin or its shards are read, restricted to tensors.
+
     Raises:
         CheckpointError: a file is missing or invalid.
     """
-    index = directory / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(
-                f"{index}: weight_map is not a map of tensors to file names. Download the model again."
-            )
-        names = sorted(set(weight_map.values()))
+    is_pickled = any(path.suffix == ".bin" for path in weight_files(directory))
+    first = PICKLED if is_pickled else SAFETENSORS
     tensors: dict[str, Tensor] = {}
-    for name in names:
+    for name in _shards(directory / f"{first}.index.json") or [first]:
         path = directory / name
         if Path(name).name != name or not path.is_file():
-            raise CheckpointError(f"{path}: missing. Convert the weights to safetensors (pickle files are not read).")
-        try:
-            tensors.update(load_file(path))
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: not a safetensors file ({error}). Download the model again.") from None
+            raise CheckpointError(f"{path}: missing. Use a model with safetensors or PyTorch weights.")
+        tensors.update(_read_pickled(path) if is_pickled else _read_safetensors(path))
+    return tensors
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the names of the files in an index; none without it."""
+    if not index.is_file():
+        return []
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index}: weight_map is not a map of tensors to file names. Download the model again.")
+    return sorted(set(weight_map.values()))
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a safetensors file ({error}). Download the model again.") from None
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` wrote.
+
+    Unpickling can run any code. `weights_only` restricts it to tensors and plain containers, whatever the file says.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the protocol of a file that is rejected anyway
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: contains objects other than tensors, which can run code, or is damaged. Nothing was run. Use a "
+            "model with safetensors weights."
+        ) from None
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # noqa: BLE001  # a damaged file can raise any exception
+        problem = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path}: not a file of tensors ({problem}). Download the model again.") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
+        for name, tensor in tensors.items()
+    ):
+        raise CheckpointError(f"{path}: not a map of names to tensors. Use a model with safetensors weights.")
     return tensors
 
 

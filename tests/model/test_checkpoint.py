@@ -1,8 +1,6 @@
 """Loading and validating published checkpoints."""
 
 import json
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,22 +93,10 @@ def test_shard_outside_of_directory_is_rejected(source: Path, name: str | int) -
         load_checkpoint(source)
 
 
-class CreatesDirectory:
-    """An object that creates a directory when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_pickle_is_rejected_without_loading(source: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_named(source: Path) -> None:
     (source / "model.safetensors").unlink()
-    (source / "pytorch_model.bin").write_bytes(pickle.dumps(CreatesDirectory(tmp_path / "unpickled")))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing\. Convert the weights to safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing\. Use a model with safetensors or PyTorch"):
         load_checkpoint(source)
-    assert not (tmp_path / "unpickled").exists()
 
 
 def test_missing_tensor_is_named_as_published(source: Path) -> None:
@@ -209,12 +195,6 @@ def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, An
 def test_training_record_must_be_a_json_object(source: Path, body: bytes) -> None:
     (source / "training.json").write_bytes(body)
     with pytest.raises(CheckpointError, match=r"^training\.json: invalid training record \(at the top\)"):
-        load_checkpoint(source)
-
-
-def test_missing_tokenizer_error_suggests_how_to_save_it(source: Path) -> None:
-    (source / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing\. Save it with transformers"):
         load_checkpoint(source)
 
 

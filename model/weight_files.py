@@ -1,0 +1,20 @@
+"""Names of weight files of published models: safetensors, or pickled files where a model has no safetensors."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the weight files of a directory, by name: the safetensors files, or else the pickled ones."""
+    safetensors = sorted(directory.glob("*.safetensors"))
+    return safetensors or sorted(path for path in directory.glob("*.bin") if PICKLED.fullmatch(path.name))
+
+
+def select_pickled(paths: Iterable[str]) -> list[str]:
+    """Return the pickled weights, and indexes of them, in folders of a repository that have no safetensors file."""
+    files = [PurePosixPath(path) for path in paths]
+    safe = {file.parent for file in files if file.suffix == ".safetensors"}
+    return [str(file) for file in files if file.parent not in safe and PICKLED.fullmatch(file.name)]

@@ -1,0 +1,166 @@
+"""The tokenizer.json that is made of a BERT vocabulary, compared with transformers."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+
+from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.tokenizer_conversion import read_tokenizer
+from tests.model.conftest import SENTENCES, Publish
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TEXTS = (
+    *SENTENCES,
+    "",
+    "  Ünïcödé,\tDÉJÀ VU\u00a0İstanbul\u0301 ﬁn\u200b.",
+    "Привет, мир! Ёлка и ПОДЪЁМ.",
+    "Καλημέρα κόσμε; ΣΊΣΥΦΟΣ",
+    "你好，世界。東京タワー가나다",
+    "नमस्ते दुनिया, สวัสดีชาวโลก",
+    "مرحبا بالعالم، שָׁלוֹם",
+    "[CLS] typed [MASK] tokens [SEP]",
+    "emoji 👩‍🚀 \ufffd \x00 \x07 end",
+    "word" * 60,
+)
+TOKEN = {
+    "__type": "AddedToken",
+    "content": "[CLS]",
+    "lstrip": False,
+    "normalized": False,
+    "rstrip": False,
+    "single_word": False,
+}
+
+
+@pytest.fixture
+def vocabulary(published: Path, tmp_path: Path) -> Path:
+    """Return a model directory with vocab.txt instead of tokenizer.json; its words are characters and some pieces."""
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_bytes((published / "config.json").read_bytes())
+    tokens = tokenizers.Tokenizer.from_file(str(published / "tokenizer.json")).get_vocab()
+    characters = sorted({character for text in TEXTS for character in text + text.lower() if character.isprintable()})
+    characters = [character for character in characters if not character.isspace() and character not in tokens]
+    lines = [*sorted(tokens, key=lambda token: tokens[token]), *characters, *(f"##{letter}" for letter in characters)]
+    # Vocabularies of many languages contain a line separator, and some repeat a token.
+    (directory / "vocab.txt").write_text("\n".join([*lines, "\u2028", "bank"]) + "\n")
+    return directory
+
+
+def configure(directory: Path, **settings: Any) -> None:
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": True, "tokenizer_class": "BertTokenizer"},
+        {"do_lower_case": False, "tokenizer_class": "DistilBertTokenizer"},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": True, "strip_accents": False},
+        {"tokenize_chinese_chars": False, "model_max_length": 32},
+        {"tokenizer_class": "BertTokenizerFast", "cls_token": TOKEN, "added_tokens_decoder": {"2": TOKEN}},
+    ],
+)
+def test_converted_tokenizer_equals_transformers(vocabulary: Path, settings: dict[str, Any]) -> None:
+    configure(vocabulary, **settings)
+    expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
+    assert expected.is_fast
+    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    texts = [text for text in TEXTS if text]  # transformers ignores an empty second text
+    for first, second in zip(texts, reversed(texts), strict=True):
+        for encoded, oracle in (
+            (converted.encode(first), expected(first)),
+            (converted.encode(first, second), expected(first, second)),
+        ):
+            assert encoded.ids == oracle["input_ids"]
+            assert encoded.tokens == oracle.tokens()
+            assert encoded.offsets == oracle.encodings[0].offsets
+            assert encoded.type_ids == oracle.encodings[0].type_ids
+    assert json.loads(converted.to_str()) == json.loads(expected.backend_tokenizer.to_str())
+
+
+def test_texts_reach_the_vocabulary_in_every_script(vocabulary: Path) -> None:
+    """Otherwise every comparison would be between unknown tokens."""
+    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    for text in TEXTS:
+        tokens = converted.encode(text, add_special_tokens=False).tokens
+        assert not text or len([token for token in tokens if token != "[UNK]"]) >= len(tokens) / 2 or "word" in text
+
+
+def test_other_special_tokens_are_read_from_special_tokens_map(vocabulary: Path) -> None:
+    text = (vocabulary / "vocab.txt").read_text()
+    (vocabulary / "vocab.txt").write_text(text.replace("[CLS]", "<s>").replace("[UNK]", "<unk>"))
+    (vocabulary / "special_tokens_map.json").write_text(json.dumps({"cls_token": "<s>", "unk_token": "<unk>"}))
+    configure(vocabulary, cls_token="<s>", unk_token="<unk>")
+    expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
+    (vocabulary / "tokenizer_config.json").unlink()
+    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    assert [converted.encode(text).ids for text in TEXTS] == [expected(text)["input_ids"] for text in TEXTS]
+
+
+def test_checkpoint_has_converted_tokenizer(source: Path) -> None:
+    tokens = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).get_vocab()
+    (source / "vocab.txt").write_text("\n".join(sorted(tokens, key=lambda token: tokens[token])))
+    (source / "tokenizer.json").unlink()
+    converted = tokenizers.Tokenizer.from_str(load_checkpoint(source).tokenizer.decode())
+    assert converted.get_vocab() == tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, r"only tokenizers of BERT .* \(not BertJapaneseTokenizer\)"),
+        ({"do_basic_tokenize": False}, "has do_basic_tokenize or never_split"),
+        ({"never_split": ["x"]}, "has do_basic_tokenize or never_split"),
+        ({"additional_special_tokens": ["<ent>"]}, "it has added tokens"),
+        ({"added_tokens_decoder": {"300": TOKEN | {"content": "<ent>"}}}, "it has added tokens"),
+        ({"mask_token": TOKEN | {"content": "[MASK]", "lstrip": True}}, "special tokens have options"),
+        ({"cls_token": "<s>"}, "vocab.txt has no <s>"),
+    ],
+)
+def test_other_tokenizers_are_refused(vocabulary: Path, settings: dict[str, Any], problem: str) -> None:
+    configure(vocabulary, **settings)
+    with pytest.raises(CheckpointError, match=rf"tiny/tokenizer\.json: missing, and .*{problem}\. Run: pip install"):
+        read_tokenizer(vocabulary)
+
+
+def test_missing_vocabulary_is_named(vocabulary: Path) -> None:
+    (vocabulary / "vocab.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing, and so is vocab\.txt"):
+        read_tokenizer(vocabulary)
+
+
+def test_vocabulary_in_another_encoding_is_refused(vocabulary: Path) -> None:
+    (vocabulary / "vocab.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(CheckpointError, match=r"vocab\.txt: not a vocabulary \(.*stream did not contain valid UTF-8\)"):
+        read_tokenizer(vocabulary)
+
+
+def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path) -> None:
+    """RoBERTa's vocabulary and merges are files that only transformers converts."""
+    directory = tmp_path / "it's tiny"
+    directory.mkdir()
+    published = publish("roberta")
+    definition = json.loads((published / "tokenizer.json").read_text())["model"]
+    (directory / "config.json").write_bytes((published / "config.json").read_bytes())
+    (directory / "vocab.json").write_text(json.dumps(definition["vocab"]))
+    (directory / "merges.txt").write_text("\n".join(" ".join(merge) for merge in definition["merges"]))
+    with pytest.raises(CheckpointError, match=r"only tokenizers of BERT are converted here \(not roberta\)") as raised:
+        read_tokenizer(directory)
+    install, _, command = str(raised.value).partition(" Run: ")[2].partition(" && ")
+    assert re.fullmatch(r"pip install [a-z ]+", install)
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True)
+    converted = tokenizers.Tokenizer.from_str(read_tokenizer(directory).decode())
+    oracle = tokenizers.Tokenizer.from_file(str(published / "tokenizer.json"))
+    assert [converted.encode(text).ids for text in SENTENCES] == [oracle.encode(text).ids for text in SENTENCES]
