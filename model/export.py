@@ -14,7 +14,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.console import EX_SOFTWARE
 from model.description import EmbeddingSettings
 from model.encoder import Encoder, HiddenStatesEncoder
-from model.export_checks import check_directory, check_same_source, check_tokenizer
+from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
 from model.export_int8 import write_int8
 from model.export_layers import write_layer_graphs
@@ -26,6 +26,7 @@ from model.export_records import (
     write_head,
 )
 from model.golden_vectors import compute_golden_vectors
+from model.license import restricts_commercial_use
 from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, LayersRecord, Manifest, Variant
 from model.measurements import GraphReport, ParityRecord, Report
 from model.model_source import ModelSource, locate
@@ -91,13 +92,18 @@ def export(  # noqa: PLR0913  # the options of the command
     """
     check_directory(out)
     progress(f"locating {source}")
-    located = locate(source, revision)
+    located = locate(source, revision, progress)
     if not overwrite:
         check_same_source(out, located)
+    check_space(out, located)
     progress(f"reading {located.source}")
     checkpoint = load_checkpoint(located.directory, settings)
     check_tokenizer(checkpoint)
     _report_settings(checkpoint, progress)
+    if restricts_commercial_use(located.license):
+        progress(
+            f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
+        )
     if "cuda" in variants.names:
         check_cuda(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)

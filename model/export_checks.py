@@ -7,8 +7,13 @@ from model.artifact import MANIFEST, ArtifactError
 from model.checkpoint import Checkpoint
 from model.checkpoint_files import CheckpointError
 from model.console import EX_CANTCREAT
+from model.free_space import check_free_space
 from model.model_source import ModelSource
 from model.tokenizer import Tokenizer, TokenizerInput
+from model.weight_files import weight_files
+
+GRAPH_BYTES = 32 * 2**20
+"""Size of the graphs, the tokenizer and the other files of an artifact, at most."""
 
 
 class OutputError(ArtifactError):
@@ -47,6 +52,13 @@ def check_same_source(out: Path, source: ModelSource) -> None:
 
 def _describe_source(source: str, revision: str | None) -> str:
     return f'"{source}"' + (f" with weights {revision[:19]}" if revision and revision.startswith("sha256:") else "")
+
+
+def check_space(out: Path, source: ModelSource) -> None:
+    """Raise SpaceError if the artifact may not fit. The second graph's weights are written before they are compared."""
+    weights = sum(path.stat().st_size for path in weight_files(source.directory))
+    required = 2 * weights + GRAPH_BYTES
+    check_free_space(out, required, f"the artifact of {source.source}", "choose another directory")
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:

@@ -1,0 +1,191 @@
+"""Downloads from the Hugging Face Hub, through its library: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and HF_HOME apply."""
+
+import logging as stdlib_logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from model.free_space import check_free_space
+from model.license import NOTICES
+from model.source_name import HubId, SourceError
+from model.weight_files import select_pickled
+
+HUB_FILES = ("*.json", "*.safetensors", "README.md", *NOTICES)
+"""Files to download. Pickled weights are added if there are no safetensors files."""
+TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
+"""Files to download if there is no tokenizer.json."""
+PROGRESS_PERIOD_S = 5.0
+SIZE_MISMATCH = re.compile(r"should be of size (\d+) but has size (\d+) \((.*)\)")
+
+Progress = Callable[[str], None]
+
+
+def download(hub_id: HubId, progress: Progress) -> Path:
+    """Return the directory of a model's files in the hub cache; its name is the commit.
+
+    Files in the cache are not downloaded again. Without network access, the cached files of the revision are returned.
+
+    Raises:
+        SourceError: the model does not exist, is not accessible, or a download failed.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _quiet_hub(), _hub_errors(hub_id):
+        sizes = _list_files(hub_id)
+        patterns = [*HUB_FILES, *select_pickled(sizes), *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
+        selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
+        _check_space(hub_id, selected)
+        return Path(
+            snapshot_download(
+                hub_id.model_id,
+                revision=hub_id.revision,
+                allow_patterns=patterns,
+                tqdm_class=_progress_class(progress),
+            )
+        )
+
+
+def _list_files(hub_id: HubId) -> dict[str, int]:
+    """Return the bytes to download of each file, 0 if it is in the cache; empty if the hub returns an error."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+    try:
+        info = HfApi().model_info(hub_id.model_id, revision=hub_id.revision, files_metadata=True)
+    except (HTTPError, OfflineModeIsEnabled):
+        return {}  # snapshot_download finds the files in the cache, or raises the error
+    files = {item.rfilename: item.size or 0 for item in info.siblings or ()}
+    return {
+        name: 0 if isinstance(try_to_load_from_cache(hub_id.model_id, name, revision=info.sha), str) else size
+        for name, size in files.items()
+    }
+
+
+def _check_space(hub_id: HubId, sizes: dict[str, int]) -> None:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    check_free_space(cache, sum(sizes.values()), f"the files of {hub_id}", "set HF_HOME to a directory with more")
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Silence warnings of huggingface_hub about retries and missing tokens; errors are raised."""
+    from huggingface_hub.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(stdlib_logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _progress_class(progress: Progress) -> type:
+    """Return the class of a progress bar without output that calls `progress` every few seconds."""
+    from tqdm.auto import tqdm
+
+    class ProgressLines(tqdm):  # type: ignore[type-arg]
+        """Counts the bytes on the way. `huggingface_hub` also counts files, and bytes written to disk."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"disable": True})
+            # A disabled bar does not keep these.
+            self.desc, self.total, self.n = kwargs.get("desc") or "", kwargs.get("total"), kwargs.get("initial") or 0
+            self._counter, self._shown = threading.Lock(), time.monotonic()
+
+        def update(self, n: float | None = 1) -> bool | None:
+            with self._counter:  # one thread per file
+                self.n += n or 0
+                now = time.monotonic()
+                if not self.desc.startswith("Downloading") or now - self._shown < PROGRESS_PERIOD_S:
+                    return None
+                self._shown = now
+                progress(f"downloaded {self.n / 1e6:,.1f} of {(self.total or self.n) / 1e6:,.1f} MB")
+            return None
+
+    return ProgressLines
+
+
+@contextmanager
+def _hub_errors(hub_id: HubId) -> Iterator[None]:
+    """Raise SourceError for the errors of `huggingface_hub`."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        raise SourceError(f"{hub_id}: {_describe_rejection(hub_id, error)}") from None
+    except errors.IncompleteSnapshotError:
+        raise SourceError(
+            f"{hub_id}: some files are missing in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
+            "Go online and run the command again: it keeps the complete files."
+        ) from None
+    except errors.LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise SourceError(f"{hub_id}: {_describe_rejection(hub_id, error.__cause__)}") from None
+        raise SourceError(
+            f"{hub_id}: not a local directory, not in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
+            "Go online, or use a directory with config.json, tokenizer.json and model.safetensors."
+        ) from None
+    except errors.HTTPError as error:  # type: ignore[attr-defined]
+        raise SourceError(f"{hub_id}: {_describe_failure(error)}") from None
+    except errors.HFValidationError:
+        raise SourceError(f"{hub_id}: not a Hugging Face model ID. Use owner/name.") from None
+    except ValueError as error:
+        raise SourceError(
+            f"{hub_id}: no hub{_describe_endpoint()} ({type(error).__name__} in its response). Check HF_ENDPOINT."
+        ) from None
+    except OSError as error:
+        mismatch = SIZE_MISMATCH.search(str(error))
+        if mismatch is None:
+            raise
+        expected, actual, name = mismatch.groups()
+        raise SourceError(
+            f"{hub_id}: wrong size of {name} ({int(actual):,} bytes received, {int(expected):,} expected). Run the "
+            "command again: it keeps the complete files."
+        ) from None
+
+
+def _describe_endpoint() -> str:
+    from huggingface_hub import constants
+
+    return f" at {constants.ENDPOINT}"
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return the problem and the remedy for an error of the connection."""
+    kind = type(error).__name__
+    if kind in ("RemoteProtocolError", "ReadError", "ReadTimeout", "ConnectError", "ConnectTimeout"):
+        return f"download interrupted ({kind}). Run the command again: it keeps the complete files."
+    return f"the hub is unreachable{_describe_endpoint()} ({kind}). Check HF_ENDPOINT and the proxy settings."
+
+
+def _describe_rejection(hub_id: HubId, error: Any) -> str:
+    """Return the problem and the remedy for an error response of the hub."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{hub_id.model_id}"
+    status = error.response.status_code
+    if isinstance(error, errors.GatedRepoError):
+        token = "HF_TOKEN of an account that accepted it" if status == 403 else "HF_TOKEN set"
+        return f"access is gated ({status}). Accept the license at {page}, then run the command again with {token}."
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"neither a local directory nor a public model on the hub ({status}). Check the name at {page}; for a "
+            "private model, set HF_TOKEN."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"no such revision ({status}). Choose a branch, tag or commit at {page}/commits/main."
+    remedies = {
+        401: f"access denied by the hub (401). Check HF_TOKEN and its permissions for {page}.",
+        403: f"access denied by the hub (403). Check HF_TOKEN and its permissions for {page}.",
+        404: "a listed file is missing on the hub (404). Run the command again.",
+        429: "too many requests to the hub (429). Retry later, or set HF_TOKEN for a higher limit.",
+    }
+    return remedies.get(status, f"the hub failed{_describe_endpoint()} ({status}). Retry later.")

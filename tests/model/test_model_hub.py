@@ -1,0 +1,259 @@
+"""Downloads of models by huggingface_hub from a stand-in for the hub, and the error for each failure."""
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import torch
+
+from model import hub as hub_module
+from model.__main__ import main
+from model.artifact import Artifact
+from model.model_source import SourceError, locate
+from model.source_name import SpaceError
+from tests.model.hub_server import COMMIT, HubServer, Repository, hub_server
+
+OTHER_COMMIT = "f" * 40
+MODEL = "owner/tiny"
+
+
+@pytest.fixture
+def hub(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Yield a hub with one model, and let huggingface_hub use it with an empty cache."""
+    constants = "huggingface_hub.constants"
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    with hub_server() as server:
+        monkeypatch.setattr(f"{constants}.ENDPOINT", server.url)
+        monkeypatch.setattr(
+            f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        server.repositories[MODEL] = Repository.of(published)
+        yield server
+    huggingface_hub.close_session()
+
+
+def downloads(server: HubServer) -> list[str]:
+    """Return the names of the files whose contents were requested."""
+    names = [request.rpartition("/")[2] for request in server.requests if "/resolve/" in request]
+    return sorted(
+        {name for name in names if f"GET /{MODEL}/resolve/{COMMIT}/{name}" in server.requests}
+        | ({name for name in names if name.endswith((".safetensors", ".bin"))})
+    )
+
+
+def to_pickled(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a repository with pytorch_model.bin instead of model.safetensors."""
+    body = io.BytesIO()
+    torch.save(safetensors.torch.load(files["model.safetensors"]), body)
+    return {name: files[name] for name in files if name != "model.safetensors"} | {"pytorch_model.bin": body.getvalue()}
+
+
+def test_model_is_downloaded_once(hub: HubServer, published: Path) -> None:
+    located = locate(MODEL)
+    assert (located.name, located.source, located.revision) == ("tiny", MODEL, COMMIT)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        assert (located.directory / name).read_bytes() == (published / name).read_bytes()
+    hub.requests.clear()
+    assert locate(MODEL) == located
+    assert not [request for request in hub.requests if not request.startswith("GET /api/models/")]
+
+
+def test_only_files_of_the_model_are_downloaded(hub: HubServer) -> None:
+    """Weights in other formats can be larger than those that are read."""
+    others = {"pytorch_model.bin": b"x", "tf_model.h5": b"x", "vocab.txt": b"x", "onnx/model.onnx": b"x"}
+    hub.repositories[MODEL].files |= others | {"LICENSE": b"Terms.", "README.md": b"---\nlicense: mit\n---\n"}
+    located = locate(MODEL)
+    assert downloads(hub) == ["LICENSE", "README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert (located.license, [path.name for path in located.notices]) == ("mit", ["LICENSE"])
+
+
+@pytest.mark.parametrize("typed", [f"{MODEL}@v1.0", f"{MODEL}@{OTHER_COMMIT}", f"{MODEL}@refs/pr/1"])
+def test_revision_is_selected_by_suffix(hub: HubServer, typed: str) -> None:
+    hub.repositories[MODEL].revisions = {"main": COMMIT, "v1.0": OTHER_COMMIT, "refs/pr/1": OTHER_COMMIT}
+    assert locate(typed).revision == OTHER_COMMIT
+    assert locate(MODEL).revision == COMMIT
+
+
+def test_revision_is_selected_by_option(hub: HubServer) -> None:
+    hub.repositories[MODEL].revisions |= {"v1.0": OTHER_COMMIT}
+    assert locate(MODEL, "v1.0").revision == OTHER_COMMIT
+    with pytest.raises(SourceError, match=rf"^{MODEL}@v1\.0: revision set twice \(@v1\.0 and --revision v2\)"):
+        locate(f"{MODEL}@v1.0", "v2")
+
+
+@pytest.mark.parametrize("revision", ["", "../x", "a b", "-x", "a..b"])
+def test_invalid_revision_is_rejected(hub: HubServer, revision: str) -> None:
+    with pytest.raises(SourceError, match=r": invalid revision \(.*\)\. Use a branch, a tag or a commit\."):
+        locate(f"{MODEL}@{revision}")
+    assert hub.requests == []
+
+
+def test_cached_files_are_used_when_hub_fails_or_is_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    located = locate(MODEL)
+    hub.failure = 503
+    assert locate(MODEL) == located
+    hub.requests.clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert locate(MODEL) == located
+    assert hub.requests == []
+
+
+def test_missing_model_is_named_with_its_page(hub: HubServer) -> None:
+    with pytest.raises(SourceError, match=re.escape(
+        "owner/other: neither a local directory nor a public model on the hub (401). Check the name at "
+        f"{hub.url}/owner/other; for a private model, set HF_TOKEN."
+    )):  # fmt: skip
+        locate("owner/other")
+
+
+def test_token_gives_access_to_private_and_gated_models(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[MODEL].private, hub.repositories[MODEL].gated = True, frozenset({"valid"})
+    with pytest.raises(SourceError, match="for a private model, set HF_TOKEN"):
+        locate(MODEL)
+    monkeypatch.setenv("HF_TOKEN", "valid")
+    assert locate(MODEL).revision == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("token", "problem", "remedy"),
+    [
+        (None, r"access is gated \(401\)", r"with HF_TOKEN set\."),
+        ("valid", r"access is gated \(403\)", r"with HF_TOKEN of an account that accepted it\."),
+        ("revoked", r"access denied by the hub \(401\)", r"Check HF_TOKEN and its permissions for .*/owner/tiny\."),
+    ],
+)
+def test_gated_model_error_names_page_and_token(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, token: str | None, problem: str, remedy: str
+) -> None:
+    hub.repositories[MODEL].gated = frozenset()
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(SourceError, match=f"^{MODEL}: {problem}") as raised:
+        locate(MODEL)
+    assert re.search(remedy, str(raised.value))
+    assert token == "revoked" or f"Accept the license at {hub.url}/{MODEL}" in str(raised.value)
+
+
+def test_missing_revision_is_named(hub: HubServer) -> None:
+    with pytest.raises(
+        SourceError, match=rf"^{MODEL}@v9: no such revision \(404\)\. Choose a branch, tag or commit at "
+    ):
+        locate(f"{MODEL}@v9")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (429, r"too many requests to the hub \(429\)\. Retry later"),
+        (503, r"the hub failed at http.* \(503\)\. Retry later"),
+        (200, r"no hub at http.* \(JSONDecodeError in its response\)\. Check HF_ENDPOINT"),
+    ],
+)
+def test_failure_of_hub_is_described(hub: HubServer, status: int, message: str) -> None:
+    """A captive portal responds with 200 and a page."""
+    hub.failure = status
+    with pytest.raises(SourceError, match=f"^{MODEL}: {message}"):
+        locate(MODEL)
+
+
+def test_interrupted_download_resumes_where_it_stopped(
+    hub: HubServer, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000)
+    hub.repositories[MODEL] = replace(hub.repositories[MODEL], interrupt_after=10_000, interruptions=2)
+    located = locate(MODEL)
+    assert (located.directory / "model.safetensors").read_bytes() == (published / "model.safetensors").read_bytes()
+    ranges = [request.partition("bytes=")[2] for request in hub.requests if "bytes=" in request]
+    assert ranges == ["10000-", "20000-"]
+
+
+def test_next_run_keeps_complete_files_after_interruption(hub: HubServer) -> None:
+    hub.repositories[MODEL] = replace(hub.repositories[MODEL], interrupt_after=0, interruptions=100)
+    with pytest.raises(
+        SourceError, match=r"download interrupted \(RemoteProtocolError\)\. Run the command again: it keeps"
+    ):
+        locate(MODEL)
+    hub.repositories[MODEL].interruptions = 0
+    hub.requests.clear()
+    assert (locate(MODEL).directory / "model.safetensors").is_file()
+    assert downloads(hub) == ["model.safetensors"]
+
+
+def test_incomplete_download_is_an_error_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[MODEL] = replace(hub.repositories[MODEL], interrupt_after=0, interruptions=100)
+    with pytest.raises(SourceError, match="interrupted"):
+        locate(MODEL)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceError, match="some files are missing in the hub cache, and the hub is unreachable"):
+        locate(MODEL)
+
+
+def test_wrong_size_is_named(hub: HubServer) -> None:
+    hub.repositories[MODEL].extra_size = 7
+    size = len(hub.repositories[MODEL].files["model.safetensors"])
+    with pytest.raises(SourceError, match=(
+        rf"^{MODEL}: wrong size of \S+ \({size:,} bytes received, {size + 7:,} expected\)\. Run the command again"
+    )):  # fmt: skip
+        locate(MODEL)
+
+
+def test_free_space_is_checked_before_the_download(hub: HubServer, tmp_path: Path) -> None:
+    hub.repositories[MODEL].extra_size = 10**18
+    with pytest.raises(SpaceError, match=(
+        rf"^{tmp_path}/cache: not enough free space for the files of {MODEL} \([\d,]+ bytes available, "
+        r"1,000,000,000,000,[\d,]+ required\)\. Free some space, or set HF_HOME"
+    )):  # fmt: skip
+        locate(MODEL)
+    assert downloads(hub) == []
+
+
+def test_progress_has_downloaded_and_total_size(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "PROGRESS_PERIOD_S", 0.0)
+    steps: list[str] = []
+    locate(MODEL, progress=steps.append)
+    total = sum(len(content) for content in hub.repositories[MODEL].files.values()) / 1e6
+    assert re.fullmatch(rf"downloaded \d\.\d of {total:.1f} MB", steps[-1])
+
+
+def test_pickled_weights_are_downloaded_only_without_safetensors(hub: HubServer) -> None:
+    repository = hub.repositories[MODEL]
+    weights = repository.files["model.safetensors"]
+    repository.files = to_pickled(repository.files)
+    assert "pytorch_model.bin" in {path.name for path in locate(MODEL).directory.iterdir()}
+    repository.files["model.safetensors"] = weights
+    repository.revisions = {"main": OTHER_COMMIT}
+    assert "pytorch_model.bin" not in {path.name for path in locate(MODEL).directory.iterdir()}
+
+
+def test_export_of_revision_records_its_commit(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The artifact of pickled weights equals that of the same weights in safetensors."""
+    repository = hub.repositories[MODEL]
+    hub.repositories["owner/pickled"] = Repository(to_pickled(repository.files), {"v1": OTHER_COMMIT})
+    card = b"---\nlicense: other\nlicense_name: acme-non-commercial\n---\n"
+    hub.repositories["owner/pickled"].files["README.md"] = card
+    for source, out in ((MODEL, "safe"), ("owner/pickled@v1", "pickled")):
+        assert main(["export", source, "-o", str(tmp_path / out), "--no-explain"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "license" in line]
+    assert len(warnings) == 1
+    assert 'warning: the license "acme-non-commercial" restricts commercial use' in warnings[0]
+    safe, pickled = (Artifact.open(tmp_path / out).manifest for out in ("safe", "pickled"))
+    assert (pickled.source, pickled.revision, pickled.license) == ("owner/pickled", OTHER_COMMIT, "acme-non-commercial")
+    assert safe.files["weights.bin"] == pickled.files["weights.bin"]
+
+
+def test_errors_of_the_hub_are_one_line(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.failure = 500
+    assert main(["export", MODEL, "-o", str(tmp_path / "out")]) == 65
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+    assert lines == [f"attendant-model: {MODEL}: the hub failed at {hub.url} (500). Retry later."]
