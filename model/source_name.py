@@ -36,7 +36,12 @@ class HubId:
     @property
     def commit(self) -> str | None:
         """The revision if it is a full commit, which never changes."""
-        return self.revision if self.revision is not None and _COMMIT.fullmatch(self.revision) else None
+        return self.revision if self.revision is not None and is_commit(self.revision) else None
+
+
+def is_commit(revision: str) -> bool:
+    """Return whether a revision is a full commit."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def parse_hub_id(source: str, revision: str | None = None) -> HubId:

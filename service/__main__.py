@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 
@@ -9,14 +10,19 @@ import uvloop
 
 from model.artifact import ArtifactError
 from model.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
+from model.source_name import SourceError
 from service import __version__, read_revision
 from service.app import LOADING_THREAD, App
-from service.config import ConfigError, Settings, describe_options, load_settings
+from service.config import ConfigError, Settings, describe_options, load_serve_settings
+from service.exporter import ExportError
 from service.logs import set_up_logging
+from service.model_cache import default_cache, prepare_artifact
+from service.sockets import check_ports
 
 USAGE = """usage: attendant COMMAND
 
-  serve [OPTION...]   serve a model over REST and gRPC; attendant serve --help lists the options
+  serve [SOURCE]      serve a model over REST and gRPC: an artifact, or a directory or Hugging Face model ID that is
+                      exported first; attendant serve --help
   embed IN -o OUT     write the embeddings of the rows of a file (text, JSON lines, CSV, Parquet) as Parquet, NumPy or
                       JSON lines; attendant embed --help
   embed [TEXT...]     print the embedding of each text, or of each line of standard input, as one line of JSON;
@@ -31,6 +37,7 @@ USAGE = """usage: attendant COMMAND
   --version           print the version
 
 examples:
+  attendant serve BAAI/bge-small-en-v1.5
   attendant serve --model-dir models/all-MiniLM-L6-v2 --rest-port 8080
   attendant embed texts.parquet -o vectors.parquet
   attendant ask "river bank flows" "money bank grows"
@@ -57,12 +64,15 @@ def _run_checked(command: str, rest: list[str]) -> int:
     except (ConfigError, ArtifactError) as error:
         print(f"attendant: {error}", file=sys.stderr)
         return EX_CONFIG
+    except (ExportError, SourceError) as error:
+        print(f"attendant: {error}", file=sys.stderr)
+        return error.status
 
 
 def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return per command
     # Commands are imported where they run, because the server needs none of them.
     if command == "serve":
-        return _serve(load_settings(rest))
+        return _serve(*load_serve_settings(rest))
     if command == "embed":
         from service.commands.embed import command as embed
 
@@ -95,8 +105,14 @@ def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return p
     return EX_OK if wants_help else EX_USAGE
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, source: str | None) -> int:
     set_up_logging(settings.log_level, settings.log_format)
+    if source is not None:
+        # Until the server handles signals itself: end the exporter, too.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        cache = default_cache() if settings.cache_dir is None else settings.cache_dir.expanduser()
+        directory = prepare_artifact(source, cache.absolute(), lambda: check_ports(settings))
+        settings = settings.model_copy(update={"model_dir": directory})
 
     async def run() -> int:
         return await App(settings).run()

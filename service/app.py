@@ -22,6 +22,7 @@ from prometheus_client import (
 
 from model.artifact import ArtifactError
 from model.console import EX_CONFIG, EX_OK, EX_SOFTWARE
+from model.license import restricts_commercial_use
 from service import __version__, read_revision
 from service.auth import ApiKeys
 from service.config import ConfigError, Settings
@@ -234,9 +235,15 @@ class App:
 def load_model(settings: Settings, option: ModelOption) -> LoadedModel:
     """Load a model; errors name its entry in ATTENDANT_MODELS, if any."""
     try:
-        return LoadedModel.load(settings, option)
+        loaded = LoadedModel.load(settings, option)
     except ArtifactError as error:
         raise ArtifactError(f'ATTENDANT_MODELS: "{option.name}": {error}' if option.name else str(error)) from None
+    manifest = loaded.artifact.manifest
+    if restricts_commercial_use(manifest.license):
+        log.warning(
+            "license restricts commercial use model=%s license=%s", option.name or manifest.name, manifest.license
+        )
+    return loaded
 
 
 def exit_after(seconds: float) -> None:

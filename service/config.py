@@ -1,6 +1,5 @@
 """Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
-import argparse
 import difflib
 import json
 import os
@@ -8,17 +7,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import Field, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from model.console import Parser
 from service.errors import echo
+from service.flags import MODEL_SELECTION, parse_flags
 from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
 
 PREFIX = "ATTENDANT_"
@@ -26,12 +24,6 @@ DOTENV = Path(".env")
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
 HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
-SERVE_EPILOG = """\
-Each option is also an environment variable, such as ATTENDANT_REST_PORT, and a line of .env.
-
-examples:
-  attendant serve --model-dir models/all-MiniLM-L6-v2
-  attendant serve --models small=models/bge-small,large=models/bge-large --rest-port 9000"""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 T = TypeVar("T")
@@ -62,6 +54,11 @@ class Settings(BaseSettings):
         "",
         description="Other names of models in requests, separated by commas: alias for the default model, or "
         "alias=name for a model of ATTENDANT_MODELS.",
+    )
+    cache_dir: Path | None = Field(
+        None,
+        description="Directory of the artifacts that `attendant serve SOURCE` exports. Unset selects "
+        "$XDG_CACHE_HOME/attendant, or ~/.cache/attendant.",
     )
 
     host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
@@ -230,9 +227,23 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
         arguments: Command-line flags (`--rest-port 9000`); None leaves the command line out.
         environ: Environment variables; None selects the process's own.
     """
+    return load_serve_settings(arguments, environ)[0]
+
+
+def load_serve_settings(
+    arguments: list[str] | None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, str | None]:
+    """Return the settings like `load_settings`, and the source on the command line, if any.
+
+    A source replaces the models of the environment, so these are left out then.
+    """
     values = _options_in(_read_dotenv(DOTENV)) | _options_in(os.environ if environ is None else environ)
+    flags = {} if arguments is None else parse_flags(arguments, Settings.model_fields)
+    source = flags.pop("source", None)
+    if source is not None:
+        values = {name: value for name, value in values.items() if name not in MODEL_SELECTION}
     try:
-        settings = Settings(**values | ({} if arguments is None else _parse_flags(arguments)))
+        settings = Settings(**values | flags)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -244,7 +255,7 @@ def load_settings(arguments: list[str] | None = None, environ: Mapping[str, str]
             f"{PREFIX}DRAIN_DELAY_MS: must be less than {PREFIX}DRAIN_TIMEOUT_MS "
             f"({settings.drain_delay_ms}, limit {settings.drain_timeout_ms}). Reduce the delay."
         )
-    return settings
+    return settings, source
 
 
 def _read_dotenv(path: Path) -> dict[str, str | None]:
@@ -260,28 +271,6 @@ def _read_dotenv(path: Path) -> dict[str, str | None]:
             if binding.error or (is_option and binding.value is None):
                 raise ConfigError(f"{path}: line {binding.original.line}: not NAME=VALUE. Correct or remove the line.")
     return dotenv_values(path)
-
-
-def _parse_flags(arguments: list[str]) -> dict[str, Any]:
-    """Return the options on the command line, keyed by field. Exits after --help and after wrong usage."""
-    parser = Parser("attendant serve", "Serve a model over REST and gRPC.", SERVE_EPILOG)
-    for name, field in Settings.model_fields.items():
-        kind: dict[str, Any] = {"metavar": _metavar(name, field)}
-        if field.annotation is bool:
-            kind = {"action": argparse.BooleanOptionalAction}
-        default = field.get_default()
-        shown = "" if default in (None, "") else f" (default: {json.dumps(default, default=str).strip(chr(34))})"
-        text = f"{field.description}{shown}".replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=text, **kind)
-    return vars(parser.parse_args(arguments))
-
-
-def _metavar(name: str, field: FieldInfo) -> str:
-    """Return the placeholder of a value: its choices, its unit, or what it names."""
-    if get_origin(field.annotation) is Literal:
-        return "{" + ",".join(get_args(field.annotation)) + "}"
-    last = name.rpartition("_")[2].upper()
-    return "N" if field.annotation is int and last not in ("PORT", "MS", "BYTES") else last
 
 
 def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import errno
 import resource
 import socket
 
-from service.config import ConfigError
+from service.config import ConfigError, Settings
 
 
 def format_address(host: str, port: int) -> str:
@@ -27,6 +27,16 @@ def bind(host: str, port: int, name: str) -> socket.socket:
         bound.close()
         raise bind_error(name, host, port, error) from None
     return bound
+
+
+def check_ports(settings: Settings) -> None:
+    """Raise `ConfigError` if an address cannot be bound now."""
+    for name, host, port in (
+        ("REST", settings.host, settings.rest_port),
+        ("gRPC", settings.host, settings.grpc_port),
+        ("admin", settings.admin_host, settings.admin_port),
+    ):
+        bind(host, port, name).close()
 
 
 def bind_error(name: str, host: str, port: int, error: OSError) -> ConfigError:

@@ -136,10 +136,10 @@ def run_python(
     )  # fmt: skip
 
 
-def start_server(**options: object) -> RunningServer:
+def start_server(*arguments: str, **options: object) -> RunningServer:
     """Start a server and wait for its ready line. On a timeout, fail the test with the server log."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve"],
+        [sys.executable, "-m", "service", "serve", *arguments],
         cwd=ROOT,
         env=server_environment(**options),
         stdout=subprocess.PIPE,

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LFS_SUFFIXES = (".safetensors", ".bin")
 FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
@@ -220,3 +223,19 @@ def hub_server() -> Iterator[HubServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def hub_in_process(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubServer]:
+    """Run a hub that huggingface_hub uses in this process, with this cache and without a token."""
+    constants = "huggingface_hub.constants"
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(cache / "token"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    with hub_server() as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(f"{constants}.ENDPOINT", server.url)
+        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield server
+    huggingface_hub.close_session()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
@@ -16,7 +15,7 @@ from model.__main__ import main
 from model.artifact import Artifact
 from model.model_source import SourceError, locate
 from model.source_name import SpaceError
-from tests.model.hub_server import COMMIT, HubServer, Repository, hub_server
+from tests.model.hub_server import COMMIT, HubServer, Repository, hub_in_process
 
 OTHER_COMMIT = "f" * 40
 MODEL = "owner/tiny"
@@ -24,21 +23,11 @@ MODEL = "owner/tiny"
 
 @pytest.fixture
 def hub(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """Yield a hub with one model, and let huggingface_hub use it with an empty cache."""
-    constants = "huggingface_hub.constants"
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    """Yield a hub with one model. Downloads that are interrupted resume at once."""
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-    with hub_server() as server:
-        monkeypatch.setattr(f"{constants}.ENDPOINT", server.url)
-        monkeypatch.setattr(
-            f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    with hub_in_process(monkeypatch, tmp_path / "cache") as server:
         server.repositories[MODEL] = Repository.of(published)
         yield server
-    huggingface_hub.close_session()
 
 
 def downloads(server: HubServer) -> list[str]:

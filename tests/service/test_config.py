@@ -16,6 +16,7 @@ VALUES = {
     "model_digest": "abc",
     "models": "one=/srv/one,two=/srv/two@sha256:" + "0" * 64,
     "model_aliases": "three,four",
+    "cache_dir": "/srv/cache",
     "host": "::1",
     "rest_port": "9000",
     "grpc_port": "9001",

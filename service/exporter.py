@@ -1,0 +1,151 @@
+"""The exporter as a child process: the server itself never imports PyTorch."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import model
+from model.console import EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
+
+PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
+PREFIX = "attendant-model: "
+OUT_OF_MEMORY = re.compile(r"MemoryError|bad_?alloc|can't allocate memory|cannot allocate memory", re.IGNORECASE)
+STOP_TIMEOUT_S = 10.0
+KEPT_LINES = 50
+MEMINFO = Path("/proc/meminfo")
+CGROUP_MEMORY = Path("/sys/fs/cgroup")
+
+
+class ExportError(Exception):
+    """An artifact that cannot be exported or stored. `status` is the exit status of the command."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def run_exporter(source: str, out: Path, lock: int) -> None:
+    """Export `source` to the directory `out`, and print the progress to stderr.
+
+    Args:
+        source: "default", a directory, or a Hugging Face model ID.
+        out: directory of the artifact, which is replaced.
+        lock: descriptor of a locked file. The child inherits it, so that the lock lasts as long as either process.
+
+    Raises:
+        ExportError: the exporter is not installed, or it failed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ExportError(
+            f"{source}: must be exported first, which needs PyTorch (not installed). Run: pip install '.[cpu,export]'",
+            EX_CONFIG,
+        )
+    limit = available_memory()
+    # -P: a directory named "model" in the current directory is not the package.
+    process = subprocess.Popen(  # noqa: S603  # a source that starts with "-" is neither a directory nor a model ID
+        [sys.executable, "-P", "-m", "model", "export", source, "-o", str(out), "--overwrite"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env=os.environ | {"PYTHONPATH": _python_path()},
+        pass_fds=(lock,),
+    )
+    _limit_memory(process.pid, limit)
+    try:
+        lines = _relay_progress(process)
+        status = process.wait()
+    except BaseException:
+        _stop(process)
+        raise
+    finally:
+        if process.stderr is not None:
+            process.stderr.close()
+    if status != 0:
+        raise _failure(source, status, lines, limit)
+
+
+def available_memory() -> int | None:
+    """Return the bytes that a new process can use, by the kernel's estimate and the cgroup limit; None if unknown."""
+    values = []
+    with contextlib.suppress(OSError, AttributeError):
+        match = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+        values.append(1024 * int(match[1]))  # type: ignore[index]
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limit, used = (int((CGROUP_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cache = re.search(r"^inactive_file (\d+)$", (CGROUP_MEMORY / "memory.stat").read_text(), re.MULTILINE)
+        values.append(limit - used + int(cache[1]))  # type: ignore[index]
+    return min(values, default=None)
+
+
+def _limit_memory(pid: int, limit: int | None) -> None:
+    """Let allocations beyond the available memory fail in the exporter instead of ending other processes.
+
+    The limit counts written memory, not address space: PyTorch reserves 10 GB and uses 0.7 GB for the default model.
+    """
+    if limit is None or not hasattr(resource, "prlimit"):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        bounded = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (bounded, hard))
+
+
+def _python_path() -> str:
+    """Return PYTHONPATH with the folder of this package if it is a checkout, which need not be installed."""
+    folder = Path(model.__file__).parents[1]
+    own = "" if folder.name in ("site-packages", "dist-packages") else str(folder)
+    return os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), own) if part)
+
+
+def _relay_progress(process: "subprocess.Popen[str]") -> deque[str]:
+    """Print progress lines as they arrive; return the last other lines."""
+    lines: deque[str] = deque(maxlen=KEPT_LINES)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if PROGRESS.match(line):
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        elif line.strip():
+            lines.append(line.strip())
+    return lines
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End the exporter, which removes its temporary files after SIGTERM."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except BaseException:  # noqa: BLE001  # a second signal must not leave the process behind
+        process.kill()
+        process.wait()
+
+
+def _failure(source: str, status: int, lines: deque[str], limit: int | None) -> BaseException:
+    message = next((line.removeprefix(PREFIX) for line in reversed(lines) if line.startswith(PREFIX)), None)
+    if message is not None:
+        return ExportError(message, status if status in STATUSES else EX_SOFTWARE)
+    if status == EX_INTERRUPTED or -status == signal.SIGINT:
+        return KeyboardInterrupt()
+    if any(OUT_OF_MEMORY.search(line) for line in lines) or -status == signal.SIGKILL:
+        shown = "unknown" if limit is None else f"{limit:,} bytes"
+        return ExportError(
+            f"{source}: not enough memory to export it (limit {shown}). Free memory, or export it on a larger machine "
+            f"and serve the directory: attendant-model export {shlex.quote(source)} -o DIR",
+            EX_UNAVAILABLE,
+        )
+    problem = signal.Signals(-status).name if status < 0 else (lines[-1] if lines else f"exit status {status}")
+    return ExportError(
+        f"{source}: the exporter failed ({problem}). For details, run: attendant-model export {shlex.quote(source)} "
+        "-o DIR",
+        EX_SOFTWARE,
+    )

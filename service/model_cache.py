@@ -1,0 +1,205 @@
+"""The artifacts of `attendant serve SOURCE`, exported on first use and kept in ATTENDANT_CACHE_DIR."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.artifact import MANIFEST, Artifact, ArtifactError
+from model.console import EX_CANTCREAT, EX_CONFIG
+from model.source_name import HubId, SourceError, is_commit, parse_hub_id
+from service.exporter import ExportError, run_exporter
+
+DEFAULT = "default"
+LOCKS = "locks"
+MAX_LABEL = 100
+
+log = logging.getLogger("attendant.cache")
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """What identifies a cached artifact.
+
+    `label` is the readable part of its name, `identity` is hashed. `exported` is the source for the exporter, and
+    `hub_id` that of a Hugging Face model.
+    """
+
+    label: str
+    identity: str
+    exported: str
+    hub_id: HubId | None = None
+
+    @property
+    def name(self) -> str:
+        """The directory name in the cache."""
+        return f"{self.label}-{_digest(self.identity)}"
+
+
+def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None] = lambda: None) -> Path:
+    """Return the directory of the artifact of `source`, which is exported unless it is an artifact or in the cache.
+
+    Args:
+        source: the directory of an artifact, "default", a directory of published files, or a Hugging Face model ID.
+        cache: directory of the cache.
+        before_export: called before the export, which takes minutes, to find other errors first.
+
+    Raises:
+        ExportError: the source is unavailable, the export failed, or the cache cannot be written.
+        SourceError: the source is neither a directory of a model nor a valid model ID.
+    """
+    if (Path(source) / MANIFEST).is_file():
+        return Path(source)
+    key = _cache_key(source)
+    try:
+        artifact = _find(cache, key)
+        if artifact is None:
+            before_export()
+            artifact = _export_locked(cache, key, source)
+    except OSError as error:
+        raise ExportError(
+            f"ATTENDANT_CACHE_DIR: {error.filename or cache} cannot be read or written ({error.strerror or error}). "
+            "Set it to a directory of this user.",
+            EX_CANTCREAT,
+        ) from None
+    manifest = artifact.manifest
+    log.info(
+        "artifact found source=%s model=%s revision=%s directory=%s",
+        source, manifest.source, manifest.revision, artifact.root,
+    )  # fmt: skip
+    return artifact.root
+
+
+def default_cache() -> Path:
+    """Return the cache directory by the XDG Base Directory Specification, which ignores relative paths."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "attendant"
+
+
+def _cache_key(source: str) -> CacheKey:
+    if source == DEFAULT:
+        return CacheKey(DEFAULT, DEFAULT, DEFAULT)
+    directory = Path(source)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise SourceError(
+                f"{directory}: neither an artifact (no {MANIFEST}) nor a model (no config.json). Check the path."
+            )
+        resolved = directory.resolve()
+        label = f"{_safe(resolved.name)}-{_digest(str(resolved))}"
+        return CacheKey(label, _fingerprint(resolved), str(resolved))
+    hub_id = parse_hub_id(source)
+    return CacheKey(_safe(str(hub_id).replace("/", "--", 1)), str(hub_id), str(hub_id), hub_id)
+
+
+def _fingerprint(directory: Path) -> str:
+    """Return names, sizes and modification times of the files of a model.
+
+    Reading gigabytes of weights would take seconds at every start. A changed time without changed contents only costs
+    an export.
+    """
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    states = [(path.relative_to(directory).as_posix(), path.stat()) for path in files]
+    return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in states])
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.@-]", "-", text)[:MAX_LABEL]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _find(cache: Path, key: CacheKey) -> Artifact | None:
+    """Return the valid artifact of a key. A commit is also found if it was exported by a branch or tag name."""
+    commit = key.hub_id.commit if key.hub_id is not None else None
+    directories = [cache / key.name]
+    if key.hub_id is not None and commit is not None:
+        recorded = (key.hub_id.model_id, commit)
+        directories += [path for path in sorted(cache.glob("*")) if _recorded(path) == recorded]
+    for directory in directories:
+        if directory.exists():
+            try:
+                return Artifact.open(directory)
+            except ArtifactError as error:
+                log.warning('cached artifact invalid directory=%s reason="%s"', directory, error)
+    return None
+
+
+def _recorded(directory: Path) -> tuple[str, str] | None:
+    """Return source and revision in the manifest of an artifact, even of an older format; None if it is unreadable."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+        return str(manifest["source"]), str(manifest["revision"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _export_locked(cache: Path, key: CacheKey, source: str) -> Artifact:
+    with _locked(cache, key.name, source) as lock:
+        artifact = _find(cache, key)  # another process may have exported it in the meantime
+        if artifact is None:
+            _export(cache, key, lock)
+            artifact = _find(cache, key)
+    if artifact is None:
+        raise ExportError(f"{cache / key.name}: removed after the export. Run the command again.", EX_CONFIG)
+    return artifact
+
+
+def _export(cache: Path, key: CacheKey, lock: int) -> None:
+    """Export a model to its directory in the cache, and remove what killed exports and older files left there."""
+    out = cache / key.name
+    _remove_scratch(cache, key)
+    source = key.exported
+    recorded = _recorded(out)
+    if key.hub_id is not None and recorded is not None and is_commit(recorded[1]):
+        # An unusable artifact is replaced by the same commit, never by a newer one.
+        source = str(HubId(key.hub_id.model_id, recorded[1]))
+    if out.exists() and not (out / MANIFEST).is_file():
+        shutil.rmtree(out)  # the exporter replaces artifacts only
+    sys.stderr.write(f"exporting {source} to {out}\n")
+    sys.stderr.flush()
+    try:
+        run_exporter(source, out, lock)
+    finally:
+        _remove_scratch(cache, key)
+    if key.exported != DEFAULT and key.hub_id is None:
+        for stale in cache.glob(f"{key.label}-*"):
+            if stale != out:
+                shutil.rmtree(stale, ignore_errors=True)
+
+
+def _remove_scratch(cache: Path, key: CacheKey) -> None:
+    for path in cache.glob(f".{key.name}.*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(cache: Path, name: str, source: str) -> Iterator[int]:
+    """Hold the lock of a cached artifact, and yield its descriptor.
+
+    The kernel releases the lock when the last process with this descriptor exits, however it ends. A third-party lock
+    would not let the exporter inherit the descriptor.
+    """
+    (cache / LOCKS).mkdir(parents=True, exist_ok=True)
+    path = cache / LOCKS / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write(f"waiting for another process that exports {source} (lock {path})\n")
+            sys.stderr.flush()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
