@@ -16,7 +16,7 @@ from service.app import LOADING_THREAD, App
 from service.config import ConfigError, Settings, describe_options, load_serve_settings
 from service.exporter import ExportError
 from service.logs import set_up_logging
-from service.model_cache import default_cache, prepare_artifact
+from service.model_cache import cache_directory, prepare_artifact
 from service.sockets import check_ports
 
 USAGE = """usage: attendant COMMAND
@@ -110,8 +110,7 @@ def _serve(settings: Settings, source: str | None) -> int:
     if source is not None:
         # Until the server handles signals itself: end the exporter, too.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        cache = default_cache() if settings.cache_dir is None else settings.cache_dir.expanduser()
-        directory = prepare_artifact(source, cache.absolute(), lambda: check_ports(settings))
+        directory = prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
         settings = settings.model_copy(update={"model_dir": directory})
 
     async def run() -> int:

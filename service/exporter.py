@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 
 import model
-from model.console import EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
+from model.console import EX_CANTCREAT, EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
 
 PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
 PREFIX = "attendant-model: "
@@ -71,7 +71,7 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
         if process.stderr is not None:
             process.stderr.close()
     if status != 0:
-        raise _failure(source, status, lines, limit)
+        raise _failure(source, out, status, lines, limit)
 
 
 def available_memory() -> int | None:
@@ -130,9 +130,11 @@ def _stop(process: "subprocess.Popen[str]") -> None:
         process.wait()
 
 
-def _failure(source: str, status: int, lines: deque[str], limit: int | None) -> BaseException:
+def _failure(source: str, out: Path, status: int, lines: deque[str], limit: int | None) -> BaseException:
     message = next((line.removeprefix(PREFIX) for line in reversed(lines) if line.startswith(PREFIX)), None)
     if message is not None:
+        if status == EX_CANTCREAT and str(out.parent) in message:
+            message += " ATTENDANT_CACHE_DIR selects the directory."
         return ExportError(message, status if status in STATUSES else EX_SOFTWARE)
     if status == EX_INTERRUPTED or -status == signal.SIGINT:
         return KeyboardInterrupt()

@@ -78,10 +78,19 @@ def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None]
     return artifact.root
 
 
-def default_cache() -> Path:
-    """Return the cache directory by the XDG Base Directory Specification, which ignores relative paths."""
+def cache_directory(option: Path | None) -> Path:
+    """Return the cache directory: the option, or that of the XDG Base Directory Specification.
+
+    Raises:
+        ExportError: there is no home directory.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "attendant"
+    try:
+        if option is not None:
+            return option.expanduser().absolute()
+        return (base if base.is_absolute() else Path.home() / ".cache") / "attendant"  # relative paths are ignored
+    except RuntimeError:
+        raise ExportError("ATTENDANT_CACHE_DIR: this user has no home directory. Set it.", EX_CONFIG) from None
 
 
 def _cache_key(source: str) -> CacheKey:
@@ -106,8 +115,13 @@ def _fingerprint(directory: Path) -> str:
     Reading gigabytes of weights would take seconds at every start. A changed time without changed contents only costs
     an export.
     """
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    states = [(path.relative_to(directory).as_posix(), path.stat()) for path in files]
+    try:
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        states = [(path.relative_to(directory).as_posix(), path.stat()) for path in files]
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename or directory}: cannot be read ({error.strerror}). Check the permissions."
+        ) from None
     return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in states])
 
 

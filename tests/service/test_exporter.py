@@ -75,7 +75,12 @@ def test_memory_limit_fails_with_a_remedy(
         ),
         ("raise ValueError('unforeseen')", r"the exporter failed \(ValueError: unforeseen\)", 70),
         ("sys.exit(3)", r"the exporter failed \(a warning of a library\)", 70),
-        ("print('attendant-model: full.', file=sys.stderr); sys.exit(73)", "^full", 73),
+        ("print('attendant-model: full.', file=sys.stderr); sys.exit(73)", r"^full\.$", 73),
+        (
+            "print(f'attendant-model: {sys.argv[7]}: full.', file=sys.stderr); sys.exit(73)",
+            r"/out: full\. ATTENDANT_CACHE_DIR selects the directory\.$",
+            73,
+        ),
     ],
     indirect=["failing"],
 )

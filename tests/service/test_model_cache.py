@@ -20,7 +20,7 @@ from model.export import Variants, export
 from model.source_name import SourceError
 from service import model_cache
 from service.exporter import ExportError
-from service.model_cache import default_cache, prepare_artifact
+from service.model_cache import cache_directory, prepare_artifact
 from tests.model.conftest import definitions, publish, published, source
 from tests.model.hub_server import COMMIT, HubServer, Repository, hub_in_process
 
@@ -236,10 +236,23 @@ def test_unwritable_cache_names_the_option(source: Path, tmp_path: Path, exports
 
 
 @pytest.mark.parametrize(
-    ("variable", "expected"), [("/data/cache", "/data/cache"), ("relative", "~/.cache"), (None, "~/.cache")]
+    ("variable", "option", "expected"),
+    [
+        ("/data/cache", None, "/data/cache/attendant"),
+        ("relative", None, "~/.cache/attendant"),
+        (None, None, "~/.cache/attendant"),
+        ("/data/cache", "~/mine", "~/mine"),
+    ],
 )
-def test_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: str) -> None:
+def test_cache_directory_follows_option_and_xdg(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, option: str | None, expected: str
+) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if variable is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert default_cache() == Path(expected).expanduser() / "attendant"
+    assert cache_directory(None if option is None else Path(option)) == Path(expected).expanduser()
+
+
+def test_unknown_home_directory_names_the_option() -> None:
+    with pytest.raises(ExportError, match=r"^ATTENDANT_CACHE_DIR: this user has no home directory\. Set it\."):
+        cache_directory(Path("~no-such-user/cache"))
