@@ -1,6 +1,7 @@
 """Command line of `attendant-model`: train a model, export a published one to an artifact, or verify an artifact."""
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -35,7 +36,7 @@ examples:
     "export": """\
 examples:
   attendant-model export default -o models/all-MiniLM-L6-v2
-  attendant-model export BAAI/bge-small-en-v1.5 --revision main -o models/bge-small --variant int8
+  attendant-model export BAAI/bge-small-en-v1.5@main -o models/bge-small --variant int8
   attendant-model export my-model -o models/mine --pooling cls --normalize --max-input-tokens 512""",
     "train": "example: attendant-model train runs/words/masked.toml -o runs/words/masked",
     "example": "example: attendant-model example ambiguous-words -o runs/words",
@@ -74,7 +75,7 @@ def _parser() -> Parser:
 
     export = add_command("export", "export a published model")
     export.add_argument(
-        "source", help='directory, Hugging Face model ID such as "BAAI/bge-small-en-v1.5", or "default"'
+        "source", help='directory, Hugging Face model ID such as "ORG/NAME" or "ORG/NAME@revision", or "default"'
     )
     export.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
     export.add_argument("--revision", help="branch, tag or commit of a Hugging Face model ID")
@@ -168,7 +169,6 @@ def _progress() -> Callable[[str], None]:
 
 
 def _export(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
     progress = _progress()
     try:
         # `verify` works without torch.
@@ -186,16 +186,17 @@ def _export(options: argparse.Namespace) -> int:
     except OSError as error:
         return _fail(f"{options.eval_texts}: cannot be read ({error.strerror}). Check the path.", EX_DATAERR)
     try:
-        manifest = export(
-            options.source,
-            options.out,
-            revision=options.revision,
-            name=options.name,
-            progress=progress,
-            variants=Variants(options.variants, eval_texts, options.explain),
-            settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens, options.task),
-            overwrite=options.overwrite,
-        )
+        with _exit_on_signals():
+            manifest = export(
+                options.source,
+                options.out,
+                revision=options.revision,
+                name=options.name,
+                progress=progress,
+                variants=Variants(options.variants, eval_texts, options.explain),
+                settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens, options.task),
+                overwrite=options.overwrite,
+            )
     except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
         return _fail(str(error), error.status)
     except OSError as error:
@@ -203,6 +204,24 @@ def _export(options: argparse.Namespace) -> int:
         return _fail(f"{path}: cannot be read or written ({error.strerror or error}).", EX_CANTCREAT)
     progress(f"wrote {manifest.name} to {options.out}")
     return 0
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Exit after SIGTERM or Ctrl-C, so that the temporary directory is removed; during a download, at once."""
+    from model.hub import abort_download
+
+    def stop(number: int, frame: object) -> None:
+        if abort_download():
+            os._exit(128 + number)
+        sys.exit(128 + number)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _eval_texts(options: argparse.Namespace) -> Sequence[str]:

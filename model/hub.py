@@ -1,11 +1,12 @@
 """Downloads from the Hugging Face Hub, through its library: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and HF_HOME apply."""
 
 import logging as stdlib_logging
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ HUB_FILES = ("*.json", "*.safetensors", "README.md", *NOTICES)
 TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
 """Files to download if there is no tokenizer.json."""
 PROGRESS_PERIOD_S = 5.0
+RETRY = "run the command again: it keeps the complete files"
 SIZE_MISMATCH = re.compile(r"should be of size (\d+) but has size (\d+) \((.*)\)")
 
 Progress = Callable[[str], None]
+
+_downloading = threading.Event()
 
 
 def download(hub_id: HubId, progress: Progress) -> Path:
@@ -35,7 +39,7 @@ def download(hub_id: HubId, progress: Progress) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    with _quiet_hub(), _hub_errors(hub_id):
+    with _quiet_hub(), _hub_errors(hub_id), _mark_download():
         sizes = _list_files(hub_id)
         patterns = [*HUB_FILES, *select_pickled(sizes), *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
         selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
@@ -48,6 +52,31 @@ def download(hub_id: HubId, progress: Progress) -> Path:
                 tqdm_class=_progress_class(progress),
             )
         )
+
+
+def abort_download() -> bool:
+    """Return whether this process is downloading; if so, remove its incomplete files, for which there is no other use.
+
+    A signal handler then has to exit at once: `huggingface_hub` waits for its threads, which can take hours.
+    """
+    if not _downloading.is_set():
+        return False
+    with suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                if path.endswith(".incomplete"):
+                    os.unlink(path)
+    return True
+
+
+@contextmanager
+def _mark_download() -> Iterator[None]:
+    _downloading.set()
+    try:
+        yield
+    finally:
+        _downloading.clear()
 
 
 def _list_files(hub_id: HubId) -> dict[str, int]:
@@ -114,56 +143,61 @@ def _progress_class(progress: Progress) -> type:
 
 @contextmanager
 def _hub_errors(hub_id: HubId) -> Iterator[None]:
-    """Raise SourceError for the errors of `huggingface_hub`."""
-    from huggingface_hub import errors
+    """Raise SourceError for the errors of `huggingface_hub` and `hf_xet`."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     try:
         yield
-    except errors.HfHubHTTPError as error:
-        raise SourceError(f"{hub_id}: {_describe_rejection(hub_id, error)}") from None
-    except errors.IncompleteSnapshotError:
-        raise SourceError(
-            f"{hub_id}: some files are missing in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
-            "Go online and run the command again: it keeps the complete files."
-        ) from None
-    except errors.LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, errors.HfHubHTTPError):
-            raise SourceError(f"{hub_id}: {_describe_rejection(hub_id, error.__cause__)}") from None
-        raise SourceError(
-            f"{hub_id}: not a local directory, not in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
-            "Go online, or use a directory with config.json, tokenizer.json and model.safetensors."
-        ) from None
-    except errors.HTTPError as error:  # type: ignore[attr-defined]
-        raise SourceError(f"{hub_id}: {_describe_failure(error)}") from None
-    except errors.HFValidationError:
-        raise SourceError(f"{hub_id}: not a Hugging Face model ID. Use owner/name.") from None
-    except ValueError as error:
-        raise SourceError(
-            f"{hub_id}: no hub{_describe_endpoint()} ({type(error).__name__} in its response). Check HF_ENDPOINT."
-        ) from None
-    except OSError as error:
-        mismatch = SIZE_MISMATCH.search(str(error))
-        if mismatch is None:
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        problem = _describe_error(hub_id, error)
+        if problem is None:
             raise
-        expected, actual, name = mismatch.groups()
-        raise SourceError(
-            f"{hub_id}: wrong size of {name} ({int(actual):,} bytes received, {int(expected):,} expected). Run the "
-            "command again: it keeps the complete files."
-        ) from None
+        raise SourceError(f"{hub_id}: {problem}") from None
+
+
+def _describe_error(hub_id: HubId, error: Exception) -> str | None:
+    """Return the problem and the remedy for an error of a download; None for one of the local disk."""
+    from huggingface_hub import errors
+
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            return _describe_rejection(hub_id, error.__cause__)
+        if isinstance(error, errors.IncompleteSnapshotError):
+            return (
+                f"some files are missing in the hub cache, and the hub is unreachable{_describe_endpoint()}. Go online "
+                f"and {RETRY}."
+            )
+        return (
+            f"not a local directory, not in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
+            "Go online, or use a directory with config.json, tokenizer.json and model.safetensors."
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return _describe_rejection(hub_id, error)
+    if isinstance(error, OSError):
+        mismatch = SIZE_MISMATCH.search(str(error))
+        return mismatch and (
+            f"wrong size of {mismatch[3]} ({int(mismatch[2]):,} bytes received, {int(mismatch[1]):,} expected). "
+            f"{RETRY.capitalize()}."
+        )
+    return _describe_failure(error)
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return the problem and the remedy for an error of the connection, or a response that no hub sends."""
+    kind = type(error).__name__
+    if isinstance(error, RuntimeError):  # hf_xet has no class of its own
+        kind = str(error).partition("\n")[0]
+    elif isinstance(error, ValueError):
+        return f"no hub{_describe_endpoint()} ({kind} in its response). Check HF_ENDPOINT."
+    elif kind not in ("RemoteProtocolError", "ReadError", "ReadTimeout", "ConnectError", "ConnectTimeout"):
+        return f"the hub is unreachable{_describe_endpoint()} ({kind}). Check HF_ENDPOINT and the proxy settings."
+    return f"download interrupted ({kind}). {RETRY.capitalize()}."
 
 
 def _describe_endpoint() -> str:
     from huggingface_hub import constants
 
     return f" at {constants.ENDPOINT}"
-
-
-def _describe_failure(error: Exception) -> str:
-    """Return the problem and the remedy for an error of the connection."""
-    kind = type(error).__name__
-    if kind in ("RemoteProtocolError", "ReadError", "ReadTimeout", "ConnectError", "ConnectTimeout"):
-        return f"download interrupted ({kind}). Run the command again: it keeps the complete files."
-    return f"the hub is unreachable{_describe_endpoint()} ({kind}). Check HF_ENDPOINT and the proxy settings."
 
 
 def _describe_rejection(hub_id: HubId, error: Any) -> str:

@@ -20,6 +20,8 @@ LFS_SUFFIXES = (".safetensors", ".bin")
 FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<kind>revision|tree)/(?P<revision>[^/?]+)")
 INFO_DEFAULT = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)")
+XET_TOKEN = "/xet-token"
+UNREACHABLE = "http://127.0.0.1:9"
 LFS_FILE = re.compile(r"/lfs/(?P<digest>[0-9a-f]{64})")
 
 
@@ -35,6 +37,8 @@ class Repository:
         interrupt_after: Bytes of an LFS file after which the connection closes; None sends everything.
         interruptions: How many responses are interrupted.
         extra_size: Added to the size that the metadata of LFS files claims.
+        stalled: Responses with LFS files stop after `interrupt_after` bytes, until the server stops.
+        xet: LFS files are in Xet storage, the address of which nobody listens on.
     """
 
     files: dict[str, bytes]
@@ -44,6 +48,8 @@ class Repository:
     interrupt_after: int | None = None
     interruptions: int = 1
     extra_size: int = 0
+    stalled: bool = False
+    xet: bool = False
 
     @classmethod
     def of(cls, directory: Path, **options: Any) -> "Repository":
@@ -65,6 +71,7 @@ class HubServer(ThreadingHTTPServer):
         self.tokens = {"valid"}
         self.requests: list[str] = []
         self.failure: int | None = None
+        self.stopped = threading.Event()
 
     @property
     def url(self) -> str:
@@ -97,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.server.failure, b"failed")
         elif match := LFS_FILE.fullmatch(path):
             self._send_lfs(match["digest"])
+        elif path == XET_TOKEN:
+            headers = {"X-Xet-Cas-Url": UNREACHABLE, "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": "9999999999"}
+            self._send(200, b"{}", headers)
         elif match := FILE.fullmatch(path):
             self._send_file(match["id"], unquote(match["revision"]), unquote(match["name"]))
         elif match := INFO.fullmatch(path):
@@ -156,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif _is_lfs(name):
             digest = hashlib.sha256(content).hexdigest()
             headers |= {"X-Linked-Size": str(len(content) + repository.extra_size), "X-Linked-ETag": f'"{digest}"'}
+            if repository.xet:
+                headers |= {"X-Xet-Hash": digest, "X-Xet-Refresh-Route": f"{self.server.url}{XET_TOKEN}"}
             self._send(
                 302, b"", headers | {"ETag": f'"{digest}"', "Location": f"{self.server.storage_url}/lfs/{digest}"}
             )
@@ -180,6 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         repository.interruptions -= 1
         self._send(206 if first else 200, body[:limit], headers, size=len(body))
+        if repository.stalled:
+            self.wfile.flush()
+            self.server.stopped.wait()
         self.close_connection = True
 
     def _send_error(self, status: int, code: str | None, message: str, headers: dict[str, str] | None = None) -> None:
@@ -221,6 +236,7 @@ def hub_server() -> Iterator[HubServer]:
         try:
             yield server
         finally:
+            server.stopped.set()
             server.shutdown()
             thread.join()
 

@@ -1,7 +1,12 @@
 """Downloads of models by huggingface_hub from a stand-in for the hub, and the error for each failure."""
 
 import io
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +180,40 @@ def test_next_run_keeps_complete_files_after_interruption(hub: HubServer) -> Non
     hub.requests.clear()
     assert (locate(MODEL).directory / "model.safetensors").is_file()
     assert downloads(hub) == ["model.safetensors"]
+
+
+def test_failure_of_xet_storage_is_an_interruption(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hf_xet raises exceptions of its own."""
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_DURATION", "1s")
+    hub.repositories[MODEL].xet = True
+    with pytest.raises(SourceError, match="download interrupted"):
+        locate(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_signal_during_download_exits_at_once_and_leaves_nothing(
+    hub: HubServer, tmp_path: Path, number: int, status: int
+) -> None:
+    """huggingface_hub never uses an incomplete file of another process, so each of them would only take space."""
+    hub.repositories[MODEL] = replace(hub.repositories[MODEL], interrupt_after=1_000, stalled=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "model", "export", MODEL, "-o", str(tmp_path / "out")],
+        env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (incomplete := list(tmp_path.rglob("*.incomplete"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    assert incomplete
+    assert (process.returncode, "Traceback" in error) == (status, False)
+    assert not list(tmp_path.rglob("*.incomplete"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_incomplete_download_is_an_error_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
