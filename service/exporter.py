@@ -17,7 +17,12 @@ from model.console import EX_CANTCREAT, EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, 
 
 PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
 PREFIX = "attendant-model: "
-OUT_OF_MEMORY = re.compile(r"MemoryError|bad_?alloc|can't allocate memory|cannot allocate memory", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(
+    r"MemoryError|bad.?alloc|(can't|cannot|unable to|failed to) allocate|cannot map zero-fill|failed to map segment"
+    r"|can't start new thread",
+    re.IGNORECASE,
+)
+"""Errors of Python, C++, PyTorch, the dynamic linker and threads under the memory limit."""
 STOP_TIMEOUT_S = 10.0
 KEPT_LINES = 50
 MEMINFO = Path("/proc/meminfo")

@@ -140,7 +140,7 @@ def _find(cache: Path, key: CacheKey) -> Artifact | None:
     if key.hub_id is not None and commit is not None:
         recorded = (key.hub_id.model_id, commit)
         directories += [path for path in sorted(cache.glob("*")) if _recorded(path) == recorded]
-    for directory in directories:
+    for directory in dict.fromkeys(directories):
         if directory.exists():
             try:
                 return Artifact.open(directory)

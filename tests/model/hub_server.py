@@ -176,16 +176,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_lfs(self, digest: str) -> None:
         for repository in self.server.repositories.values():
-            for content in repository.files.values():
+            for name, content in repository.files.items():
                 if hashlib.sha256(content).hexdigest() == digest:
-                    self._send_range(repository, content)
+                    self._send_range(repository, name, content)
                     return
         self._send(404, b"not found")
 
-    def _send_range(self, repository: Repository, content: bytes) -> None:
+    def _send_range(self, repository: Repository, name: str, content: bytes) -> None:
         first = int(re.sub(r"bytes=(\d+)-.*", r"\1", self.headers.get("Range", "bytes=0-")))
         body = content[first:]
-        headers = {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}"} if first else {}
+        headers = {"Content-Disposition": f'inline; filename="{name}";'}
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         limit = repository.interrupt_after
         if limit is None or repository.interruptions == 0 or len(body) <= limit:
             self._send(206 if first else 200, body, headers)
