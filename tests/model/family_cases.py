@@ -206,6 +206,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         "MPNetModel",
         "MPNetConfig",
         SIZES | {"max_position_embeddings": 122, "layer_norm_eps": 1e-3, "hidden_act": "relu"},
+        "bytelevel",
     ),
     "modernbert": FamilyCase("ModernBertModel", "ModernBertConfig", MODERNBERT, "bytelevel", pooling="cls"),
     "modernbert, published": FamilyCase(

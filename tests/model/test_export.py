@@ -57,7 +57,7 @@ def test_export_is_deterministic(published: Path, exported: Path, tmp_path: Path
     export(str(published), tmp_path / "again", revision=None, name=None, progress=steps.append)
     assert read_files(tmp_path / "again") == read_files(exported)
     settings, graph_steps = "pooling: normalization: maximum prompts: dense warning:", "exporting comparing largest"
-    expected = f"locating reading {settings} {graph_steps} {graph_steps} verifying"
+    expected = f"locating reading {settings} {graph_steps} {graph_steps} exporting largest verifying"
     assert " ".join(step.split()[0] for step in steps) == expected
 
 
@@ -98,7 +98,7 @@ def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) 
     assert bidirectional.attention_kinds == ("probs", "scores", "norm", "block_norm", "projection")
     assert causal.attention_kinds == ("probs", "norm", "block_norm", "projection")
     changed = [name for name in causal.files if causal.files[name] != bidirectional.files[name]]
-    assert changed == ["explain.onnx", "fast.onnx"]
+    assert changed == ["explain.onnx", "fast.onnx", "layer_0.onnx"]
     same: dict[str, object] = {"architecture": None, "explain": None, "files": {}}
     assert causal.model_copy(update=same) == bidirectional.model_copy(update=same)
 

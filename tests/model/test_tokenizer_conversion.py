@@ -15,7 +15,8 @@ import transformers
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.tokenizer_conversion import read_tokenizer
-from tests.model.conftest import SENTENCES, Publish
+from tests.model.conftest import Publish
+from tests.model.tiny_tokenizers import SENTENCES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXTS = (
