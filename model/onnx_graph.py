@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from model.artifact import ArtifactError, describe_file
 from model.compact_weights import compact_weights
 from model.manifest import GraphPrecision, GraphRecord, ValueRecord
+from model.onnx_attention import define_attention
 
 OPSET = 20
 
@@ -115,6 +116,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     finally:
         exporter_log.setLevel(level)
     assert program is not None
+    define_attention(program.model)
     return program.model
 
 

@@ -14,6 +14,8 @@ from service.engine.backends.weights import map_weights, read_graph
 
 TYPES = {1: "f32", 3: "i8", 6: "i32", 7: "i64", 10: "f16", 16: "bf16"}
 """OpenVINO's type by the number of a type in ONNX."""
+FUSED = "fused_attention"
+"""The constant of a graph that selects attention without loops, which OpenVINO turns into one kernel per layer."""
 
 
 def import_openvino() -> Any:
@@ -35,10 +37,13 @@ def read_model(core: Any, artifact: Artifact, graph: str) -> Any:
     model = core.read_model(message.SerializeToString())
     for parameter in model.get_parameters():
         name = parameter.get_friendly_name()
-        if name not in weights:
+        if name == FUSED:
+            constant = openvino.op.Constant(openvino.Type.boolean, openvino.Shape([]), [True])
+        elif name in weights:
+            values, dtype = weights[name].values, getattr(openvino.Type, TYPES[weights[name].data_type])
+            constant = openvino.op.Constant(openvino.Tensor(values, openvino.Shape(values.shape), dtype), True)
+        else:
             continue
-        values, dtype = weights[name].values, getattr(openvino.Type, TYPES[weights[name].data_type])
-        constant = openvino.op.Constant(openvino.Tensor(values, openvino.Shape(values.shape), dtype), True)
         constant.set_friendly_name(name)
         parameter.output(0).replace(constant.output(0))
         model.remove_parameter(parameter)
@@ -47,11 +52,11 @@ def read_model(core: Any, artifact: Artifact, graph: str) -> Any:
 
 
 def _turn_into_inputs(graph: GraphProto) -> None:
-    """Replace each weight in another file by an input of its name, type and shape."""
+    """Replace each weight in another file, and `FUSED`, by an input of its name, type and shape."""
     tensors = list(graph.initializer)
     del graph.initializer[:]
     for tensor in tensors:
-        if not tensor.external_data:
+        if not (tensor.external_data or tensor.name == FUSED):
             graph.initializer.append(tensor)
             continue
         value = graph.input.add(name=tensor.name)

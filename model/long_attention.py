@@ -1,0 +1,117 @@
+"""Scaled dot-product attention over packed rows, without any tensor of size T x T in long rows.
+
+Rows of at most `MAX_DENSE_TOKENS` may hold several sequences. A longer row holds one sequence, then padding. Its
+queries are processed in blocks, and with a sliding window only against the keys within reach, so that time is
+proportional to T * (block + 2 * radius). Outputs of padding tokens are finite and have no meaning.
+
+In an exported graph, the functions of `onnx_attention` compute the same.
+
+Shapes: R rows, T tokens per row, H attention heads, d head size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.onnx_attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
+
+LOWEST = torch.finfo(torch.float32).min
+"""Finite, unlike -inf: its exp is exactly 0, and a fully masked row does not become NaN."""
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """The pairs of query and key that attend, in all layers of one kind.
+
+    Attributes:
+        sequence_ids: int64 (R, T), 0 for padding.
+        radius: Tokens attend to tokens at most this far away. None sets no limit.
+        causal: Tokens do not attend to later tokens.
+        additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
+            An exported graph has other shapes for them, see `onnx_attention`.
+        keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
+    """
+
+    sequence_ids: Tensor
+    radius: int | None
+    causal: bool
+    additive: Tensor | None
+    keys: Tensor | None = None
+
+
+def build_mask(
+    position_ids: Tensor, sequence_ids: Tensor, radius: int | None = None, *, causal: bool = False
+) -> AttentionMask:
+    """Return the mask of one kind of layer. `position_ids` and `sequence_ids` are int64 (R, T).
+
+    Positions restart at 0 in each sequence and increase by 1.
+    """
+    if torch.compiler.is_exporting():
+        return _symbolic_mask(position_ids, sequence_ids, radius, causal)
+    if sequence_ids.shape[1] > MAX_DENSE_TOKENS:
+        return AttentionMask(sequence_ids, radius, causal, None)
+    same = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
+    distance = position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2)
+    return AttentionMask(sequence_ids, radius, causal, _additive(same, distance, radius, causal))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """Return softmax(scale q k^T + mask) v, (R, H, T, d). `q`, `k` and `v` are float32 (R, H, T, d)."""
+    if torch.compiler.is_exporting():
+        return _symbolic_attend(q, k, v, mask, scale)
+    if mask.additive is not None:
+        return attend_dense(q, k, v, mask.additive, scale)
+    tokens, outputs = q.shape[2], []
+    index = torch.arange(tokens)
+    reach = tokens if mask.radius is None else mask.radius
+    for start in range(0, tokens, BLOCK_TOKENS):
+        queries = slice(start, start + BLOCK_TOKENS)
+        keys = slice(max(0, start - reach), queries.stop + (0 if mask.causal else reach))
+        same = mask.sequence_ids[:, None, keys] == mask.sequence_ids[:, None, :1]  # token 0 is never padding
+        distance = index[queries, None] - index[None, keys]
+        additive = _additive(same, distance, mask.radius, mask.causal)
+        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], additive, scale))
+    return torch.cat(outputs, dim=2)
+
+
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tensor:
+    """Return the attention of all queries to all keys; `additive` broadcasts to (R, H, queries, keys)."""
+    return (q @ k.transpose(-2, -1) * scale + additive).softmax(dim=-1) @ v
+
+
+def _additive(same: Tensor, distance: Tensor, radius: int | None, causal: bool) -> Tensor:
+    """Return the additive mask with an axis for the heads; `distance`: query position minus key position."""
+    allowed = same
+    if radius is not None:
+        allowed = allowed & (distance.abs() <= radius)
+    if causal:
+        allowed = allowed & (distance >= 0)
+    return torch.where(allowed, torch.zeros(()), torch.full((), LOWEST)).unsqueeze(1)
+
+
+def _symbolic_mask(position_ids: Tensor, sequence_ids: Tensor, radius: int | None, causal: bool) -> AttentionMask:
+    rows, tokens = sequence_ids.shape
+    inputs, shape = (position_ids, sequence_ids), (rows, 1, tokens, tokens)
+    if radius is None:
+        name = f"{DOMAIN}::CausalMask" if causal else f"{DOMAIN}::FullMask"
+        additive = torch.onnx.ops.symbolic(name, inputs, dtype=torch.float32, shape=shape, version=1)
+        return AttentionMask(sequence_ids, radius, causal, additive)
+    additive, keys = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::WindowMask",
+        inputs,
+        {"behind": radius, "ahead": 0 if causal else radius},
+        dtypes=(torch.float32, torch.int64),
+        shapes=(shape, (tokens,)),
+        version=1,
+    )
+    return AttentionMask(sequence_ids, radius, causal, additive, keys)
+
+
+def _symbolic_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    name = "WindowAttend" if mask.radius is not None else "CausalAttend" if mask.causal else "FullAttend"
+    inputs = [part for part in (q, k, v, mask.additive, mask.keys) if part is not None]
+    output: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{name}", inputs, {"scale": scale}, dtype=q.dtype, shape=q.shape, version=1
+    )
+    return output
