@@ -17,8 +17,14 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+PACKED_TOKENS = 512
+"""Longer rows hold one sequence, one row per batch, unless `max_batch_tokens` is greater."""
+MAX_BATCH_TOKENS = 1024
+"""Maximum of `max_batch_tokens`: attention in longer rows does not keep several sequences apart."""
 LONG_STEP = 128
-"""Length step, in tokens, of the single-row shapes beyond the listed ones."""
+"""Lengths of rows with one sequence are multiples of this, in tokens. Blocks of queries are as long."""
+LONG_GROWTH = 1.25
+"""Factor between these lengths, approximately: each is compiled at its first use, which takes time and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ class BatchShapes:
     """The allowed shapes of packed batches, cheapest first.
 
     Any sequences with a total of at most `max_batch_tokens` fit one shape. A longer sequence gets a batch of its own.
+    `max_batch_tokens` is at most `MAX_BATCH_TOKENS`. The rows of all shapes but `packed` hold one sequence.
     """
 
     def __init__(
@@ -137,15 +144,18 @@ class BatchShapes:
         costs: CostModel = DEFAULT_COSTS,
     ) -> None:
         """Keep the pairs (R, T) of `shapes` that the limits allow, and add longer single-row shapes."""
-        longest = max(max_input_tokens, max_batch_tokens)
+        max_batch_tokens = min(max_batch_tokens, MAX_BATCH_TOKENS)
+        packed = max(max_batch_tokens, min(max_input_tokens, PACKED_TOKENS))
         allowed = {
             BatchShape(rows, length)
             for rows, length in shapes
-            if rows * length <= (longest if rows == 1 else max_batch_tokens)
+            if rows * length <= (packed if rows == 1 else max_batch_tokens)
         }
         last = max((shape.length for shape in allowed), default=0)
-        allowed |= {BatchShape(1, length) for length in (*range(last + LONG_STEP, longest, LONG_STEP), longest)}
+        allowed |= {BatchShape(1, length) for length in (*range(last + LONG_STEP, packed, LONG_STEP), packed)}
+        allowed |= {BatchShape(1, length) for length in _long_lengths(packed, max_input_tokens)}
         self.max_batch_tokens = max_batch_tokens
+        self._packed_length = packed
         self._allowed = sorted(allowed, key=lambda shape: (shape.tokens, shape.length))
         self.use(costs)
 
@@ -154,6 +164,7 @@ class BatchShapes:
         limit = self.max_batch_tokens
         self.costs = costs
         self.shapes = tuple(sorted(self._allowed, key=costs.seconds))
+        self.packed = tuple(shape for shape in self.shapes if shape.length <= self._packed_length)
         self._full = sorted(self.shapes, key=lambda shape: (shape.tokens > limit, costs.seconds(shape) / shape.tokens))
         self._row_lengths = sorted({shape.length for shape in self.shapes})
         full = [self.full_shape(length) for length in self._row_lengths]
@@ -165,9 +176,14 @@ class BatchShapes:
         return tuple(sorted({shape.tokens for shape in self.shapes}))
 
     def sample(self, count: int) -> list[BatchShape]:
-        """Return up to `count` different shapes, evenly spread from the cheapest to the costliest."""
-        last = len(self.shapes) - 1
-        return [self.shapes[index] for index in sorted({round(last * step / (count - 1)) for step in range(count)})]
+        """Return up to `count` different packed shapes, evenly spread from the cheapest to the costliest."""
+        last = len(self.packed) - 1
+        return [self.packed[index] for index in sorted({round(last * step / (count - 1)) for step in range(count)})]
+
+    def longest_within(self, max_seconds: float) -> BatchShape | None:
+        """Return the longest shape that is not packed and runs within `max_seconds`, by the current costs."""
+        long = [shape for shape in self.shapes if shape not in self.packed]
+        return max((s for s in long if self.costs.seconds(s) <= max_seconds), key=lambda s: s.length, default=None)
 
     def full_shape(self, size: int, max_seconds: float = math.inf) -> BatchShape:
         """Return the shape of a batch under load that starts with a sequence of this size: the cheapest per token.
@@ -180,8 +196,10 @@ class BatchShapes:
         return next(shape for shape in self.shapes if shape.length >= size)
 
     def sequence_seconds(self, size: int) -> float:
-        """Return the share of a sequence of this size in the run time of a full batch."""
-        return size * self._token_seconds[bisect_left(self._row_lengths, size)]
+        """Return the share of a sequence of this size in the run time of a full batch, or all of its own batch's."""
+        index = bisect_left(self._row_lengths, size)
+        length = self._row_lengths[index]
+        return (size if length <= self._packed_length else length) * self._token_seconds[index]
 
     def fit(self, sizes: Sequence[int]) -> tuple[BatchShape, list[int]]:
         """Return the cheapest shape that holds sequences of these sizes, and the start of each in its R * T tokens."""
@@ -192,6 +210,19 @@ class BatchShapes:
                 if starts is not None:
                     return shape, starts
         raise ValueError(f"batch: exceeds every allowed shape ({total} tokens, longest sequence {longest})")
+
+
+def _long_lengths(packed: int, longest: int) -> list[int]:
+    """Return the lengths of rows longer than `packed`, for sequences of up to `longest` tokens, ascending."""
+    lengths, length = [], packed
+    while length < longest:
+        length = min(_round_up(round(length * LONG_GROWTH)), _round_up(longest))
+        lengths.append(length)
+    return lengths
+
+
+def _round_up(length: int) -> int:
+    return -(-length // LONG_STEP) * LONG_STEP
 
 
 def best_row(rows: Sequence[int], size: int) -> int | None:

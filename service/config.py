@@ -105,7 +105,8 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(
         0,
         ge=0,
-        description="Maximum number of tokens in a packed batch. 0 selects the default of the execution provider.",
+        description="Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the "
+        "execution provider.",
     )
 
     max_inputs: Positive = Field(

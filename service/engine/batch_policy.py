@@ -25,11 +25,16 @@ SHORT_US = 25_000
 SHORT_FOR_S = 1.0
 """Batches stay short this long after the last short request: a client that waits for each response sends the next."""
 LONG_BATCHES = 2
-"""Tasks that run for longer than this many full batches leave one stream to shorter ones, while such are waiting."""
+"""Tasks that run for longer than this many full batches leave one stream to shorter ones."""
 
 
 class BatchPolicy(Generic[TaskT, Result]):
-    """Takes batches from the queue of a lane. `full_us`: the run time of a full batch."""
+    """Takes batches from the queue of a lane. `full_us`: the run time of a full batch.
+
+    Of two or more streams, the last one is never occupied by a task of more than `LONG_BATCHES` full batches, even if
+    nothing else is queued: a short request that arrives next would wait for all of it. Such tasks still run one after
+    another on the other streams. With one stream, a short request has to wait for a long task that is running.
+    """
 
     def __init__(self, queue: FairQueue[Entry[TaskT, Result]], backend: Backend[TaskT, Result], full_us: int) -> None:
         self.running = 0
@@ -39,6 +44,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         self._full_us = full_us
         self._long_us = LONG_BATCHES * full_us
         self._long_running = 0
+        self._only_long_at = -1  # arrivals in the queue when no task was short enough for the last stream
         self._short_until = 0.0
 
     def expect(self, cost: Cost) -> None:
@@ -53,6 +59,8 @@ class BatchPolicy(Generic[TaskT, Result]):
         would run before a short request that arrives meanwhile.
         """
         queue = self._queue
+        if self._last_is_reserved and queue.arrivals == self._only_long_at:
+            return False
         if queue.size and self.running < self._streams:
             return True
         return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
@@ -64,7 +72,9 @@ class BatchPolicy(Generic[TaskT, Result]):
         dropped = 0
         if 0 < self._long_running >= self._streams - 1:
             batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
-        if not batch:
+        if not batch and self._last_is_reserved:
+            self._only_long_at = self._queue.arrivals
+        elif not batch:
             batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
             dropped += stale
         self.running += 1
@@ -76,6 +86,11 @@ class BatchPolicy(Generic[TaskT, Result]):
         self.running -= 1
         if self._long_running:
             self._long_running -= is_longer(batch, self._long_us)
+
+    @property
+    def _last_is_reserved(self) -> bool:
+        """True while long tasks occupy all streams but one."""
+        return 0 < self._long_running >= self._streams - 1 > 0
 
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
@@ -97,7 +112,7 @@ class BatchPolicy(Generic[TaskT, Result]):
             return self._backend.full_batch_fill(quantum / 1e6)
         if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
             return self._backend.full_batch_fill(math.inf)
-        return TokenLimit(-(-queue.tokens // free_streams))
+        return TokenLimit(min(self._backend.max_batch_tokens, -(-queue.tokens // free_streams)))
 
 
 def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:

@@ -156,11 +156,12 @@ class FairQueue(Generic[Item]):
     """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
 
     `backlog` counts them, and others. The queue has `size` tasks, with `tokens` tokens and `us` microseconds.
+    `arrivals` requests were added so far.
     """
 
     def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
         self.backlog = backlog or Backlog()
-        self.size = self.tokens = self.us = 0
+        self.size = self.tokens = self.us = self.arrivals = 0
         self._quantum = quantum
         self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
 
@@ -181,6 +182,7 @@ class FairQueue(Generic[Item]):
         if caller not in self._callers:
             self._callers[caller] = _Caller()
         self._callers[caller].requests[id(request)] = request
+        self.arrivals += 1
         self.size += len(items)
         self.tokens += request.cost.tokens
         self.us += request.cost.us

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import BatchShape, BatchShapes, CostModel, RowFill, pack_batch
+from model.packing import LONG_STEP, PACKED_TOKENS, BatchShape, BatchShapes, CostModel, RowFill, pack_batch
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 
 SHAPES = (OpenVinoBackend.batch_shapes, OnnxRuntimeCpuBackend.batch_shapes)
-LIMITS = st.sampled_from([(16, 1), (41, 128), (256, 512), (512, 512), (512, 64), (8192, 512)])
+LIMITS = st.sampled_from([(16, 1), (41, 128), (256, 512), (512, 512), (512, 64), (8192, 512), (8194, 2048)])
 
 
 @given(st.sampled_from(SHAPES), LIMITS, st.data())
@@ -20,7 +20,7 @@ def test_any_batch_within_limits_fits_a_shape(
     max_input_tokens, max_batch_tokens = limits
     shapes = BatchShapes(max_input_tokens, max_batch_tokens, pairs)
     sizes = data.draw(st.lists(st.integers(1, max_input_tokens), min_size=1, max_size=40))
-    while len(sizes) > 1 and sum(sizes) > max_batch_tokens:
+    while len(sizes) > 1 and sum(sizes) > shapes.max_batch_tokens:
         sizes.pop()
     shape, starts = shapes.fit(sizes)
     used = np.zeros(shape.tokens, dtype=bool)
@@ -54,7 +54,7 @@ def test_row_fill_holds_what_one_shape_holds(
     sizes = data.draw(st.lists(st.integers(1, max_input_tokens), min_size=1, max_size=60))
     batch = [size for size in sizes if fill.add(size)]
     assert batch[0] == sizes[0]
-    assert sum(batch) <= max_batch_tokens or len(batch) == 1
+    assert sum(batch) <= shapes.max_batch_tokens or len(batch) == 1
     assert shapes.costs.seconds(shapes.fit(batch)[0]) <= shapes.costs.seconds(shapes.full_shape(batch[0]))
     assert fill.free == 0 or not fill.add(fill.free + 1)
 
@@ -104,6 +104,42 @@ def test_row_fill_selects_short_rows_for_short_sequences() -> None:
     for first, expected in ((20, (8, 64)), (70, (5, 96)), (100, (4, 128)), (150, (3, 160)), (250, (2, 256))):
         assert shapes.full_shape(first) == BatchShape(*expected)
     assert BatchShapes(256, 128, OnnxRuntimeCpuBackend.batch_shapes).full_shape(20) == BatchShape(1, 128)
+
+
+@pytest.mark.parametrize("pairs", SHAPES)
+def test_long_rows_hold_one_sequence(pairs: tuple[tuple[int, int], ...]) -> None:
+    shapes = BatchShapes(8192, 512, pairs)
+    for size in (PACKED_TOKENS + 1, 2000, 8192):
+        fill = RowFill(shapes)
+        assert fill.add(size)
+        assert fill.free == 0
+        shape, starts = shapes.fit([size])
+        assert (shape.rows, starts) == (1, [0])
+        assert size <= shape.length < 1.4 * size
+        assert shape.length % LONG_STEP == 0
+        assert shapes.full_shape(size) == shape
+
+
+def test_long_shapes_are_few_and_leave_packed_ones_unchanged() -> None:
+    short, long = (BatchShapes(tokens, 512, OpenVinoBackend.batch_shapes) for tokens in (512, 8192))
+    assert set(long.packed) == set(short.shapes) == set(short.packed)
+    lengths = [shape.length for shape in long.shapes if shape.length > PACKED_TOKENS]
+    assert lengths == [640, 896, 1152, 1536, 1920, 2432, 3072, 3840, 4864, 6144, 7680, 8192]
+    assert BatchShapes(8194, 512, OpenVinoBackend.batch_shapes).lengths[-1] == 8320
+    assert all(shape in long.packed for shape in long.sample(6))
+
+
+def test_long_sequence_costs_its_whole_row() -> None:
+    shapes = BatchShapes(8192, 512, OpenVinoBackend.batch_shapes)
+    assert shapes.sequence_seconds(2000) == pytest.approx(shapes.costs.seconds(BatchShape(1, 2432)))
+    assert shapes.sequence_seconds(64) == pytest.approx(shapes.costs.seconds(BatchShape(8, 64)) / 8)
+
+
+def test_longest_within_ignores_packed_shapes() -> None:
+    shapes = BatchShapes(8192, 512, OpenVinoBackend.batch_shapes, CostModel(0, 1e-3, 0))
+    assert shapes.longest_within(2.0) == BatchShape(1, 1920)
+    assert shapes.longest_within(0.6) is None
+    assert BatchShapes(512, 512, OpenVinoBackend.batch_shapes).longest_within(9.0) is None
 
 
 def test_fit_rejects_sequences_over_every_shape() -> None:

@@ -22,6 +22,8 @@ Floats = NDArray[np.float32]
 MEASURED_SHAPES = 6
 LONG_RUN_S = 0.2
 """Shapes that run for longer are measured once: their run time varies less, and warm-up would take seconds."""
+LONG_SHAPE_S = 0.75
+"""Warm-up measures one row longer than packed ones, if it runs within this time: it shows the cost of attention."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,8 @@ class PackedBackend(ABC):
         manifest = artifact.manifest
         self.choice = choice
         self.workers = choice.streams + 1  # one per stream, and one that prepares the next batch
-        self.max_batch_tokens = choice.max_batch_tokens
-        self.max_batch_size = choice.max_batch_tokens
         self.shapes = BatchShapes(manifest.max_input_tokens, choice.max_batch_tokens, self.batch_shapes)
+        self.max_batch_tokens = self.max_batch_size = self.shapes.max_batch_tokens
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
         self._max_input_tokens = manifest.max_input_tokens
@@ -186,20 +187,26 @@ class PackedBackend(ABC):
     def full_batch(self, shape: BatchShape) -> dict[str, Ints]:
         """Return the inputs of a batch without padding, whose sequences are as long as the model allows."""
         longest = min(shape.length, self._max_input_tokens)
-        full, rest = divmod(shape.length, longest)
+        full, rest = divmod(shape.length, longest) if shape in self.shapes.packed else (1, 0)
         row = [longest] * full + [rest] * (rest > 0)
         return pack_batch([([0] * size, None) for size in row * shape.rows], shape).inputs
 
     def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
-        """Measure a few shapes with `run`, which executes a batch on one stream, and fit the cost of all shapes."""
-        measured = []
-        for shape in self.shapes.sample(MEASURED_SHAPES):
+        """Measure a few shapes with `run`, which executes a batch on one stream, and fit the cost of all shapes.
+
+        Of the shapes longer than packed ones, at most one is measured. The others are compiled at their first use.
+        """
+
+        def measure(shape: BatchShape) -> tuple[BatchShape, float]:
             inputs = self.full_batch(shape)
             seconds = _timed(run, inputs)
-            if seconds < LONG_RUN_S:
-                seconds = min(seconds, _timed(run, inputs))
-            measured.append((shape, seconds))
+            return shape, min(seconds, _timed(run, inputs)) if seconds < LONG_RUN_S else seconds
+
+        measured = [measure(shape) for shape in self.shapes.sample(MEASURED_SHAPES)]
         self.shapes.use(CostModel.fit(measured))
+        long_shape = self.shapes.longest_within(LONG_SHAPE_S)
+        if long_shape is not None:
+            self.shapes.use(CostModel.fit([*measured, measure(long_shape)]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ class OnnxRuntimeCpuBackend(PackedBackend):
         return hidden  # type: ignore[no-any-return]
 
     def warm_up(self) -> None:
-        """Run the longest batch twice: the second run allocates its memory in one piece, and keeps it."""
+        """Run the longest packed batch twice: the second run allocates its memory in one piece, and keeps it."""
         for _ in range(2):
-            self.infer(self.full_batch(self.shapes.shapes[-1]))
+            self.infer(self.full_batch(self.shapes.packed[-1]))
         self.fit_costs(self.infer)
 
 

@@ -79,11 +79,11 @@ class OpenVinoBackend(PackedBackend):
                 return _infer(latency_request, inputs)
 
     def warm_up(self) -> None:
-        """Run the largest shape, which allocates most of the memory, then the others for `WARM_UP_S`, smallest first.
+        """Run the largest packed shape, which allocates most memory, then the others for `WARM_UP_S`, smallest first.
 
-        Each stream compiles each shape separately.
+        Each stream compiles each shape separately. Longer shapes would take many seconds, so requests compile them.
         """
-        *shapes, largest = self.shapes.shapes
+        *shapes, largest = self.shapes.packed
         deadline = time.monotonic() + WARM_UP_S
         with ThreadPoolExecutor(self.choice.streams) as executor:
             for shape in (largest, *shapes):
