@@ -74,6 +74,7 @@ class Admission:
 
         self.task_cost = task_cost
         self.speed = Speed(speed)
+        self._streams = speed
         self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
         self.quantum = max(1, round(max_batch_tokens * self._token_us))
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
@@ -113,21 +114,38 @@ class Admission:
         turns = -(-cost.us // self.quantum)
         return self.run_s(self.backlog.us_ahead_of(turns * self.quantum))
 
-    def check(self, cost: Cost, deadline: float) -> None:
-        """Raise `QueueFull` if a request of this cost cannot be queued now. An empty queue admits any request.
+    def own_s(self, cost: Cost, longest_us: int) -> float:
+        """Return the seconds in which an idle lane runs a request, whose longest task occupies one stream."""
+        return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
 
-        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading. The wait limit is `max_queue_ms` plus
-        the time the request itself takes. A request of several batches counts against the token limit with one slice,
-        and leaves one slice free, so that no large request locks out small ones.
+    def check(self, cost: Cost, deadline: float, longest_us: int = 0, blocked_s: float = 0.0) -> None:
+        """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
+
+        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
+        would run beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
+        takes. A request of several batches counts against the token limit with one slice, and leaves one slice free, so
+        that no large request locks out small ones.
+
+        Args:
+            cost: of the whole request.
+            deadline: a time.monotonic() reading.
+            longest_us: the run time of its longest task in microseconds.
+            blocked_s: until running long tasks leave a stream that the request may use, in seconds.
         """
         remaining = remaining_s(deadline)
+        own = self.own_s(cost, longest_us)
+        if own > remaining and cost.us > self.quantum:  # of a smaller one, the estimate is too imprecise
+            raise DeadlineExceeded(
+                f"Request too large for the deadline (estimated run time {own * 1000:.0f} ms, "
+                f"remaining {remaining * 1000:.0f} ms)",
+                "Increase the timeout, or send fewer or shorter inputs.",
+            )
         queued = self.backlog.held
-        if not queued:
+        if not (queued or blocked_s):
             return
-        own = self.run_s(cost.us)
-        wait = self.run_s(self.backlog.us)
+        wait = self.run_s(self.backlog.us) + blocked_s
         if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
-            wait = self.wait_s(cost)
+            wait = self.wait_s(cost) + blocked_s
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
         if queued + requested > limit:

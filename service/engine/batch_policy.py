@@ -43,7 +43,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         self._streams = backend.choice.streams
         self._full_us = full_us
         self._long_us = LONG_BATCHES * full_us
-        self._long_running = 0
+        self._long_running: dict[int, tuple[float, float]] = {}  # start and estimated work in seconds, by batch
         self._only_long_at = -1  # arrivals in the queue when no task was short enough for the last stream
         self._short_until = 0.0
 
@@ -70,7 +70,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         quantum, max_size = self._quantum(), self._backend.max_batch_size
         batch: list[Entry[TaskT, Result]] = []
         dropped = 0
-        if 0 < self._long_running >= self._streams - 1:
+        if 0 < len(self._long_running) >= self._streams - 1:
             batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
         if not batch and self._last_is_reserved:
             self._only_long_at = self._queue.arrivals
@@ -78,19 +78,30 @@ class BatchPolicy(Generic[TaskT, Result]):
             batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
             dropped += stale
         self.running += 1
-        self._long_running += is_longer(batch, self._long_us)
+        if is_longer(batch, self._long_us):
+            self._long_running[id(batch)] = time.monotonic(), work_s(batch)
         return batch, dropped
 
     def finish(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
         """Count a batch as finished."""
         self.running -= 1
-        if self._long_running:
-            self._long_running -= is_longer(batch, self._long_us)
+        self._long_running.pop(id(batch), None)
+
+    def blocked_s(self, longest_us: int, seconds_per_work: float) -> float:
+        """Return how long running long tasks still occupy all streams that a new task of `longest_us` may use.
+
+        `seconds_per_work`: measured run time per estimated second of work.
+        """
+        streams = self._streams if longest_us <= self._long_us else max(1, self._streams - 1)
+        if not self._long_running or len(self._long_running) < streams:
+            return 0.0
+        first_end = min(started + seconds_per_work * work for started, work in self._long_running.values())
+        return max(0.0, first_end - time.monotonic())
 
     @property
     def _last_is_reserved(self) -> bool:
         """True while long tasks occupy all streams but one."""
-        return 0 < self._long_running >= self._streams - 1 > 0
+        return 0 < len(self._long_running) >= self._streams - 1 > 0
 
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.

@@ -6,7 +6,7 @@ Callers run on one event loop, workers are threads; every task belongs to a job,
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -94,17 +94,20 @@ class Lane(Generic[TaskT, Result]):
         """Count `seconds` of run time for the running batches."""
         self._workers.watchdog.observe(seconds)
 
-    def reserve(self, sizes: Iterable[int], deadline: float = math.inf, more_tokens: int = 0) -> "Reservation":
+    def reserve(self, sizes: Sequence[int], deadline: float = math.inf, more_tokens: int = 0) -> "Reservation":
         """Admit a request and reserve its estimated cost during preparation.
 
         `sizes` are the estimated numbers of tokens of its tasks, and `more_tokens` the tokens of other short tasks.
-        Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline.
+        Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline or
+        if the request would run beyond it.
         """
-        workers, cost = self._workers, self.admission.cost(sizes, more_tokens)
+        workers, admission = self._workers, self.admission
+        cost = admission.cost(sizes, more_tokens)
+        longest_us = admission.task_cost(max(sizes)).us if sizes else 0
         with workers.lock:
             if workers.stopped:
                 raise self._stopped_error()
-            self.admission.check(cost, deadline)
+            admission.check(cost, deadline, longest_us, workers.blocked_s(longest_us))
             workers.reserve(cost)
         return Reservation(workers, cost)
 

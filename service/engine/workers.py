@@ -115,6 +115,10 @@ class Workers(Generic[TaskT, Result]):
         self._reserved += 1
         self._policy.expect(cost)
 
+    def blocked_s(self, longest_us: int) -> float:
+        """See `BatchPolicy.blocked_s`. The caller holds `lock`."""
+        return self._policy.blocked_s(longest_us, self._streams / self._admission.speed.value)
+
     def release(self, cost: Cost) -> None:
         """Remove a request that was in preparation."""
         with self.lock:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.admission import Admission, Speed, estimate_tokens
-from service.errors import QueueFull
+from service.errors import DeadlineExceeded, QueueFull
 
 NEVER = math.inf
 
@@ -33,7 +33,34 @@ def wait_s(limits: Admission, tokens: int) -> float:
 
 
 def test_empty_queue_admits_any_size() -> None:
-    check(admission(max_tokens=10), 10**6, time.monotonic() + 1)
+    check(admission(max_tokens=10), 10**6)
+
+
+def test_request_that_would_run_beyond_its_deadline_is_rejected_at_once() -> None:
+    """Whatever the limit of the queue time: it concerns the work ahead of a request."""
+    check(admission(max_queue_ms=1), 30_000, time.monotonic() + 60)
+    with pytest.raises(DeadlineExceeded, match=r"estimated run time 30000 ms, remaining 1\d{4} ms"):
+        check(admission(), 30_000, time.monotonic() + 20)
+
+
+def test_longest_task_occupies_one_stream() -> None:
+    limits = Admission(lambda tokens: tokens / 1000, 2, 2000, 10**6, 480)
+    cost = limits.task_cost(8000)
+    assert limits.own_s(cost, cost.us) == pytest.approx(8)
+    assert limits.own_s(limits.cost([1000] * 8), limits.task_cost(1000).us) == pytest.approx(4)
+
+
+def test_running_long_tasks_count_as_wait() -> None:
+    limits = admission()
+    cost = limits.task_cost(10)
+    limits.check(cost, NEVER, cost.us, blocked_s=1.9)
+    with pytest.raises(QueueFull, match="estimated wait 3000 ms") as caught:
+        limits.check(cost, NEVER, cost.us, blocked_s=3.0)
+    assert caught.value.retry_after_s == pytest.approx(1.0)
+    long = limits.task_cost(30_000)
+    limits.check(long, time.monotonic() + 70, long.us, blocked_s=30)
+    with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+        limits.check(long, time.monotonic() + 50, long.us, blocked_s=30)
 
 
 def test_wait_counts_large_requests_up_to_the_size_of_the_own_request() -> None:
@@ -104,7 +131,10 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
     wait, own = wait_s(limits, tokens), tokens / 1000
     assert limits.backlog.near or limits.utilization <= 0.9
     # The margins are for the time that passes between two readings of the clock.
-    if wait > 2 + own or wait + own > remaining_s + 0.01:
+    if own > remaining_s + 0.01 and tokens > 480:
+        with pytest.raises(DeadlineExceeded):
+            check(limits, tokens, time.monotonic() + remaining_s)
+    elif wait > 2 + own or wait + own > remaining_s + 0.01:
         with pytest.raises(QueueFull) if waiting else contextlib.nullcontext():
             check(limits, tokens, time.monotonic() + remaining_s)
     elif wait + own < remaining_s - 0.05:

@@ -153,6 +153,24 @@ async def test_long_tasks_are_not_starved_by_shorter_ones(start_lane: StartLane)
     await asyncio.gather(*clients)
 
 
+async def test_running_long_tasks_count_as_wait_of_requests_that_need_their_stream(start_lane: StartLane) -> None:
+    """The estimate of a long task is 20 s."""
+    backend = FakeBackend(streams=2, max_batch_tokens=8, token_seconds=0.1)
+    lane = start_lane(backend)
+    backend.gate.clear()
+    running = send(lane, [1], [200])
+    assert await asyncio.to_thread(backend.entered.acquire, True, HANG_TIMEOUT_S)
+    with lane.reserve([1], FOREVER), lane.reserve([200], FOREVER):
+        pass
+    with pytest.raises(QueueFull, match=r"deadline \(estimated wait (20000|19\d{3}) ms\)"):
+        lane.reserve([200], asyncio.get_running_loop().time() + 30)
+    backend.gate.set()
+    await running
+    await lane.drain()
+    with lane.reserve([200], asyncio.get_running_loop().time() + 30):
+        pass
+
+
 async def test_long_tasks_use_the_only_stream(start_lane: StartLane) -> None:
     backend = FakeBackend(streams=1, max_batch_tokens=8)
     lane = start_lane(backend)
