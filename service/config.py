@@ -24,6 +24,9 @@ DOTENV = Path(".env")
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
 HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
 
+LONG_INPUT_TOKENS = 2048
+LONG_INPUT_REQUEST_BYTES = 16 * 2**20
+"""Default of `max_request_bytes` for models with inputs of more than `LONG_INPUT_TOKENS`."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 T = TypeVar("T")
@@ -119,13 +122,22 @@ class Settings(BaseSettings):
     )
     max_spans_per_input: Positive = Field(1024, description="Maximum number of spans per input.")
     max_spans_per_request: Positive = Field(4096, description="Maximum number of spans per request.")
-    max_request_bytes: Positive = Field(2 * 2**20, description="Maximum size of a REST request body, in bytes.")
+    max_request_bytes: Positive = Field(
+        2 * 2**20,
+        description="Maximum size of a REST request body, in bytes. If it is not set and a model accepts inputs of "
+        "more than 2048 tokens, the maximum is 16777216.",
+    )
     max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Maximum size of a gRPC request message, in bytes.")
     max_pending_request_bytes: Positive = Field(
         256 * 2**20, description="Maximum total size of request bodies and gRPC messages in transit, in bytes."
     )
     max_response_bytes: Positive = Field(
         64 * 2**20, description="Maximum size of a response, in bytes. Larger ones are rejected before inference."
+    )
+    max_explain_bytes: Positive = Field(
+        2**30,
+        description="Maximum size of the intermediate results of one input whose layers or attention maps are "
+        "requested, in bytes. Larger ones are rejected before inference.",
     )
     max_connections: Positive = Field(2048, description="Maximum number of REST connections, and of gRPC connections.")
     max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
@@ -173,6 +185,12 @@ class Settings(BaseSettings):
         names = [option.name for option in options]
         aliases = _parse("model_aliases", lambda value: parse_aliases(value, names), self.model_aliases)
         return tuple(replace(option, aliases=aliases[option.name]) for option in options)
+
+    def request_bytes(self, max_input_tokens: int) -> int:
+        """Return the maximum size of a REST request body for a model, in bytes."""
+        if "max_request_bytes" in self.model_fields_set or max_input_tokens <= LONG_INPUT_TOKENS:
+            return self.max_request_bytes
+        return max(self.max_request_bytes, LONG_INPUT_REQUEST_BYTES)
 
     @field_validator("cors_origins")
     @classmethod

@@ -10,6 +10,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from model.manifest import Role
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
+from service.engine.explain.memory import explain_bytes, max_explained_tokens
 from service.engine.lane import ExplainLane, FastLane, Lane, Reservation
 from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
@@ -24,7 +25,7 @@ from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
-from service.errors import ResponseTooLarge, response_too_late
+from service.errors import RequestTooLarge, ResponseTooLarge, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
 from service.request_log import current_record
@@ -217,6 +218,21 @@ class Engine:
             if fitting:
                 remedy = replace(remedy, hint=f"About {fitting} of these {inputs} inputs fit.")
             raise ResponseTooLarge("Response too large", remedy, actual=size, maximum=limit, unit="bytes")
+
+    def check_explain_size(self, sizes: Sequence[int], *, maps: bool, path: str | None = None) -> None:
+        """Raise `RequestTooLarge` for an input of so many tokens that its intermediate results exceed the limit.
+
+        `sizes`: the tokens of each input. `path` replaces the path of the input.
+        """
+        architecture, limit = self.manifest.architecture, self.limits.max_explain_bytes
+        for index, size in enumerate(sizes):
+            needed = explain_bytes(architecture, size, maps=maps)
+            if needed > limit:
+                fitting = max_explained_tokens(architecture, limit, maps=maps)
+                raise RequestTooLarge(
+                    "intermediate results too large", f"Send a shorter text (at most {fitting} tokens).",
+                    field=path or f"inputs[{index}]", actual=needed, maximum=limit, unit="bytes",
+                )  # fmt: skip
 
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""

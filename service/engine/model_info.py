@@ -10,10 +10,13 @@ from service.engine.schema.encode import Limits, ModelInfo
 
 
 def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
-    """Return the limits for a model of `max_input_tokens`; all but one are settings of the same name."""
-    names = [field.name for field in fields(Limits) if field.name != "max_input_characters"]
-    characters = settings.max_characters_per_token * max_input_tokens
-    return Limits(max_input_characters=characters, **{name: getattr(settings, name) for name in names})
+    """Return the limits for a model of `max_input_tokens`; all but two are settings of the same name."""
+    derived = {
+        "max_input_characters": settings.max_characters_per_token * max_input_tokens,
+        "max_request_bytes": settings.request_bytes(max_input_tokens),
+    }
+    names = [field.name for field in fields(Limits) if field.name not in derived]
+    return Limits(**derived, **{name: getattr(settings, name) for name in names})
 
 
 def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Sequence[str]) -> ModelInfo:

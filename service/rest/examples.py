@@ -135,6 +135,7 @@ LIMITS = {
     "max_connections": 2048,
     "max_grpc_streams": 256,
     "max_response_bytes": 67108864,
+    "max_explain_bytes": 1073741824,
     "max_queue_ms": 2000,
     "max_explain_queue_ms": 2000,
     "max_queue_tokens": 262144,

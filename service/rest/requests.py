@@ -55,15 +55,14 @@ class RequestReader:
         self.budget = budget or BodyBudget(settings.max_pending_request_bytes)
         self._limits_of: Models | None = None
         self._limits: dict[str, int] = {}
+        self._max_bytes = settings.max_request_bytes
 
     async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
         """Read and parse the body as `model`. Raises `ServiceError` if it is invalid.
 
         `limits` override `item_limits`.
         """
-        models = self._lifecycle.models
-        if models is not self._limits_of:
-            self._limits_of, self._limits = models, item_limits(models.infos)
+        self._update_limits()
         if request.scope["query_string"]:
             reject_query(request)
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
@@ -85,8 +84,9 @@ class RequestReader:
         coding = request.headers.get(ENCODING_HEADER, IDENTITY).strip().lower()
         if coding not in (IDENTITY, *CODINGS):
             raise UnsupportedMedia("not supported", f"Use {' or '.join(CODINGS)}.", field=ENCODING_HEADER)
+        self._update_limits()
         body = await self._receive(request)
-        return body if coding == IDENTITY else inflate(body, coding, self.settings.max_request_bytes)
+        return body if coding == IDENTITY else inflate(body, coding, self._max_bytes)
 
     def deadline(self, request: Request) -> float | None:
         """Return the deadline set by X-Request-Timeout-Ms, a time.monotonic() reading; None without that header."""
@@ -100,9 +100,16 @@ class RequestReader:
         milliseconds = limit if len(value) > MAX_TIMEOUT_DIGITS else min(int(value), limit)
         return time.monotonic() + milliseconds / 1000
 
+    def _update_limits(self) -> None:
+        """Compute the limits of a body, which may name any model, once the models are loaded."""
+        models = self._lifecycle.models
+        if models is not self._limits_of:
+            self._limits_of, self._limits = models, item_limits(models.infos)
+            self._max_bytes = max(info.limits.max_request_bytes for info in models.infos)
+
     async def _receive(self, request: Request) -> bytes | bytearray:
         """Return the body. Raises `ServiceError` if it is too large, too slow, or the client disconnects."""
-        limit, timeout_ms = self.settings.max_request_bytes, self.settings.body_timeout_ms
+        limit, timeout_ms = self._max_bytes, self.settings.body_timeout_ms
         if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
             message = await request.receive()
             if message["type"] == "http.disconnect":
@@ -129,7 +136,7 @@ class RequestReader:
 
     async def _collect(self, request: Request) -> bytearray:
         """Return the body, whose chunks count against the budget while they arrive."""
-        limit, body = self.settings.max_request_bytes, bytearray()
+        limit, body = self._max_bytes, bytearray()
         try:
             async for chunk in request.stream():
                 if len(body) + len(chunk) > limit:

@@ -34,6 +34,7 @@ VALUES = {
     "max_characters_per_token": "8",
     "max_request_bytes": "9",
     "max_response_bytes": "10",
+    "max_explain_bytes": "24",
     "max_queue_tokens": "11",
     "max_explain_queue_tokens": "12",
     "max_spans_per_input": "18",
@@ -283,3 +284,9 @@ def test_value_that_can_never_work_is_rejected(name: str, value: str) -> None:
 def test_lists_of_origins_and_hosts_are_accepted(name: str, value: str) -> None:
     settings = load_settings([], environ={f"ATTENDANT_{name.upper()}": value})
     assert getattr(settings, name) == value
+
+
+def test_body_limit_depends_on_the_model_unless_set() -> None:
+    assert Settings().request_bytes(2048) == Settings().max_request_bytes == 2**21
+    assert Settings().request_bytes(2049) == 2**24
+    assert load_settings([], environ={"ATTENDANT_MAX_REQUEST_BYTES": "5"}).request_bytes(8192) == 5

@@ -835,7 +835,7 @@ class EvaluationRecord(_message.Message):
     def __init__(self, task: _Optional[str] = ..., file: _Optional[str] = ..., measure: _Optional[str] = ..., value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms")
+    __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms", "max_explain_bytes")
     MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
     MAX_SPANS_PER_INPUT_FIELD_NUMBER: _ClassVar[int]
     MAX_SPANS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -853,6 +853,7 @@ class Limits(_message.Message):
     MAX_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     HEADER_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     BODY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXPLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_inputs: int
     max_spans_per_input: int
     max_spans_per_request: int
@@ -870,4 +871,5 @@ class Limits(_message.Message):
     max_timeout_ms: int
     header_timeout_ms: int
     body_timeout_ms: int
-    def __init__(self, max_inputs: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., max_timeout_ms: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ...) -> None: ...
+    max_explain_bytes: int
+    def __init__(self, max_inputs: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., max_timeout_ms: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ..., max_explain_bytes: _Optional[int] = ...) -> None: ...

@@ -173,6 +173,7 @@ def prepare(engine: "Engine", request: AttendRequest, spec: AttentionMapSpec) ->
         kept = check_length(tokens, engine.manifest, request.truncation, path)
         units = find_units(item, kept, engine.tokenizer.token_texts(kept), request, path)
         tasks.append(AttendTask(kept, units, spec, options))
+    engine.check_explain_size([len(task.tokens) for task in tasks], maps=True)
     limit = engine.limits.max_response_bytes
     engine.check_response_size(maps_bytes(tasks), len(tasks), lambda: suggest_smaller_maps(tasks, limit))
     return tasks

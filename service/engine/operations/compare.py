@@ -104,6 +104,8 @@ def prepare(engine: "Engine", request: CompareRequest, inputs: list[Input], laye
         )
         for text in texts
     ]
+    sizes = [len(task.tokens) for task in tasks]
+    engine.check_explain_size(sizes, maps=request.top_contributors > 0, path="occurrences")
     size = comparison_bytes(tasks, layer_count, request)
     remedy = Remedy("Send fewer occurrences or request fewer layers")
     engine.check_response_size(size, len(request.occurrences), lambda: remedy)

@@ -166,6 +166,8 @@ def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | No
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path)
         prepared.append(prepare_input(item, kept, request, engine.tokenizer, path))
+    if not needs_last_layer_only(request, engine.manifest):
+        engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, engine.manifest), engine.limits.max_response_bytes
     engine.check_response_size(
         size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, engine.manifest, limit)

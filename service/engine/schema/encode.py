@@ -242,6 +242,7 @@ class Limits:
     max_connections: int
     max_grpc_streams: int
     max_response_bytes: int
+    max_explain_bytes: int
     max_queue_ms: int
     max_explain_queue_ms: int
     max_queue_tokens: int

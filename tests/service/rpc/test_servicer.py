@@ -14,6 +14,7 @@ from google.rpc.status_pb2 import Status
 
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
+from service.errors import RequestTooLarge
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.request_log import RequestRecord, set_current
@@ -261,6 +262,16 @@ async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None
         assert retry.retry_delay.ToMilliseconds() >= 1
         assert [detail.TypeName() for detail in empty.details] == ["google.rpc.ErrorInfo", "google.rpc.BadRequest"]
         assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 1
+
+
+@pytest.mark.usefixtures("call_record")
+async def test_explanation_that_needs_too_much_memory_is_rejected(model: LoadedModel) -> None:
+    async with open_harness(model, max_explain_bytes=1000) as harness:
+        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
+        request = pb.AttendRequest(inputs=[pb.Input(text="money bank grows")])
+        with pytest.raises(RequestTooLarge) as caught:
+            await anext(aiter(servicer.Attend(request, CallContext())))
+    assert (caught.value.field, caught.value.maximum) == ("inputs[0]", 1000)
 
 
 async def test_stream_has_trailing_metadata(stub: EncoderServiceStub) -> None:

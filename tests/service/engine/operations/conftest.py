@@ -16,6 +16,7 @@ def limits() -> Limits:
         max_connections=1000,
         max_grpc_streams=1000,
         max_response_bytes=1000,
+        max_explain_bytes=1000,
         max_queue_ms=1000,
         max_explain_queue_ms=1000,
         max_queue_tokens=1000,

@@ -97,7 +97,7 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", info["digest"])
     assert info["limits"] == {
         "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
-        "max_response_bytes": 64 * 2**20, "max_queue_tokens": 262_144,
+        "max_response_bytes": 64 * 2**20, "max_explain_bytes": 2**30, "max_queue_tokens": 262_144,
         "max_queue_ms": 2000, "max_explain_queue_ms": 2000,
         "max_explain_queue_tokens": 65_536, "max_timeout_ms": 60000,
         "header_timeout_ms": 10000, "body_timeout_ms": 15000, "max_spans_per_input": 1024,

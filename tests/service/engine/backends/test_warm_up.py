@@ -1,0 +1,64 @@
+"""Warm-up of models with long inputs, on backends that record shapes instead of running them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.packing import PACKED_TOKENS, BatchShape, CostModel, Ints
+from service.engine.backends import base
+from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats, PackedBackend
+from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
+from service.engine.backends.openvino import OpenVinoBackend
+
+SLOW_BASE = CostModel(fixed=3e-3, token=8e-4, square=1e-7)
+"""A model of base size in float32 on one core: 3,072 tokens take 3.4 s."""
+FAST_SMALL = CostModel(fixed=1e-3, token=3e-5, square=1e-8)
+
+
+class Recorder:
+    """The methods of a backend that would run the model."""
+
+    shapes_run: list[BatchShape]
+
+    def reopen(self) -> None:
+        self.shapes_run = []
+        self._throughput: Any = SimpleNamespace(infer=self.infer)
+        self._latency = None
+
+    def infer(self, inputs: dict[str, Ints]) -> Floats:
+        rows, length = inputs["input_ids"].shape
+        self.shapes_run.append(BatchShape(rows, length))
+        assert length <= PACKED_TOKENS or inputs["sequence_ids"].max() == rows == 1
+        return np.zeros((rows, length, 1), dtype=np.float32)
+
+
+class RecordingOpenVino(Recorder, OpenVinoBackend):
+    pass
+
+
+class RecordingOnnxRuntime(Recorder, OnnxRuntimeCpuBackend):
+    pass
+
+
+@pytest.mark.parametrize("backend_class", [RecordingOpenVino, RecordingOnnxRuntime])
+@pytest.mark.parametrize(("costs", "measured"), [(SLOW_BASE, [640]), (FAST_SMALL, [6144])])
+def test_warm_up_measures_at_most_one_long_shape(
+    backend_class: type[Any], costs: CostModel, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(run: Any, inputs: dict[str, Ints]) -> float:
+        run(inputs)
+        return costs.seconds(BatchShape(*inputs["input_ids"].shape))
+
+    monkeypatch.setattr(base, "_timed", timed)
+    architecture = SimpleNamespace(type_vocab_size=1)
+    artifact: Any = SimpleNamespace(manifest=SimpleNamespace(max_input_tokens=8192, architecture=architecture))
+    backend: PackedBackend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
+    backend.warm_up()
+    shapes_run = backend.shapes_run  # type: ignore[attr-defined]
+    lengths = {shape.length for shape in shapes_run if shape.length > PACKED_TOKENS}
+    assert sorted(lengths) == measured
+    assert costs.seconds(BatchShape(1, max(measured))) <= LONG_SHAPE_S
+    assert backend.shapes.costs.square == pytest.approx(costs.square, rel=1e-3)
+    assert backend.seconds(8192) == pytest.approx(costs.seconds(BatchShape(1, 8192)), rel=1e-3)

@@ -1,0 +1,103 @@
+"""Inputs of 8,192 tokens, end to end, with a tiny BERT of as many learned positions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from model.export import export
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.model.conftest import build_wordpiece
+from tests.service.conftest import ServiceHarness, open_harness
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 8192
+TEXT = " ".join(["bank", "river", "money", "the"] * 3000)
+TIMEOUT_MS = {"max_timeout_ms": 600_000}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer, root = build_wordpiece(), tmp_path_factory.mktemp("long")
+    torch.manual_seed(7)
+    config = transformers.BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=128,
+        max_position_embeddings=TOKENS,
+    )
+    transformers.BertModel(config).eval().save_pretrained(root / "bert")
+    (root / "bert" / "tokenizer.json").write_text(tokenizer.to_str())
+    export(str(root / "bert"), root / "artifact", revision=None, name=None, progress=lambda step: None)
+    return root / "artifact"
+
+
+@pytest.fixture(scope="module")
+def long_model(artifact: Path) -> LoadedModel:
+    return LoadedModel.load(Settings(model_dir=artifact))
+
+
+@pytest.fixture
+async def harness(long_model: LoadedModel) -> AsyncIterator[ServiceHarness]:
+    async with open_harness(long_model, **TIMEOUT_MS) as opened:
+        yield opened
+
+
+async def test_long_text_has_the_same_embedding_on_every_backend(harness: ServiceHarness, artifact: Path) -> None:
+    body = {"inputs": TEXT, "truncation": "right"}
+    response = (await harness.post("/v1/encode", body)).json()
+    assert response["usage"]["tokens"] == TOKENS
+    other = LoadedModel.load(Settings(model_dir=artifact, provider="cpu"))
+    async with open_harness(other, **TIMEOUT_MS) as reference:
+        expected = (await reference.post("/v1/encode", body)).json()
+    vectors = [np.array(result["results"][0]["pooled"]) for result in (response, expected)]
+    assert np.dot(*vectors) / np.prod([np.linalg.norm(vector) for vector in vectors]) > 0.9999
+
+
+async def test_long_and_short_texts_of_one_request_do_not_mix(harness: ServiceHarness) -> None:
+    texts = ["the bank", TEXT[:6000], "a river", TEXT[:20_000], "money"]
+    together = (await harness.post("/v1/encode", {"inputs": texts})).json()["results"]
+    for text, result in zip(texts, together, strict=True):
+        alone = (await harness.post("/v1/encode", {"inputs": text})).json()["results"][0]
+        np.testing.assert_allclose(result["pooled"], alone["pooled"], rtol=0, atol=2e-5)
+
+
+async def test_body_limit_of_long_models_is_greater(harness: ServiceHarness, long_model: LoadedModel) -> None:
+    body = {"inputs": [TEXT] * 60, "truncation": "right"}  # 3.6 MiB
+    (info,) = (await harness.client.get("/v1/models")).json()["data"]
+    assert info["limits"]["max_request_bytes"] == 16 * 2**20
+    async with open_harness(long_model, max_request_bytes=2**21, **TIMEOUT_MS) as small:
+        assert (await small.post("/v1/encode", body)).status_code == 413
+        (info,) = (await small.client.get("/v1/models")).json()["data"]
+        assert info["limits"]["max_request_bytes"] == 2**21
+    assert (await harness.post("/v1/tokenize", body | {"truncation": None})).status_code != 413
+
+
+async def test_attention_maps_of_long_texts_are_rejected(harness: ServiceHarness) -> None:
+    response = await harness.post("/v1/attend", {"inputs": TEXT, "truncation": "right", "top_k": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["reason"]) == (413, "REQUEST_TOO_LARGE")
+    assert error["actual"] > error["maximum"] == 2**30
+    assert harness.sample("attendant_batch_size_count", lane="explain") == 0
+
+
+async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(harness: ServiceHarness) -> None:
+    body = {"inputs": TEXT, "truncation": "right"}
+    await harness.post("/v1/encode", body)
+    request = asyncio.create_task(harness.post("/v1/encode", body))
+    lags, before = [], time.perf_counter()
+    while not request.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        lags.append(now - before - 0.001)
+        before = now
+    assert sorted(lags)[int(0.95 * len(lags))] < 0.002
