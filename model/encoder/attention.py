@@ -8,17 +8,18 @@ from torch import Tensor, nn
 from model.encoder.config import EncoderConfig
 from model.encoder.norms import RMSNorm
 from model.encoder.positions import rotate
+from model.long_attention import AttentionMask, attend
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
     """What attention needs besides hidden states; all layers with the same options share one.
 
-    `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one. `rotation`: the cosines and
-    sines of rotary position embeddings, (R, 1, T, d/2) each.
+    `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
+    an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.
     """
 
-    mask: Tensor
+    mask: Tensor | AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None
 
 
@@ -44,22 +45,29 @@ class SelfAttention(nn.Module):
         self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
         self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the output (R, T, D) and the attention probabilities (R, H, T, T)."""
-        scores, values = self.scores_and_values(x, inputs)
-        probs = scores.softmax(dim=-1)
-        context = (probs @ values).transpose(1, 2).flatten(2)  # (R, T, H * d)
-        return self.output(context), probs
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the output (R, T, D) and the attention probabilities (R, H, T, T), None for encoders of long rows."""
+        q, k, v = self.project(x, inputs.rotation)
+        probs = None
+        if isinstance(inputs.mask, AttentionMask):
+            context = attend(q, k, v, inputs.mask, self.scale)  # (R, H, T, d)
+        else:
+            probs = self.scores(q, k, inputs.mask).softmax(dim=-1)
+            context = probs @ v
+        return self.output(context.transpose(1, 2).flatten(2)), probs
 
-    def scores_and_values(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the masked scores (R, H, T, T), whose softmax the probabilities are, and the values (R, H, T, d)."""
+    def scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Return the masked scores (R, H, T, T), whose softmax the probabilities are."""
+        return q @ k.transpose(-2, -1) * self.scale + mask
+
+    def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of all heads, (R, H, T, d) each."""
         q = self.query_norm(self._split(self.query(x), self.num_heads))  # (R, H, T, d)
         k = self.key_norm(self._split(self.key(x), self.num_key_value_heads))  # (R, G, T, d)
         v = self._split(self.value(x), self.num_key_value_heads)
-        if inputs.rotation is not None:
-            q, k = rotate(q, *inputs.rotation), rotate(k, *inputs.rotation)
-        k, v = self._repeat(k), self._repeat(v)  # (R, H, T, d)
-        return q @ k.transpose(-2, -1) * self.scale + inputs.mask, v
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        return q, self._repeat(k), self._repeat(v)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         rows, tokens, _ = x.shape

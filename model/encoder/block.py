@@ -26,8 +26,8 @@ class Block(nn.Module, ABC):
     def mixed_norm(self) -> nn.LayerNorm | RMSNorm: ...
 
     @abstractmethod
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the hidden state (R, T, D) and the attention probabilities (R, H, T, T)."""
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden state (R, T, D) and the attention probabilities, see `SelfAttention`."""
 
 
 class PostNormBlock(Block):
@@ -48,7 +48,7 @@ class PostNormBlock(Block):
         assert isinstance(self.attention_norm, nn.LayerNorm | RMSNorm)
         return self.attention_norm
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         attended, probs = self.attention(x, inputs)
         x = self.attention_norm(x + attended)
         x = self.feed_forward_norm(x + self.feed_forward(x))
@@ -71,7 +71,7 @@ class PreNormBlock(Block):
     def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
         return self.feed_forward_norm
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         attended, probs = self.attention(self.attention_norm(x), inputs)
         x = x + attended
         x = x + self.feed_forward(self.feed_forward_norm(x))
@@ -97,7 +97,7 @@ class SandwichBlock(Block):
     def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
         return self.attention_output_norm
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         attended, probs = self.attention(self.attention_norm(x), inputs)
         x = x + self.attention_output_norm(attended)
         x = x + self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x)))

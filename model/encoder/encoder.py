@@ -11,11 +11,13 @@ from model.encoder.config import EncoderConfig, LayerConfig
 from model.encoder.embeddings import Embeddings
 from model.encoder.norms import make_norm
 from model.encoder.positions import RelativeBias, RotaryEmbedding
+from model.long_attention import build_mask
+from model.onnx_attention import MAX_DENSE_TOKENS
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T).
+    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T), none for long rows.
 
     The last hidden state is after the final norm; the ones before it are the inputs of the layers.
     """
@@ -55,7 +57,8 @@ class Encoder(nn.Module):
         for block, layer in zip(self.blocks, self.config.layers, strict=True):
             x, block_probs = block(x, inputs[attention_options(layer)])
             hidden_states.append(x)
-            probs.append(block_probs)
+            if block_probs is not None:
+                probs.append(block_probs)
         hidden_states[-1] = self.norm(x)
         return EncoderOutput(hidden_states, probs)
 
@@ -71,6 +74,7 @@ class PositionInputs(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.causal = config.causal
+        self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and not config.relative_bias
         self.bias = RelativeBias(config.num_attention_heads) if config.relative_bias else None
         self.rotary_configs = list(dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None))
         self.rotary = nn.ModuleList(
@@ -79,15 +83,30 @@ class PositionInputs(nn.Module):
 
     def forward(self, layer: LayerConfig, sequence_ids: Tensor, position_ids: Tensor) -> AttentionInputs:
         """Return the inputs of the attention of a layer for two integer tensors (R, T)."""
+        rotary = self.find_rotary(layer)
+        rotation = None if rotary is None else rotary(position_ids)
+        if self.long_rows and holds_one_sequence(sequence_ids):
+            return AttentionInputs(build_mask(position_ids, sequence_ids, layer.window, causal=self.causal), rotation)
         mask = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)
         if self.bias is not None:
             mask = mask + self.bias(position_ids)
-        rotary = self.find_rotary(layer)
-        return AttentionInputs(mask, None if rotary is None else rotary(position_ids))
+        return AttentionInputs(mask, rotation)
 
     def find_rotary(self, layer: LayerConfig) -> nn.Module | None:
         """Return the rotary position embeddings of a layer."""
         return None if layer.rotary is None else self.rotary[self.rotary_configs.index(layer.rotary)]
+
+
+def holds_one_sequence(sequence_ids: Tensor) -> bool:
+    """Return whether rows are long and each holds one sequence, then padding, which an exported graph may assume.
+
+    Batches of training have long rows of several sequences.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if sequence_ids.shape[1] <= MAX_DENSE_TOKENS:
+        return False
+    return bool(((sequence_ids == sequence_ids[:, :1]) | (sequence_ids == 0)).all())
 
 
 class HiddenStatesEncoder(nn.Module):

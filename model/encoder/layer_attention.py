@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from model.encoder.attention import AttentionInputs, attention_mask
+from model.encoder.attention import attention_mask
 from model.encoder.block import Block
 from model.encoder.encoder import Encoder
 
@@ -29,7 +29,8 @@ class _ScoresAndValues(nn.Module):
         if self.bias is not None:
             mask = mask + self.bias(position_ids)
         rotation = None if self.rotary is None else self.rotary(position_ids)
-        return self.attention.scores_and_values(self.norm(hidden_state), AttentionInputs(mask, rotation))
+        q, k, v = self.attention.project(self.norm(hidden_state), rotation)
+        return self.attention.scores(q, k, mask), v
 
 
 class LayerAttention(nn.Module):

@@ -21,6 +21,8 @@ SIZES = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "i
 GROUPED = SIZES | {"num_attention_heads": 6, "num_key_value_heads": 2}
 SCALED_FROM = 512
 """The length beyond which dynamic scaling applies."""
+LONG = 1300
+"""More positions than rows with masks of size T x T have."""
 Rename = Callable[[dict[str, Any], dict[str, Tensor]], tuple[dict[str, Any], dict[str, Tensor]]]
 
 
@@ -210,7 +212,11 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     ),
     "modernbert": FamilyCase("ModernBertModel", "ModernBertConfig", MODERNBERT, "bytelevel", pooling="cls"),
     "modernbert, published": FamilyCase(
-        "ModernBertModel", "ModernBertConfig", MODERNBERT, "bytelevel", publish_modernbert
+        "ModernBertModel",
+        "ModernBertConfig",
+        MODERNBERT | {"max_position_embeddings": LONG},
+        "bytelevel",
+        publish_modernbert,
     ),
     "modernbert, biases": FamilyCase(
         "ModernBertForMaskedLM",
@@ -273,7 +279,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     "jina_embeddings_v3, published": FamilyCase(
         "JinaEmbeddingsV3Model",
         "JinaEmbeddingsV3Config",
-        SIZES | {"max_position_embeddings": 122, "rope_parameters": rope(77.0)},
+        SIZES | {"max_position_embeddings": LONG, "rope_parameters": rope(77.0)},
         "metaspace",
         publish_jina,
     ),
@@ -304,7 +310,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         "Qwen3Config",
         GROUPED
         | {
-            "head_dim": 8, "max_position_embeddings": 120, "attention_bias": True, "use_sliding_window": True,
+            "head_dim": 8, "max_position_embeddings": LONG, "attention_bias": True, "use_sliding_window": True,
             "sliding_window": 7, "max_window_layers": 2,
         },
         "appended",
@@ -317,6 +323,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         "byte fallback",
     ),
     "gemma3_text, causal": FamilyCase(
-        "Gemma3TextModel", "Gemma3TextConfig", GEMMA | {"sliding_window": 9}, "byte fallback", pooling="lasttoken"
+        "Gemma3TextModel", "Gemma3TextConfig", GEMMA | {"sliding_window": 9, "max_position_embeddings": LONG},
+        "byte fallback", pooling="lasttoken",
     ),
 }  # fmt: skip
