@@ -21,6 +21,7 @@ from model.console import (
 )
 from model.description import EmbeddingSettings, describe_evaluation, describe_training
 from model.examples.command import EXAMPLES, write_example
+from model.known_models import list_models
 from model.manifest import POOLINGS, VARIANTS, Absent
 from model.sample_texts import read_texts, sample_sentences
 
@@ -40,6 +41,7 @@ examples:
   attendant-model export my-model -o models/mine --pooling cls --normalize --max-input-tokens 512""",
     "train": "example: attendant-model train runs/words/masked.toml -o runs/words/masked",
     "example": "example: attendant-model example ambiguous-words -o runs/words",
+    "list": "example: attendant-model list",
     "verify": "example: attendant-model verify models/all-MiniLM-L6-v2",
 }
 
@@ -60,6 +62,8 @@ def _run(arguments: list[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "train":
         return _train(options.config, options.out)
+    if options.command == "list":
+        return _list()
     if options.command == "example":
         return _example(options.name, options.out)
     return _export(options) if options.command == "export" else _verify(options.artifact)
@@ -114,6 +118,7 @@ def _parser() -> Parser:
     example = add_command("example", "write data and configurations of an example of training")
     example.add_argument("name", choices=EXAMPLES)
     example.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
+    add_command("list", "list the supported architectures with well-known models")
     verify = add_command("verify", "verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     return parser
@@ -145,6 +150,12 @@ def _train(config: Path, out: Path) -> int:
         return EX_INTERRUPTED
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
+    return 0
+
+
+def _list() -> int:
+    for line in list_models():
+        print(line)
     return 0
 
 

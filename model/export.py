@@ -16,6 +16,7 @@ from model.description import EmbeddingSettings
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
+from model.export_int8 import GRAPH as INT8_GRAPH
 from model.export_int8 import write_int8
 from model.export_layers import write_layer_graphs
 from model.export_records import (
@@ -55,7 +56,7 @@ class Variants:
 
 
 class ParityError(Exception):
-    """A difference over the tolerance between the encoder and its exported graph; no artifact was written."""
+    """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
 
     status = EX_SOFTWARE
 
@@ -215,6 +216,11 @@ def _write_variant(
 def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
     progress(f"largest difference {parity.max_abs_difference:.2e}, limit {parity.tolerance:.0e}")
     if not parity.max_abs_difference <= parity.tolerance:
+        if graph == INT8_GRAPH:
+            raise ParityError(
+                f"{graph}: too inaccurate for this model (a vector differs by {parity.max_abs_difference:.2e}, "
+                f"limit {parity.tolerance:.0e}). Export without --variant int8."
+            )
         raise ParityError(
             f"{graph}: onnxruntime differs from torch (by {parity.max_abs_difference:.2e}, "
             f"limit {parity.tolerance:.0e}). Report this as a bug."

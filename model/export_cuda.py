@@ -22,7 +22,7 @@ from model.onnx_graph import describe_graph, write_graph
 from model.parity import Inputs, compare_outputs, pack_varlen
 from model.reference_attention import open_reference_session
 from model.tokenizer import Tokenizer
-from model.varlen import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, VarlenEncoder, varlen_signature
+from model.varlen import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, VarlenEncoder, unsupported_part, varlen_signature
 
 GRAPH, WEIGHTS = "cuda.onnx", "cuda.bin"
 TOLERANCE = 2e-2
@@ -32,11 +32,10 @@ Progress = Callable[[str], None]
 
 
 def check_cuda(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` for causal attention, which the packed operator does not have."""
-    if checkpoint.encoder.config.causal:
+    """Raise `CheckpointError` for an encoder with parts that the graph does not have."""
+    if part := unsupported_part(checkpoint.encoder.config):
         raise CheckpointError(
-            'Variant "cuda": not supported for causal attention (PackedMultiHeadAttention has no causal mode). '
-            "Export without it."
+            f'Variant "cuda": not supported for {part}, which the varlen encoder lacks. Export without it.'
         )
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import google.rpc.status_pb2
 
 from deploy.components.monitoring import generate as monitoring
+from model.known_models import describe_models
 from model.manifest import Manifest
 from service.config import describe_options
 from tests.clients.registry import describe_clients
+from tests.model.known_encoders import supported_backends
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
@@ -27,12 +29,14 @@ PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb"
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+MODELS = ROOT / "docs" / "models.md"
 MANIFEST_SCHEMA = ROOT / "docs" / "manifest.schema.json"
 GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 
 def generated_files() -> dict[Path, str]:
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
+    files[MODELS] = describe_models(supported_backends())
     files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:

@@ -36,9 +36,20 @@ def export_model(source: Path, out: Path) -> Artifact:
     return Artifact.open(out)
 
 
-def test_causal_model_is_rejected_before_the_export(publish: Publish, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r'^Variant "cuda": not supported for causal attention .*without it\.$'):
-        export_model(publish("causal-bert"), tmp_path / "out")
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("causal-bert", "causal attention"),
+        ("modernbert", "rotary positions"),
+        ("mpnet", "relative position biases"),
+        ("qwen3", "causal attention"),
+    ],
+)
+def test_unsupported_parts_are_rejected_before_the_export(
+    publish: Publish, tmp_path: Path, kind: str, part: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf'^Variant "cuda": not supported for {part}, .*without it\.$'):
+        export_model(publish(kind), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
