@@ -33,7 +33,7 @@ def supported_backends() -> list[tuple[str, Mapping[str, bool]]]:
         family = find_family(model.config)
         assert family is not None
         configs[family.name] = known_config(model)
-    rows = []
+    rows: list[tuple[str, Mapping[str, bool]]] = []
     for name in sorted(FAMILIES):
         config = configs.get("new" if name == "gte" else name)
         cpu = dict.fromkeys(("ONNX Runtime", "OpenVINO float32", "OpenVINO bfloat16", "OpenVINO int8"), True)
