@@ -15,9 +15,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
+from model.export import export
+from model.sentence_transformers_config import SettingOptions
+from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
+from tests.model.conftest import definitions, publish  # noqa: F401
 from tests.request_strategies import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
     assert_close,
@@ -33,6 +37,7 @@ from tests.response_contract import (
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 
+FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
     400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND",
@@ -78,10 +83,22 @@ def access_log() -> Iterator[Lines]:
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module", params=["model", pytest.param("causal_model", marks=pytest.mark.slow)])
-def clients(request: pytest.FixtureRequest, access_log: Lines) -> Iterator[Clients]:
-    """Clients for the default model, and for its weights with causal attention."""
-    model: LoadedModel = request.getfixturevalue(request.param)
+@pytest.fixture(
+    scope="module",
+    params=["model", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal_model", *FAMILIES))],
+)
+def clients(
+    request: pytest.FixtureRequest, access_log: Lines, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clients]:
+    """Clients for the default model, for its weights with causal attention, and for a tiny model of each family."""
+    if request.param in FAMILIES:
+        out = tmp_path_factory.mktemp("family") / request.param
+        published = request.getfixturevalue("publish")(request.param)
+        normalized = SettingOptions(normalize=True)  # as the default model, whose contract the requests are held to
+        export(str(published), out, revision=None, name=None, progress=lambda step: None, settings=normalized)
+        model = LoadedModel.load(Settings(model_dir=out, precision="float32"))
+    else:
+        model = request.getfixturevalue(request.param)
     access_log.lines.clear()
     with (
         ServiceThread(model, openai_token_ids=True, access_log="all") as service,
