@@ -17,6 +17,11 @@ MAX_SLOWDOWN = 4.0
 """A batch counts as at most this many times slower than expected, so that one pause does not distort the speed."""
 SLICES = 4
 """A large request counts as at most this fraction of the token limit, and the last slice is kept for small requests."""
+OVERESTIMATE = 2.0
+"""An idle lane rejects a request whose estimated run time is this many times its timeout.
+
+Run times that a busy machine measured during warm-up can be twice too high.
+"""
 NEAR_CAPACITY = 0.9
 """Fraction of a limit above which requests are checked early."""
 TOKENIZER_RETRY_S = 1.0
@@ -122,7 +127,7 @@ class Admission:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
 
         Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
-        would run beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
+        would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
         takes. A request of several batches counts against the token limit with one slice, and leaves one slice free, so
         that no large request locks out small ones.
 
@@ -134,7 +139,7 @@ class Admission:
         """
         remaining = remaining_s(deadline)
         own = self.own_s(cost, longest_us)
-        if own > remaining and cost.us > self.quantum:  # of a smaller one, the estimate is too imprecise
+        if own > OVERESTIMATE * remaining and cost.us > self.quantum:  # of a smaller one, the estimate is too imprecise
             raise DeadlineExceeded(
                 f"Request too large for the deadline (estimated run time {own * 1000:.0f} ms, "
                 f"remaining {remaining * 1000:.0f} ms)",

@@ -1,5 +1,7 @@
 """OpenVINO on x86 CPUs of any vendor: bfloat16 with AMX or AVX512-BF16, int8 with VNNI, and float32."""
 
+import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model.manifest import Precision
-from model.packing import Ints
+from model.packing import MAX_BATCH_TOKENS, Ints
 from service.engine.backends.base import Floats, PackedBackend
 from service.engine.backends.openvino_model import import_openvino, read_model
 
@@ -70,13 +72,16 @@ class OpenVinoBackend(PackedBackend):
         `share_inputs=True`, mixed with unshared calls on one request from two threads, corrupted the heap in 7 of 7
         runs (OpenVINO 2026.4.1).
         """
+        tokens = inputs["input_ids"].size
         with self._throughput.borrow() as request:
             pool = self._latency
-            small = inputs["input_ids"].size <= MAX_LATENCY_TOKENS
-            if pool is None or not small or self._throughput.borrowed > 1:
-                return _infer(request, inputs)
-            with pool.borrow() as latency_request:
-                return _infer(latency_request, inputs)
+            if pool is None or tokens > MAX_LATENCY_TOKENS or self._throughput.borrowed > 1:
+                output = _infer(request, inputs)
+            else:
+                with pool.borrow() as latency_request:
+                    output = _infer(latency_request, inputs)
+        self._throughput.release_memory(tokens)
+        return output
 
     def warm_up(self) -> None:
         """Run the largest packed shape, which allocates most memory, then the others for `WARM_UP_S`, smallest first.
@@ -113,6 +118,8 @@ class RequestPool:
 
     def __init__(self, compiled: Any, size: int) -> None:
         self.borrowed = 0
+        self._compiled = compiled
+        self._release_due = False
         self._requests: SimpleQueue[Any] = SimpleQueue()
         self._lock = threading.Lock()
         for _ in range(size):
@@ -135,6 +142,21 @@ class RequestPool:
             self._requests.put(request)
             with self._lock:
                 self.borrowed -= 1
+
+    def release_memory(self, tokens: int) -> None:
+        """After a batch of more than `MAX_BATCH_TOKENS`, release memory as soon as no batch is running.
+
+        Otherwise each stream that ever ran one keeps its memory: 560 MiB per stream for 8,192 tokens of a model of base
+        size. Takes 10 ms, and the next batch of each stream 60 ms to allocate memory again.
+        """
+        self._release_due |= tokens > MAX_BATCH_TOKENS
+        if not self._release_due or self.borrowed:
+            return
+        self._release_due = False
+        with contextlib.suppress(RuntimeError):  # a batch has started meanwhile
+            self._compiled.release_memory()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # glibc only: return freed memory to the OS
 
 
 def _infer(request: Any, inputs: dict[str, Ints]) -> Floats:

@@ -36,11 +36,12 @@ def test_empty_queue_admits_any_size() -> None:
     check(admission(max_tokens=10), 10**6)
 
 
-def test_request_that_would_run_beyond_its_deadline_is_rejected_at_once() -> None:
+def test_request_that_would_run_far_beyond_its_deadline_is_rejected_at_once() -> None:
     """Whatever the limit of the queue time: it concerns the work ahead of a request."""
     check(admission(max_queue_ms=1), 30_000, time.monotonic() + 60)
-    with pytest.raises(DeadlineExceeded, match=r"estimated run time 30000 ms, remaining (20000|19\d{3}) ms"):
-        check(admission(), 30_000, time.monotonic() + 20)
+    check(admission(), 30_000, time.monotonic() + 20)  # the estimate may be too high
+    with pytest.raises(DeadlineExceeded, match=r"estimated run time 30000 ms, remaining (10000|9\d{3}) ms"):
+        check(admission(), 30_000, time.monotonic() + 10)
 
 
 def test_longest_task_occupies_one_stream() -> None:
@@ -131,7 +132,7 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
     wait, own = wait_s(limits, tokens), tokens / 1000
     assert limits.backlog.near or limits.utilization <= 0.9
     # The margins are for the time that passes between two readings of the clock.
-    if own > remaining_s + 0.01 and tokens > 480:
+    if own > 2 * remaining_s + 0.01 and tokens > 480:
         with pytest.raises(DeadlineExceeded):
             check(limits, tokens, time.monotonic() + remaining_s)
     elif wait > 2 + own or wait + own > remaining_s + 0.01:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 TOKENS = 8192
 TEXT = " ".join(["bank", "river", "money", "the"] * 3000)
-TIMEOUT_MS = {"max_timeout_ms": 600_000}
+TIMEOUT_MS: dict[str, Any] = {"max_timeout_ms": 600_000}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=128,
         max_position_embeddings=TOKENS,
     )
-    transformers.BertModel(config).eval().save_pretrained(root / "bert")
+    transformers.BertModel(config).save_pretrained(root / "bert")
     (root / "bert" / "tokenizer.json").write_text(tokenizer.to_str())
     export(str(root / "bert"), root / "artifact", revision=None, name=None, progress=lambda step: None)
     return root / "artifact"

@@ -8,7 +8,7 @@ import pytest
 
 from model.packing import PACKED_TOKENS, BatchShape, CostModel, Ints
 from service.engine.backends import base
-from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats, PackedBackend
+from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 
@@ -24,8 +24,7 @@ class Recorder:
 
     def reopen(self) -> None:
         self.shapes_run = []
-        self._throughput: Any = SimpleNamespace(infer=self.infer)
-        self._latency = None
+        vars(self).update(_throughput=SimpleNamespace(infer=self.infer), _latency=None)
 
     def infer(self, inputs: dict[str, Ints]) -> Floats:
         rows, length = inputs["input_ids"].shape
@@ -54,10 +53,9 @@ def test_warm_up_measures_at_most_one_long_shape(
     monkeypatch.setattr(base, "_timed", timed)
     architecture = SimpleNamespace(type_vocab_size=1)
     artifact: Any = SimpleNamespace(manifest=SimpleNamespace(max_input_tokens=8192, architecture=architecture))
-    backend: PackedBackend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
+    backend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
     backend.warm_up()
-    shapes_run = backend.shapes_run  # type: ignore[attr-defined]
-    lengths = {shape.length for shape in shapes_run if shape.length > PACKED_TOKENS}
+    lengths = {shape.length for shape in backend.shapes_run if shape.length > PACKED_TOKENS}
     assert sorted(lengths) == measured
     assert costs.seconds(BatchShape(1, max(measured))) <= LONG_SHAPE_S
     assert backend.shapes.costs.square == pytest.approx(costs.square, rel=1e-3)
