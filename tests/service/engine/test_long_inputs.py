@@ -14,7 +14,7 @@ import transformers
 from model.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import build_wordpiece
+from tests.model.tiny_tokenizers import build_wordpiece
 from tests.service.conftest import ServiceHarness, encode_request, open_harness
 
 pytestmark = pytest.mark.slow
