@@ -13,7 +13,7 @@ from model.long_attention import AttentionMask, attend
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What attention needs besides hidden states; all layers with the same options share one.
+    """The inputs of attention besides hidden states. All layers with the same options share them.
 
     `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
     an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.

@@ -62,7 +62,7 @@ class LayerAttention(nn.Module):
         Args:
             hidden_state: The input of the layer, (1, T, D).
             position_ids: 0 to T-1, (1, T).
-            weights: Those of a layer with the same options, in the order of `weights()`.
+            weights: The weights of a layer with the same options, in the order of `weights()`.
         """
         state = {
             name: tensor.T if name in self._linear else tensor

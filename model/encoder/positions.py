@@ -13,7 +13,7 @@ from model.encoder.config import RotaryConfig
 
 BUCKETS = 32
 EXACT_BUCKETS = BUCKETS // 4
-"""Per direction, so many distances have a bucket of their own."""
+"""The number of distances per direction that have a separate bucket."""
 MAX_DISTANCE = 128
 
 

@@ -29,10 +29,10 @@ class Family:
     Attributes:
         name: `model_type` in config.json.
         read_config: Returns the configuration. It reads every key that can change the result.
-        names: The modules of `Encoder`, and their names in checkpoints; those of a block are relative to it.
+        names: The name in checkpoints of each module of `Encoder`. Names of parts of a block are relative to the block.
         prefixes: Possible prefixes of all tensor names.
         renames: Patterns in tensor names of other releases, and their replacements.
-        fused: Modules whose rows are those of several modules, in this order, all of the same size.
+        fused: Modules that contain the rows of several modules of the same size, in this order.
         norm_offset: Added to the weights of norms: Gemma stores them minus 1.
         layers_keys: Possible keys of the number of layers in config.json.
         first_position: Returns the number of unused rows at the start of the position table.

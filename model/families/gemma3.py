@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma Team 2025), of which EmbeddingGemma is a bidirectional version."""
+"""Gemma 3 (Gemma Team 2025). EmbeddingGemma is a bidirectional version of it."""
 
 from model.encoder import EncoderConfig, LayerConfig
 from model.families import llama_names

@@ -22,7 +22,7 @@ DEFAULT_BASE = 160_000.0
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration, in the keys of transformers or in those of the published checkpoints."""
+    """Return the configuration from the keys of transformers or of the published checkpoints."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rope")
     config.require("layer_norm_type", "layer_norm")

@@ -22,7 +22,7 @@ RENAMES = (
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration, in the keys of transformers or in those of the published checkpoint."""
+    """Return the configuration from the keys of transformers or of the published checkpoint."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rotary")
     layers, positions = config.size("num_hidden_layers"), config.size("max_position_embeddings", 8194)

@@ -37,7 +37,7 @@ FUSED = {"self_attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration, in the keys of transformers or in those of the published checkpoints."""
+    """Return the configuration from the keys of transformers or of the published checkpoints."""
     return _read_published(config) if "n_embd" in config else _read_native(config)
 
 

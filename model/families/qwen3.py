@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025), of which Qwen3-Embedding is a fine-tuned model: causal, with norms of queries and keys."""
+"""Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys."""
 
 from model.encoder import EncoderConfig, LayerConfig
 from model.families.config_reader import ConfigReader
