@@ -14,6 +14,7 @@ from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 
 TOKENS = 16
+MEASURED_TOKENS = 3 * TOKENS + 1
 TOLERANCE = 1e-5
 """Maximum difference of attention probabilities."""
 
@@ -45,18 +46,18 @@ def write_layer_graphs(encoder: Encoder, root: Path) -> LayerGraphs:
         signature = GraphSignature(examples, axes, OUTPUTS, variadic=len(weights))
         write_graph(module, root / f"{name}.onnx", None, signature)
         graphs[name] = describe_graph(root / f"{name}.onnx", None, "float32")
-        reports[name] = GraphReport(parity=_measure(module, root / f"{name}.onnx"))
+        tokens = min(MEASURED_TOKENS, encoder.config.max_position_embeddings)
+        reports[name] = GraphReport(parity=_measure(module, root / f"{name}.onnx", tokens))
     return LayerGraphs(graphs, reports, [f"layer_{kinds.index(layer)}" for layer in layers])
 
 
-def _measure(module: LayerAttention, graph: Path) -> ParityRecord:
-    """Compare the attention probabilities of a graph with torch on random hidden states."""
+def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
+    """Compare the attention probabilities of a graph with torch on `tokens` random hidden states."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     weights = [tensor.detach().contiguous() for tensor in module.weights().values()]
     width = session.get_inputs()[0].shape[2]
-    tokens = 3 * TOKENS + 1
     hidden = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
     inputs = [hidden, torch.arange(tokens)[None], *weights]
     with torch.inference_mode():
