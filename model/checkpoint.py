@@ -38,6 +38,8 @@ class Checkpoint:
 
     encoder: Encoder
     family: Family
+    config: Mapping[str, Any]
+    """The values of config.json."""
     max_input_tokens: int
     tokenizer: bytes
     embedding_config: EmbeddingConfig
@@ -79,6 +81,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     return Checkpoint(
         encoder=encoder,
         family=family,
+        config=config,
         max_input_tokens=max_input_tokens,
         tokenizer=tokenizer,
         embedding_config=embedding_config,

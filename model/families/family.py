@@ -1,8 +1,9 @@
 """A model family: how the published files of an architecture become an `EncoderConfig` and its weights."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,7 @@ class Family:
         fused: Modules that contain the rows of several modules of the same size, in this order.
         norm_offset: Added to the weights of norms: Gemma stores them minus 1.
         layers_keys: Possible keys of the number of layers in config.json.
+        layer_lists: Keys of config.json with one value per layer.
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
     """
@@ -47,6 +49,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     norm_offset: float = 0.0
     layers_keys: tuple[str, ...] = ("num_hidden_layers",)
+    layer_lists: tuple[str, ...] = ("layer_types",)
     first_position: Callable[[ConfigReader], int] = _no_rows
     unused: str = UNUSED
 
@@ -87,6 +90,12 @@ class Family:
         for name, tensor in tensors.items():
             names = self.split(name.removeprefix(prefix))
             yield from zip(names, tensor.chunk(len(names)), strict=True)
+
+    def select_layers(self, config: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+        """Return the config.json of a model with some layers of the one that `config` describes."""
+        count = next((key for key in self.layers_keys if key in config), self.layers_keys[0])
+        lists = {key: [config[key][index] for index in indices] for key in self.layer_lists if config.get(key)}
+        return {**config, count: len(indices), **lists}
 
     def is_unused(self, name: str) -> bool:
         """Return whether a tensor, by its name without prefix, is known and not needed."""

@@ -7,7 +7,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from model.checkpoint import Checkpoint
 from model.encoder import Encoder, EncoderConfig, sinusoids
+from model.families.config_reader import ConfigReader
 from model.train.config import ModelOptions, TrainError
 
 BERT_DEVIATION, BERT_HIDDEN_SIZE = 0.02, 768
@@ -59,12 +61,19 @@ def set_sinusoidal_positions(encoder: Encoder) -> None:
     positions.copy_(sinusoids(*positions.shape) * initial_deviation(positions.shape[1]) * math.sqrt(2))
 
 
-def keep_blocks(encoder: Encoder, indices: Sequence[int]) -> None:
+def keep_blocks(checkpoint: Checkpoint, indices: Sequence[int]) -> None:
     """Remove all blocks but these, as students of a deeper teacher start (Sanh et al. 2019). Raises TrainError."""
+    encoder, family = checkpoint.encoder, checkpoint.family
     if indices[-1] >= len(encoder.blocks):
         raise TrainError(
             f"model.init_blocks: out of range ({indices[-1]}, limit {len(encoder.blocks) - 1}). Remove it."
         )
-    encoder.blocks = nn.ModuleList(encoder.blocks[index] for index in indices)
     layers = tuple(encoder.config.layers[index] for index in indices)
-    encoder.config = replace(encoder.config, num_hidden_layers=len(indices), layers=layers)
+    config = replace(encoder.config, num_hidden_layers=len(indices), layers=layers)
+    if family.read_config(ConfigReader(family.select_layers(checkpoint.config, indices))) != config:
+        raise TrainError(
+            f"model.init_blocks: the layers of model.init differ, and config.json of {family.name} cannot describe "
+            f"this selection ({list(indices)}). Keep layers of the same kinds in the same places, or all."
+        )
+    encoder.blocks = nn.ModuleList(encoder.blocks[index] for index in indices)
+    encoder.config = config

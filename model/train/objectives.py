@@ -82,10 +82,9 @@ def _find_encoder(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpo
     if checkpoint is None:
         return make_encoder(config.model, tokenizer.vocab_size)
     _check_init(config, checkpoint)
-    encoder = checkpoint.encoder.train()
     if config.model.init_blocks:
-        keep_blocks(encoder, config.model.init_blocks)
-    return encoder
+        keep_blocks(checkpoint, config.model.init_blocks)
+    return checkpoint.encoder.train()
 
 
 def _contrastive(
@@ -121,12 +120,26 @@ def _language_modeling(options: MaskingOptions, encoder: Encoder, read: Reader) 
 
 
 def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
+    if checkpoint.tasks:
+        raise TrainError(
+            f"model.init: has adapters of tasks ({', '.join(checkpoint.tasks)}), which training does not support. "
+            "Start from a model without adapters."
+        )
     if not checkpoint.embedding_config.include_prompt:
         raise TrainError("model.init: its pooling excludes the prompt, which training does not support.")
     if config.model.max_input_tokens > checkpoint.max_input_tokens:
         raise TrainError(
             f"model.max_input_tokens: more than model.init supports ({config.model.max_input_tokens}, limit "
             f"{checkpoint.max_input_tokens}). Reduce it."
+        )
+    lengths = [
+        layer.rotary.dynamic[1] for layer in checkpoint.encoder.config.layers if layer.rotary and layer.rotary.dynamic
+    ]
+    if lengths and config.model.max_input_tokens > min(lengths):
+        # The scaling depends on the length of a sequence, and rows of training hold several.
+        raise TrainError(
+            f"model.max_input_tokens: rotary positions of model.init are scaled beyond {min(lengths)} tokens, which "
+            f"training does not support ({config.model.max_input_tokens}). Reduce it."
         )
 
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from model.artifact import TRAINING
 from model.checkpoint import Checkpoint, published_tensors
-from model.checkpoint_files import read_json, read_tensors
+from model.checkpoint_files import read_tensors
 from model.encoder import Encoder
 from model.families import FAMILIES
-from model.families.family import Family
 from model.manifest import DataFileRecord, TrainingRecord
 from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
-from model.train.config import TrainConfig
+from model.train.config import ModelOptions, TrainConfig
 from model.train.language_modeling import LanguageModel
 from model.train.loop import Result
 from model.train.objectives import Objective
@@ -31,6 +30,8 @@ HEAD_NAMES = {
     "norm.bias": "cls.predictions.transform.LayerNorm.bias",
     "bias": "cls.predictions.bias",
 }
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Type in which transformers loads the weights."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
 
 
@@ -61,7 +62,7 @@ def publish(
     else:
         source, checkpoint = init
         embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
-        _write_tuned(directory, objective.encoder, config.model.name, checkpoint.family, source.directory)
+        _write_tuned(directory, objective.encoder, config.model, checkpoint, source.directory)
         for notice in source.notices:
             shutil.copyfile(notice, directory / notice.name)
     _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
@@ -151,13 +152,15 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
     )  # fmt: skip
 
 
-def _write_tuned(directory: Path, encoder: Encoder, name: str, family: Family, source: Path) -> None:
-    """Write a model with the config.json and tokenizer of its source, and the weights of `encoder`."""
-    config = read_json(source / "config.json")
+def _write_tuned(
+    directory: Path, encoder: Encoder, options: ModelOptions, checkpoint: Checkpoint, source: Path
+) -> None:
+    """Write a model with the config.json and tokenizer of its source, and the weights of `encoder` in float32."""
+    family, config = checkpoint.family, checkpoint.config
     _write_tensors(directory / "model.safetensors", published_tensors(family, config, read_tensors(source), encoder))
-    (layers,) = (key for key in family.layers_keys if key in config)
-    changes = {"_name_or_path": name, layers: encoder.config.num_hidden_layers}
-    _write_json(directory / "config.json", config | changes)
+    indices = options.init_blocks or range(encoder.config.num_hidden_layers)
+    changes = {"_name_or_path": options.name} | {key: "float32" for key in DTYPE_KEYS if key in config}
+    _write_json(directory / "config.json", family.select_layers(config, indices) | changes)
     for pattern in TOKENIZER_FILES:
         for path in sorted(source.glob(pattern)):
             shutil.copyfile(path, directory / path.name)

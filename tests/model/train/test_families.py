@@ -1,0 +1,151 @@
+"""Fine-tuning of every family: the result has the format of the initial model and the weights of the encoder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.encoder import Encoder
+from model.model_source import ModelSource
+from model.tokenizer import Tokenizer
+from model.train import publication
+from model.train.command import load_init
+from model.train.config import TrainConfig, TrainError, load_config
+from model.train.objectives import Objective, make_objective
+from tests.model.family_cases import FAMILY_CASES, SCALED_FROM
+from tests.model.train.conftest import to_toml
+from tests.model.train.test_objectives import write_pairs
+from tests.model_records import TRAINING
+
+Publish = Callable[[str], Path]
+ADAPTED = "jina_embeddings_v3, published"
+KINDS = [kind for kind in FAMILY_CASES if kind != ADAPTED]
+WITH_ORACLE = [kind for kind in KINDS if FAMILY_CASES[kind].rename is None]
+REFUSED = {
+    ("modernbert", (1, 3)), ("modernbert, biases", (1, 3)), ("modernbert, published", (1, 3)),
+    ("modernbert, published", (0, 2)),
+}  # fmt: skip
+"""ModernBERT has no norm before the first attention, and in published files a rule for the windows."""
+
+
+def configure(publish: Publish, kind: str, directory: Path, **options: Any) -> TrainConfig:
+    """Return a contrastive run that starts from a copy of a model."""
+    shutil.copytree(publish(kind), directory / "published")
+    write_pairs(directory)
+    document: dict[str, dict[str, Any]] = {
+        "model": {"name": "tuned", "init": "published", "max_input_tokens": 24} | options,
+        "data": {"train": ["train.jsonl"], "validation": ["validation.jsonl"]},
+        "contrastive": {},
+        "run": {"steps": 2},
+    }
+    (directory / "config.toml").write_text(to_toml(document))
+    return load_config(directory / "config.toml")
+
+
+def load(config: TrainConfig) -> tuple[ModelSource, Checkpoint]:
+    source, checkpoint = load_init(config)
+    assert source is not None
+    assert checkpoint is not None
+    return source, checkpoint
+
+
+def tune(config: TrainConfig, directory: Path) -> Objective:
+    """Change all weights a little, as training does, and publish the result in the directory `tuned`."""
+    source, checkpoint = load(config)
+    objective = make_objective(config, Tokenizer(checkpoint.tokenizer), checkpoint)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in objective.encoder.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
+    publication.publish(objective, config, "", TRAINING, directory / "tuned", (source, checkpoint))
+    return objective
+
+
+def make_inputs(encoder: Encoder) -> Tensor:
+    generator = torch.Generator().manual_seed(9)
+    return torch.randint(5, encoder.config.vocab_size, (1, 20), generator=generator)
+
+
+def hidden_states(encoder: Encoder) -> list[Tensor]:
+    ids = make_inputs(encoder)
+    positions = torch.arange(ids.shape[1])[None]
+    with torch.inference_mode():
+        return encoder.encode(ids, positions, torch.zeros_like(ids), torch.ones_like(ids)).hidden_states
+
+
+def check_same(encoder: Encoder, directory: Path) -> None:
+    """Check that the published files contain an encoder."""
+    loaded = load_checkpoint(directory).encoder
+    assert loaded.config == encoder.config
+    for own, tensor in zip(hidden_states(encoder), hidden_states(loaded), strict=True):
+        torch.testing.assert_close(own, tensor, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tuned_encoder_is_published_in_the_format_of_its_source(publish: Publish, tmp_path: Path, kind: str) -> None:
+    objective = tune(configure(publish, kind, tmp_path), tmp_path)
+    check_same(objective.encoder, tmp_path / "tuned")
+    before = hidden_states(load_checkpoint(tmp_path / "published").encoder)
+    assert not torch.allclose(before[-1], hidden_states(objective.encoder)[-1], atol=1e-3)
+    source = load_file(tmp_path / "published" / "model.safetensors")
+    tuned = load_file(tmp_path / "tuned" / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in tuned.items()}.items() <= {
+        name: tensor.shape for name, tensor in source.items()
+    }.items()
+    values = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("published", "tuned")]
+    assert values[1] == values[0] | {"_name_or_path": "tuned"}
+
+
+@pytest.mark.parametrize("kind", WITH_ORACLE)
+def test_transformers_computes_the_same_from_a_tuned_model(publish: Publish, tmp_path: Path, kind: str) -> None:
+    encoder = tune(configure(publish, kind, tmp_path), tmp_path).encoder
+    model = transformers.AutoModel.from_pretrained(tmp_path / "tuned", attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = model(make_inputs(encoder)).last_hidden_state
+    own = hidden_states(encoder)[-1]
+    assert float((own - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("blocks", [(0, 1), (1, 3), (0, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_kept_or_refused(publish: Publish, tmp_path: Path, kind: str, blocks: tuple[int, ...]) -> None:
+    config = configure(publish, kind, tmp_path, init_blocks=blocks)
+    if (kind, blocks) in REFUSED:
+        with pytest.raises(TrainError, match=r"model\.init_blocks: the layers of model\.init differ"):
+            tune(config, tmp_path)
+        return
+    encoder = tune(config, tmp_path).encoder
+    source = load_checkpoint(tmp_path / "published").encoder
+    assert encoder.config.layers == tuple(source.config.layers[index] for index in blocks)
+    check_same(encoder, tmp_path / "tuned")
+
+
+def test_adapters_are_refused(publish: Publish, tmp_path: Path) -> None:
+    config = configure(publish, ADAPTED, tmp_path)
+    with pytest.raises(TrainError, match=r"model\.init: has adapters of tasks \(retrieval\.query, .* without adapters"):
+        tune(config, tmp_path)
+
+
+def test_lengths_with_dynamic_scaling_are_refused(publish: Publish, tmp_path: Path) -> None:
+    """Rows of training hold several sequences, but the scaling depends on the length of one."""
+    config = configure(publish, "nomic_bert, dynamic", tmp_path, max_input_tokens=SCALED_FROM + 1)
+    with pytest.raises(TrainError, match=rf"scaled beyond {SCALED_FROM} tokens, .* \({SCALED_FROM + 1}\)"):
+        tune(config, tmp_path)
+
+
+def test_tuned_weights_are_declared_as_float32(publish: Publish, tmp_path: Path) -> None:
+    """transformers would round them to the type of the initial model."""
+    config = configure(publish, "modernbert", tmp_path)
+    path = tmp_path / "published" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    tune(config, tmp_path)
+    values = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert (values["dtype"], values["torch_dtype"]) == ("float32", "float32")
