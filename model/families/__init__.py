@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.families import (
+    attendant,
     bert,
     distilbert,
     electra,
@@ -20,7 +21,8 @@ from model.families import (
 from model.families.family import Family
 
 MODULES = (
-    bert, distilbert, electra, eurobert, gemma3, gte, jina_embeddings_v3, modernbert, mpnet, nomic_bert, qwen3, roberta,
+    attendant, bert, distilbert, electra, eurobert, gemma3, gte, jina_embeddings_v3, modernbert, mpnet, nomic_bert,
+    qwen3, roberta,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.name: family for module in MODULES for family in module.FAMILIES}
 

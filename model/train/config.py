@@ -1,23 +1,18 @@
 """Options of a training run, read from a TOML file. Each option is declared once, here."""
 
-import hashlib
-import re
 import tomllib
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from model.artifact import MANIFEST
 from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
-from model.model_source import digest_weights
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+DEFAULT_ROPE_THETA, DEFAULT_GLOBAL_EVERY = 10_000.0, 3
 
 MESSAGE_REWRITES = {
     "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
@@ -71,8 +66,13 @@ class ModelOptions(Section):
     num_attention_heads: Size = 4
     intermediate_size: Size = 1024
     max_input_tokens: Annotated[int, Field(ge=8, le=65_536)] = 128
-    positions: Literal["learned", "sinusoidal"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    rope_theta: Annotated[float, Field(gt=1, allow_inf_nan=False)] = DEFAULT_ROPE_THETA
     attention: Literal["bidirectional", "causal"] = "bidirectional"
+    window: Annotated[int, Field(ge=0, le=65_536)] = Field(0, description="Distance in tokens; 0 is unlimited.")
+    global_attn_every_n_layers: Size = DEFAULT_GLOBAL_EVERY
+    block: Literal["post", "pre"] = "post"
+    gated: bool = False
 
     @model_validator(mode="after")
     def _check_init(self) -> "ModelOptions":
@@ -93,6 +93,19 @@ class ModelOptions(Section):
             )
         if self.positions == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"hidden_size is odd ({self.hidden_size}), and sinusoidal positions need pairs")
+        head_size = self.hidden_size // self.num_attention_heads
+        if self.positions == "rotary" and head_size % 2:
+            raise ValueError(f"hidden_size / num_attention_heads is odd ({head_size}), and rotary positions need pairs")
+        return self
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "ModelOptions":
+        if self.rope_theta != DEFAULT_ROPE_THETA and self.positions != "rotary":
+            raise ValueError('rope_theta is set without positions = "rotary". Remove it')
+        if self.global_attn_every_n_layers != DEFAULT_GLOBAL_EVERY and not self.window:
+            raise ValueError("global_attn_every_n_layers is set without window. Remove it")
+        if self.window and self.global_attn_every_n_layers == 1:
+            raise ValueError("window has no effect with global_attn_every_n_layers = 1. Remove one of them")
         return self
 
 
@@ -230,54 +243,3 @@ def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
     if config.distillation is not None:
         changes["distillation"] = DistillationOptions(teacher=parent / config.distillation.teacher)
     return config.model_copy(update=changes)
-
-
-def options_of(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that decide the result of a run, by their names, as JSON values.
-
-    Files are represented by their SHA-256: they may be moved or copied, but not changed.
-    """
-    tables: dict[str, Any] = config.model_dump(mode="json")
-    for name in ("checkpoint_steps", "validation_steps", "validation_batches"):
-        del tables["run"][name]
-    del tables["data"]["validation"]
-    tables["data"]["train"] = [_digest(path) for path in config.data.train]
-    if config.model.init is not None and Path(config.model.init).is_dir():
-        tables["model"]["init"] = digest_weights(Path(config.model.init))
-    if config.distillation is not None:
-        tables["distillation"]["teacher"] = _digest(config.distillation.teacher / MANIFEST)
-    options = {}
-    for table, values in tables.items():
-        for name, value in (values or {"": None}).items():
-            options[f"{table}.{name}"] = value
-    return options
-
-
-def _digest(path: Path) -> str:
-    try:
-        status = path.stat()
-        return _digest_version(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise TrainError(f"{path}: cannot be read ({error.strerror}). Correct the path.") from None
-
-
-@lru_cache
-def _digest_version(path: Path, size: int, modified_ns: int) -> str:
-    """Return the digest of a file. A run needs it twice, and corpora are large."""
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_same_options(options: Mapping[str, Any], saved: Mapping[str, Any], directory: Path) -> None:
-    """Raise TrainError if a run in `directory` was started with other options."""
-    for name in sorted({*options, *saved}):
-        if options.get(name) != saved.get(name):
-            raise TrainError(
-                f"{directory}: has a run with another {name} ({_shorten(saved.get(name))}, now "
-                f"{_shorten(options.get(name))}). Choose another directory, or remove this one to start again."
-            )
-
-
-def _shorten(value: Any) -> str:
-    """Return a value of an option for an error, with the first digits of a digest."""
-    return re.sub(r"(sha256:\w{12})\w+", r"\1", repr(value))

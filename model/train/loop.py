@@ -19,11 +19,12 @@ from model.packing import BatchShape
 from model.tokenizer import Tokenizer
 from model.train.batches import PackedBatches, TrainingBatch
 from model.train.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
-from model.train.config import OptimizerOptions, TrainConfig, TrainError, check_same_options, options_of
+from model.train.config import OptimizerOptions, TrainConfig, TrainError
 from model.train.corpus import ExampleStream, State
 from model.train.metrics import MetricsFile
 from model.train.objectives import Objective
 from model.train.processes import Processes
+from model.train.run_identity import check_same_options, options_of
 
 MAX_EXPONENT = 700
 """The exponential of more is not a float."""

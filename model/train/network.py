@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from model.checkpoint import Checkpoint
-from model.encoder import Encoder, EncoderConfig, sinusoids
+from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig, sinusoids
 from model.families.config_reader import ConfigReader
 from model.train.config import ModelOptions, TrainError
 
@@ -28,7 +28,24 @@ def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
             type_vocab_size=2,
             norm_eps=1e-12,
             causal=options.attention == "causal",
+            block=options.block,
+            position_table=options.positions != "rotary",
+            gated=options.gated,
+            layers=tuple(_make_layer(options, index) for index in range(options.num_hidden_layers)),
         )
+    )
+
+
+def _make_layer(options: ModelOptions, index: int) -> LayerConfig:
+    """Return the options of a layer; windows and the first norm are those of ModernBERT (Warner et al. 2024).
+
+    A pre-norm encoder needs no norm before its first attention, which reads the normalized embeddings.
+    """
+    has_window = options.window > 0 and index % options.global_attn_every_n_layers > 0
+    return LayerConfig(
+        window=options.window if has_window else None,
+        rotary=RotaryConfig(options.rope_theta) if options.positions == "rotary" else None,
+        attention_norm=options.block == "post" or index > 0,
     )
 
 

@@ -13,12 +13,12 @@ from model.artifact import TRAINING
 from model.checkpoint import Checkpoint, published_tensors
 from model.checkpoint_files import read_tensors
 from model.encoder import Encoder
-from model.families import FAMILIES
+from model.families import FAMILIES, attendant, bert
+from model.families.config_reader import ConfigReader
 from model.manifest import DataFileRecord, TrainingRecord
 from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.train.config import ModelOptions, TrainConfig
-from model.train.language_modeling import LanguageModel
 from model.train.loop import Result
 from model.train.objectives import Objective
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
@@ -106,42 +106,18 @@ def describe(name: str, license_name: str | None, record: TrainingRecord) -> str
 
 
 def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str, max_input_tokens: int) -> None:
-    """Write a BERT model with the tokenizer of the run."""
+    """Write a new encoder with the tokenizer of the run: as BERT if BERT has its parts, else as "attendant"."""
     config = objective.encoder.config
-    family = FAMILIES["bert"]
-    prefix = "bert." if objective.is_language_model else ""
-    tensors = {
-        f"{prefix}{family.published_name(name)}": tensor for name, tensor in objective.encoder.state_dict().items()
-    }
-    architecture = "BertModel"
-    if isinstance(objective.network, LanguageModel):
-        architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
-        state = objective.network.state_dict()
-        tensors |= {published: state[name] for name, published in HEAD_NAMES.items()}
+    values = _bert_values(objective)
+    if bert.read_config(ConfigReader(values)) == config:
+        tensors = _bert_tensors(objective)
+    else:
+        values = {"model_type": "attendant"} | attendant.write_config(config)
+        tensors = objective.encoder.state_dict()
     _write_tensors(directory / "model.safetensors", tensors)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    _write_json(
-        directory / "config.json",
-        {
-            "_name_or_path": name,
-            "architectures": [architecture],
-            "model_type": "bert",
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "num_attention_heads": config.num_attention_heads,
-            "intermediate_size": config.intermediate_size,
-            "max_position_embeddings": config.max_position_embeddings,
-            "type_vocab_size": config.type_vocab_size,
-            "layer_norm_eps": config.norm_eps,
-            "hidden_act": config.hidden_act,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "initializer_range": 0.02,
-            "pad_token_id": SPECIAL_TOKENS.index(PAD),
-            "is_decoder": config.causal,
-        },
-    )
+    common = {"pad_token_id": SPECIAL_TOKENS.index(PAD)}
+    _write_json(directory / "config.json", {"_name_or_path": name} | values | common)
     _write_json(
         directory / "tokenizer_config.json",
         {
@@ -150,6 +126,44 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
             "pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK,
         },
     )  # fmt: skip
+
+
+def _bert_values(objective: Objective) -> dict[str, Any]:
+    """Return the values of config.json of a BERT with the sizes of the encoder."""
+    config = objective.encoder.config
+    architecture = "BertModel"
+    if objective.is_language_model:
+        architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
+    return {
+        "architectures": [architecture],
+        "model_type": "bert",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "type_vocab_size": config.type_vocab_size,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": config.hidden_act,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "is_decoder": config.causal,
+    }
+
+
+def _bert_tensors(objective: Objective) -> dict[str, Tensor]:
+    """Return the weights of the encoder, and of the language model's head, by their names in BERT."""
+    family = FAMILIES["bert"]
+    prefix = "bert." if objective.is_language_model else ""
+    tensors = {
+        f"{prefix}{family.published_name(name)}": tensor for name, tensor in objective.encoder.state_dict().items()
+    }
+    if objective.is_language_model:
+        state = objective.network.state_dict()
+        tensors |= {published: state[name] for name, published in HEAD_NAMES.items()}
+    return tensors
 
 
 def _write_tuned(

@@ -142,7 +142,7 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "unsupported model_type 'gpt2'. Supported: bert, camembert"),
+        ({"model_type": "gpt2"}, "unsupported model_type 'gpt2'. Supported: attendant, bert, camembert"),
         ({"model_type": None}, "unsupported model_type None"),
         ({"hidden_act": "mish"}, "unsupported hidden_act 'mish'. Supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),

@@ -1,5 +1,6 @@
 """The command with a conflicting run directory, damaged files or signals: one line of error, nothing lost."""
 
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,21 @@ def test_other_options_are_an_error_before_the_first_checkpoint(
     assert not (tmp_path / "run" / CHECKPOINT).exists()
     document["tokenizer"]["vocab_size"] = 50
     assert "another tokenizer.vocab_size (60, now 50)" in train(document, tmp_path, capsys)
+
+
+def test_run_of_an_older_version_has_the_default_parts(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "validation.txt").write_text("")
+    assert "empty" in train(document, tmp_path, capsys)
+    path = tmp_path / "run" / OPTIONS
+    options = json.loads(path.read_text())
+    for name in ("block", "gated", "window", "rope_theta", "global_attn_every_n_layers"):
+        del options[f"model.{name}"]
+    path.write_text(json.dumps(options))
+    assert "empty" in train(document, tmp_path, capsys)
+    document["model"]["block"] = "pre"
+    assert "another model.block ('post', now 'pre')" in train(document, tmp_path, capsys)
 
 
 @pytest.mark.slow

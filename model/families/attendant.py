@@ -1,0 +1,93 @@
+"""The format of encoders that `attendant-model train` builds from parts which no published architecture combines.
+
+The keys of config.json are the fields of `EncoderConfig`, and tensors have the names of `Encoder`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, fields
+from typing import Any, get_args
+
+from model.checkpoint_files import CheckpointError
+from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
+from model.families.config_reader import ConfigReader
+from model.families.family import Family
+
+NAMES = {
+    name: name
+    for name in (
+        "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
+        "embeddings.norm", "embeddings.project", "positions.bias", "blocks",
+        "attention.query", "attention.key", "attention.value", "attention.output",
+        "attention.query_norm", "attention.key_norm", "attention_norm", "attention_output_norm",
+        "feed_forward.gate", "feed_forward.inner", "feed_forward.outer", "feed_forward_norm",
+        "feed_forward_output_norm", "norm",
+    )
+}  # fmt: skip
+LAYER_KEYS = {"window", "rope_theta", "attention_norm"}
+NO_TENSOR = r"(?!)"
+
+
+def read_config(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration. Fields without a value have their defaults."""
+    values = {field.name: _read_field(config, field) for field in fields(EncoderConfig) if field.name != "layers"}
+    layers = config.value("layers")
+    if not isinstance(layers, list) or len(layers) != values["num_hidden_layers"]:
+        raise CheckpointError("config.json: layers is not a list of num_hidden_layers objects. Correct it.")
+    try:
+        encoder_config = EncoderConfig(**values, layers=tuple(map(_read_layer, layers)))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}. Correct it.") from None
+    if encoder_config.head_size % 2 and any(layer.rotary for layer in encoder_config.layers):
+        raise CheckpointError(
+            f"config.json: head_size is odd ({encoder_config.head_size}), and rotary positions need pairs. Correct it."
+        )
+    return encoder_config
+
+
+def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
+    """Return the value of a field, checked by its type. A size with a default may be 0, and so may the token types."""
+    key, has_default = field.name, field.default is not MISSING
+    if key not in config:
+        return field.default if has_default else config.value(key)
+    if key == "hidden_act":
+        return config.activation(key)
+    if field.type is int:
+        return config.size(key, least=0 if has_default or key == "type_vocab_size" else 1)
+    if field.type is float:
+        return config.number(key)
+    if field.type is bool:
+        return config.flag(key)
+    value, choices = config.value(key), get_args(field.type)
+    if value not in choices:
+        raise CheckpointError(f"config.json: unsupported {key} {value!r}. Supported: {', '.join(choices)}.")
+    return value
+
+
+def _read_layer(values: Any) -> LayerConfig:
+    """Return the options of a layer. Raises CheckpointError."""
+    if not isinstance(values, Mapping) or not set(values) <= LAYER_KEYS:
+        raise CheckpointError(
+            f"config.json: an element of layers is not an object with the keys {', '.join(sorted(LAYER_KEYS))}. "
+            "Correct it."
+        )
+    layer = ConfigReader(values)
+    return LayerConfig(
+        window=layer.size("window") if "window" in layer else None,
+        rotary=RotaryConfig(layer.number("rope_theta")) if "rope_theta" in layer else None,
+        attention_norm=layer.flag("attention_norm", True),
+    )
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """Return the values of config.json for an encoder whose rotary positions are not scaled."""
+    return asdict(config) | {"layers": [_write_layer(layer) for layer in config.layers]}
+
+
+def _write_layer(layer: LayerConfig) -> dict[str, Any]:
+    theta = None if layer.rotary is None else layer.rotary.base
+    if theta is not None and layer.rotary != RotaryConfig(theta):
+        raise ValueError(f"rotary: scaled positions have no key in config.json ({layer.rotary})")
+    return {"window": layer.window, "rope_theta": theta, "attention_norm": layer.attention_norm}
+
+
+FAMILIES = (Family("attendant", read_config, NAMES, layer_lists=("layers",), unused=NO_TENSOR),)
