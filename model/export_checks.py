@@ -65,7 +65,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
     try:
         tokenizer = Tokenizer(checkpoint.tokenizer)
-        vocab_size, special_tokens = tokenizer.vocab_size, len(tokenizer.encode([TokenizerInput("")])[0])
+        vocab_size, special_tokens = tokenizer.text_vocab_size, len(tokenizer.encode([TokenizerInput("")])[0])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
         raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
     if vocab_size > checkpoint.encoder.config.vocab_size:

@@ -212,6 +212,16 @@ class Tokenizer:
         """One more than the largest token id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
+    @property
+    def text_vocab_size(self) -> int:
+        """One more than the largest token id that the encoding of a text can contain.
+
+        Some tokenizers have special tokens of other tasks, such as images, beyond the embedding table of the model.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        unused = {number for number, token in added.items() if token.special} - {*self._prefix, *self._suffix}
+        return max(number for number in self._tokenizer.get_vocab().values() if number not in unused) + 1
+
     def _split_spelled_special_tokens(self) -> None:
         """Split the spelling of special tokens that are also pieces of the vocabulary, such as `</s>` in a unigram."""
         special = {

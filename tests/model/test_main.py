@@ -15,6 +15,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from model.__main__ import main
 from model.artifact import Artifact
+from model.checkpoint import load_checkpoint
+from model.export_checks import check_tokenizer
+from model.tokenizer import Tokenizer
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import HIDDEN_SIZE
@@ -206,6 +209,15 @@ def test_export_rejects_a_tokenizer_with_one_token_too_many(source: Path, capsys
         f"attendant-model: tokenizer.json: more tokens than the embedding table ({size + 1}, limit {size}). "
         "Use the tokenizer of the model."
     )
+
+
+def test_special_token_of_another_task_may_be_beyond_the_embedding_table(source: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    checkpoint = load_checkpoint(source)
+    assert Tokenizer(checkpoint.tokenizer).vocab_size == checkpoint.encoder.config.vocab_size + 1
+    check_tokenizer(checkpoint)
 
 
 def test_export_names_missing_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
