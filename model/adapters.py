@@ -40,9 +40,17 @@ def merge_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], tas
         module = STORED.sub("", name)
         weight = tensor.float()
         if task is not None:
-            a, b = (tensors[f"{module}.parametrizations.weight.0.lora_{part}"][tasks.index(task)] for part in "AB")
+            a, b = (
+                _find(tensors, f"{module}.parametrizations.weight.0.lora_{part}")[tasks.index(task)] for part in "AB"
+            )
             scale = float(config["lora_alpha"]) / float(config["lora_rank"])
             product = b.float() @ a.float() if b.shape[0] == weight.shape[0] else a.float() @ b.float()
             weight = weight + scale * product
         merged[f"{module}.weight"] = weight
     return merged
+
+
+def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise CheckpointError(f"Weights: tensor {name} is missing. Download the model again.")
+    return tensors[name]

@@ -125,7 +125,18 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
         source = family.published_name(name)
         tensor = remaining.pop(source, None)
         if tensor is None:
-            raise CheckpointError(f"Weights: tensor {prefix}{source} is missing. Download the model again.")
+            raise CheckpointError(
+                f"Weights: tensor {prefix}{source} is missing. Download the model again, or correct config.json."
+            )
+        if not tensor.dtype.is_floating_point:
+            raise CheckpointError(
+                f"Weights: tensor {prefix}{source} has type {str(tensor.dtype).removeprefix('torch.')}. "
+                "Quantized weights are not supported: use the original model."
+            )
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"Weights: tensor {prefix}{source} contains NaN or infinity. Download the model again."
+            )
         if name == POSITIONS:
             tensor = tensor[first_position:]
         if tensor.shape != parameter.shape:
@@ -138,7 +149,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
     if unknown:
         raise CheckpointError(
             f"Weights: unknown tensor {unknown[0]} for model_type {family.name} ({len(unknown)} in total). "
-            "This architecture is not supported."
+            "Check the sizes in config.json; otherwise the architecture is not supported."
         )
     encoder.load_state_dict(state)
     return encoder

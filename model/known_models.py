@@ -230,8 +230,8 @@ Each model is served with one command, for example:
 
 The encoder is rebuilt from config.json and the weights. Code in a repository is never executed, and unknown tensors and
 unknown keys of config.json that may change the result are errors. The last column says what the tests of this project
-have run: the published weights, or random weights of the architecture, which agree with transformers in every hidden
-state and attention probability to 1e-5. For the other models, compare a few embeddings with their model card before you
+have run: the published weights, or random weights of the architecture, which agree with transformers: hidden states to
+1e-5 of their largest value, attention probabilities to 1e-5. For the other models, compare a few embeddings with their model card before you
 rely on them: only the weights of the default model are available where the tests run.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
@@ -242,7 +242,9 @@ Parameters are in millions, without heads. [Your own model](own-model.md) descri
 BACKENDS = """
 ## Backends
 
-bfloat16 and int8 depend on the weights: golden vectors are compared at every start, and a precision that is too
-inaccurate for a model is refused with the measured cosine, or replaced by float32 under `auto`. Variants that an
-architecture cannot have are refused at export. The CUDA backend has not been run on a GPU.
+Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares its vectors with golden
+vectors at every start. A precision that is too inaccurate is refused with the measured cosine, or replaced by float32
+under `auto`. Variants that an
+architecture cannot have are refused at export. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions
+and is the architecture `jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
 """

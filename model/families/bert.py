@@ -24,8 +24,11 @@ RENAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "La
 """Names of layer norms in early checkpoints."""
 
 
-def read_config(config: ConfigReader, first_position: int = 0) -> EncoderConfig:
-    """Return the configuration; the position table starts with `first_position` unused rows."""
+def read_config(config: ConfigReader, first_position: int = 0, embedding_size: int = 0) -> EncoderConfig:
+    """Return the configuration; the position table starts with `first_position` unused rows.
+
+    `embedding_size` 0 means the hidden size: only ELECTRA has a projection of embeddings.
+    """
     config.require("position_embedding_type", "absolute")
     if config.flag("add_cross_attention"):
         raise CheckpointError(
@@ -44,7 +47,7 @@ def read_config(config: ConfigReader, first_position: int = 0) -> EncoderConfig:
         type_vocab_size=config.size("type_vocab_size", 2),
         norm_eps=config.number("layer_norm_eps", 1e-12),
         hidden_act=config.activation("hidden_act"),
-        embedding_size=config.size("embedding_size", hidden_size),
+        embedding_size=embedding_size or hidden_size,
         causal=config.flag("is_decoder"),
     )
 

@@ -12,6 +12,8 @@ DECISIVE = re.compile(
     r"|prenorm|norm_type|parallel_block|qk_"
 )
 """Keys that may select another architecture. One that was not read is an error, unless it is off or `HARMLESS`."""
+MAX_SIZE = 2**24
+"""Larger sizes are mistakes, for which there is no memory."""
 HARMLESS = re.compile(
     r"dropout|_pdrop$|attn_implementation|flash_attn|memory_efficient_attention|_attention_heads$|^attentions?$|^output_attentions$"
     r"|^final_logit_softcapping$|^max_window_layers$|^sliding_window_pattern$|^cross_attention_hidden_size$|^attention_type$"
@@ -41,7 +43,7 @@ class ConfigReader:
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """Return an integer that is at least `least`."""
         found = self.value(key, default)
-        if type(found) is not int or found < least:
+        if type(found) is not int or not least <= found <= MAX_SIZE:
             kind = "a positive integer" if least == 1 else "0 or a positive integer"
             raise CheckpointError(f"config.json: {key} is not {kind} ({found!r}). Correct it.")
         return found
@@ -65,11 +67,11 @@ class ConfigReader:
     def activation(self, key: str, default: str | None = None) -> str:
         """Return the name of an activation function."""
         found = self.value(key, default)
-        if found not in ACTIVATIONS:
+        if not isinstance(found, str) or found not in ACTIVATIONS:
             raise CheckpointError(
                 f"config.json: unsupported {key} {found!r}. Supported: {', '.join(sorted(ACTIVATIONS))}."
             )
-        return str(found)
+        return found
 
     def require(self, key: str, expected: Any) -> None:
         """Raise CheckpointError unless a key is missing or has the only supported value."""

@@ -1,8 +1,16 @@
 """ELECTRA (Clark et al. 2020): BERT with a projection of smaller embeddings."""
 
-from model.families.bert import NAMES, RENAMES, read_config
+from model.encoder import EncoderConfig
+from model.families import bert
+from model.families.config_reader import ConfigReader
 from model.families.family import Family
 
-FAMILIES = (
-    Family("electra", read_config, NAMES | {"embeddings.project": "embeddings_project"}, ("", "electra."), RENAMES),
-)
+NAMES = bert.NAMES | {"embeddings.project": "embeddings_project"}
+
+
+def read_config(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration."""
+    return bert.read_config(config, embedding_size=config.size("embedding_size", config.size("hidden_size")))
+
+
+FAMILIES = (Family("electra", read_config, NAMES, ("", "electra."), bert.RENAMES),)

@@ -21,6 +21,7 @@ from service.engine.schema.explain import AttendRequest, AttendResult
 from service.errors import UnsupportedByModel
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.service.conftest import open_harness
+from tests.shared_models import load_anew
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ class ModelWithOracle:
 def load_with_oracle(published: Path, artifact: Path) -> ModelWithOracle:
     """Load an artifact in float32 on every lane, so that all layers have the same precision."""
     oracle = transformers.AutoModel.from_pretrained(oracle_directory(published), attn_implementation="eager").eval()
-    return ModelWithOracle(LoadedModel.load(Settings(model_dir=artifact, precision="float32")), oracle)
+    return ModelWithOracle(load_anew(Settings(model_dir=artifact, precision="float32")), oracle)
 
 
 @pytest.fixture(scope="module", params=[*BERT_FAMILIES, "causal-bert", "causal-roberta", *FAMILY_CASES])

@@ -22,6 +22,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeTask, Input
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.service.conftest import open_harness
+from tests.shared_models import load_anew
 
 Floats = NDArray[Any]
 Publish = Callable[[str], Path]
@@ -67,7 +68,7 @@ def family(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: p
     except ParityError as error:
         assert "too inaccurate for this model" in str(error)  # noqa: PT017
         export_quietly(published, out, Variants(explain=False))
-    model = LoadedModel.load(Settings(model_dir=out, precision="float32"))
+    model = load_anew(Settings(model_dir=out, precision="float32"))
     types = model.artifact.manifest.architecture.type_vocab_size > 1
     expected = []
     for tokens in model.tokenizer.encode([TokenizerInput(text) for text in TEXTS]):
@@ -105,7 +106,7 @@ async def test_every_backend_equals_transformers_packed_and_alone(family: Family
     """Random weights of this scale magnify rounding errors, so that 16 bits may be refused at the start."""
     provider, precision = PROVIDERS[backend]
     try:
-        model = LoadedModel.load(Settings(model_dir=family.artifact, provider=provider, precision=precision))
+        model = load_anew(Settings(model_dir=family.artifact, provider=provider, precision=precision))
     except ConfigError as refused:
         assert precision in ("bfloat16", "int8")
         assert re.search('is too inaccurate for this model|has no "int8" graph', str(refused))  # noqa: PT017

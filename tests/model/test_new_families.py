@@ -74,7 +74,9 @@ def test_hidden_states_and_probs_equal_transformers(publish: Publish, kind: str,
     for probs, expected in zip(output.probs, oracle.attentions, strict=False):
         assert float((probs - expected).abs().max()) < 1e-5
         if length > 1:
-            assert float(expected.max(dim=-1).values.mean()) > 2 / length, "attention is almost uniform: a weak oracle"
+            assert float(expected.max(dim=-1).values.mean()) > 2 / length, (
+                "a weak oracle (almost uniform attention): choose another size or activation"
+            )
 
 
 @pytest.mark.parametrize("kind", mark_slow(*FAMILY_CASES, fast=("mpnet", "modernbert", "qwen3", "gemma3_text")))
@@ -130,7 +132,7 @@ def test_unknown_and_missing_tensors_are_rejected(publish: Publish, tmp_path: Pa
     with pytest.raises(CheckpointError, match="unknown tensor"):
         load_checkpoint(directory)
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, directory / "model.safetensors")
-    with pytest.raises((CheckpointError, KeyError), match=r"is missing|lora"):
+    with pytest.raises(CheckpointError, match="is missing"):
         load_checkpoint(directory)
 
 

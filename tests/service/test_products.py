@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from model.export import export
 from model.sentence_transformers_config import SettingOptions
 from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
 from tests.model.conftest import definitions, publish  # noqa: F401
@@ -36,6 +35,7 @@ from tests.response_contract import (
 )
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
+from tests.shared_models import load_anew
 
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
@@ -96,7 +96,7 @@ def clients(
         published = request.getfixturevalue("publish")(request.param)
         normalized = SettingOptions(normalize=True)  # as the default model, whose contract the requests are held to
         export(str(published), out, revision=None, name=None, progress=lambda step: None, settings=normalized)
-        model = LoadedModel.load(Settings(model_dir=out, precision="float32"))
+        model = load_anew(Settings(model_dir=out, precision="float32"))
     else:
         model = request.getfixturevalue(request.param)
     access_log.lines.clear()
