@@ -231,8 +231,8 @@ Each model is served with one command, for example:
 The encoder is rebuilt from config.json and the weights. Code in a repository is never executed, and unknown tensors and
 unknown keys of config.json that may change the result are errors. The last column says what the tests of this project
 have run: the published weights, or random weights of the architecture, which agree with transformers: hidden states to
-1e-5 of their largest value, attention probabilities to 1e-5. For the other models, compare a few embeddings with their model card before you
-rely on them: only the weights of the default model are available where the tests run.
+1e-5 of their largest value, attention probabilities to 1e-5. For the other models, compare a few embeddings with their
+model card before you rely on them: only the weights of the default model are available where the tests run.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
 [CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.

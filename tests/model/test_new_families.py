@@ -27,6 +27,7 @@ Publish = Callable[[str], Path]
 LENGTHS = (1, 17, 118)
 """Beyond each window, and beyond the 91 positions where relative biases saturate."""
 SCALED = ("nomic_bert, dynamic", "nomic_bert, published")
+WEAK = "a weak oracle (almost uniform attention): choose another size or activation in FAMILY_CASES"
 LONG_ROWS = (*SCALED, "modernbert, published", "jina_embeddings_v3, published", "qwen3, windows", "gemma3_text, causal")
 """Models whose inputs are so long that attention is computed in blocks."""
 FIRST_ORDINARY_ID = 5
