@@ -15,7 +15,7 @@ def find_notices(directory: Path) -> tuple[Path, ...]:
 
 
 def is_notice(name: str) -> bool:
-    """Return whether a file name is that of a license or notice file."""
+    """Return whether a name is the name of a license or notice file."""
     return any(fnmatch(name, pattern) for pattern in NOTICES)
 
 

@@ -65,7 +65,7 @@ class Absent(Record):
 
 
 class LayerRecord(Record):
-    """What the attention maps of one layer need.
+    """The graph and the weights for the attention maps of one layer.
 
     `graph` computes scores, probs and values; `weights` are its inputs besides the input of the layer and positions.
     `output` (H * d, D) and `output_bias` map the heads to the output of the attention. `norm` and `norm_bias` are the
@@ -86,7 +86,7 @@ class LayerRecord(Record):
 
 
 class LayersRecord(Record):
-    """What attention maps need of all layers, first layer first.
+    """The graphs and weights for attention maps, first layer first.
 
     `norm` describes the norm that reads the output of the attention: a LayerNorm subtracts the mean, an RMSNorm does
     not. `residual_in_norm`: it reads the sum of the output and the residual stream, else the output alone.

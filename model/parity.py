@@ -21,7 +21,7 @@ GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14
 """Sequence lengths of each tested batch. A sequence of the maximum length is added."""
 
 MAX_TESTED_TOKENS = 2304
-"""Longer sequences would take minutes. This length is beyond that of dense masks, and of the scaling of positions."""
+"""Longer sequences would take minutes. This length exceeds the limits of dense masks and of unscaled positions."""
 
 TOLERANCE = 1e-4
 """Maximum difference, relative to the largest absolute value of the reference (at least 1)."""

@@ -84,7 +84,7 @@ def _convert_wordpiece(directory: Path) -> Tokenizer:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """Return the settings of the tokenizer, those of the newer file first."""
+    """Return the settings of the tokenizer; settings of the newer file take precedence."""
     return read_optional_json(directory / "special_tokens_map.json") | read_optional_json(
         directory / "tokenizer_config.json"
     )

@@ -28,7 +28,7 @@ def read_rotary(config: ConfigReader, default_base: float, positions: int) -> Ro
 def check_scaled_length(length: int) -> int:
     """Return the length beyond which dynamic scaling applies. Raises CheckpointError if shorter sequences share rows.
 
-    The scaling depends on the length of a sequence, and the encoder knows that of a row.
+    The scaling depends on the length of a sequence, but the encoder only knows the length of a row.
     """
     if length < SHARED_ROW_TOKENS:
         raise CheckpointError(
