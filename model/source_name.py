@@ -47,7 +47,7 @@ def is_commit(revision: str) -> bool:
 def parse_hub_id(source: str, revision: str | None = None) -> HubId:
     """Return the model ID and the revision of `ORG/NAME` or `ORG/NAME@revision`, which is not an existing directory.
 
-    `revision` is that of a separate option; it must not be set twice.
+    `revision` is the value of the option `--revision`. Setting both is an error.
 
     Raises:
         SourceError: `source` is a path, or not a valid ID.

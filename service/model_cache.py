@@ -27,7 +27,7 @@ log = logging.getLogger("attendant.cache")
 
 @dataclass(frozen=True)
 class CacheKey:
-    """What identifies a cached artifact.
+    """The identity of a cached artifact.
 
     `label` is the readable part of its name, `identity` is hashed. `exported` is the source for the exporter, and
     `hub_id` that of a Hugging Face model.

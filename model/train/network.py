@@ -37,7 +37,7 @@ def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
 
 
 def _make_layer(options: ModelOptions, index: int) -> LayerConfig:
-    """Return the options of a layer; windows and the first norm are those of ModernBERT (Warner et al. 2024).
+    """Return the options of a layer; windows and the first norm follow ModernBERT (Warner et al. 2024).
 
     A pre-norm encoder needs no norm before its first attention, which reads the normalized embeddings.
     """

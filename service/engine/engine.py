@@ -220,7 +220,7 @@ class Engine:
             raise ResponseTooLarge("Response too large", remedy, actual=size, maximum=limit, unit="bytes")
 
     def check_explain_size(self, sizes: Sequence[int], *, maps: bool, path: str | None = None) -> None:
-        """Raise `RequestTooLarge` for an input of so many tokens that its intermediate results exceed the limit.
+        """Raise `RequestTooLarge` for an input whose intermediate results exceed the limit.
 
         `sizes`: the tokens of each input. `path` replaces the path of the input.
         """

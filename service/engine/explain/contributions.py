@@ -2,7 +2,7 @@
 
 With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
 product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
-or last pooling, there is one term, that of the first or last token.
+or last pooling, there is one term, from the first or last token.
 """
 
 from dataclasses import dataclass

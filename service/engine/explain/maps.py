@@ -15,8 +15,8 @@ Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2
 block_norm and projection decompose the output of the norm that reads the attention output. In post-norm blocks, it is
 the norm after the residual connection, as published. In pre-norm blocks, it is the norm before the feed-forward
 network: the residual stream itself has a few very large channels that would hide all others. In sandwich blocks, the
-norm reads the attention output alone, and the decomposition is that of the residual stream, where the token's own
-hidden state is added.
+norm reads the attention output alone, and the residual stream is decomposed, which includes the
+token's own hidden state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

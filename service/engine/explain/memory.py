@@ -12,7 +12,7 @@ MAP_TENSORS = 3
 def explain_bytes(architecture: Architecture, tokens: int, *, maps: bool) -> int:
     """Return the bytes of the intermediate results for an input of T tokens.
 
-    These are the hidden states, float32 (L+1, T, D), and with `maps` those of one layer.
+    These are the hidden states, float32 (L+1, T, D), and with `maps` the intermediate results of one layer.
     """
     linear, square = _coefficients(architecture, maps=maps)
     return tokens * (linear + square * tokens)
