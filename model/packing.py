@@ -23,8 +23,9 @@ MAX_BATCH_TOKENS = 1024
 """Maximum of `max_batch_tokens`: attention in longer rows does not keep several sequences apart."""
 LONG_STEP = 128
 """Lengths of rows with one sequence are multiples of this, in tokens. Blocks of queries are as long."""
-LONG_GROWTH = 1.25
-"""Factor between these lengths, approximately: each is compiled at its first use, which takes time and memory."""
+LONG_STEPS = 4
+"""Number of these lengths from one power of two to the next: each is compiled at its first use, which takes time and
+memory. Powers of two are the usual limits to which texts are truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,8 @@ def _long_lengths(packed: int, longest: int) -> list[int]:
     """Return the lengths of rows longer than `packed`, for sequences of up to `longest` tokens, ascending."""
     lengths, length = [], packed
     while length < longest:
-        length = min(_round_up(round(length * LONG_GROWTH)), _round_up(longest))
+        step = max(LONG_STEP, 2 ** (length.bit_length() - 1) // LONG_STEPS)
+        length = min((length // step + 1) * step, _round_up(longest))
         lengths.append(length)
     return lengths
 

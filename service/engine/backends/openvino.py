@@ -25,8 +25,9 @@ INT8_GROUP_SIZE = 32
 Thus an embedding does not depend on the batch composition.
 """
 MAX_LATENCY_THREADS = 4
-MAX_LATENCY_TOKENS = 128
-"""Above these limits, running one batch on several threads gives no speedup."""
+"""Above this limit, running one batch on more threads gives no speedup."""
+MAX_LATENCY_WARM_UP = 128
+"""Larger batches of one request compile on the latency model at their first use."""
 WARM_UP_S = 1.0
 """The first run of a shape takes 3 to 25 ms longer than the next ones, so slow CPUs leave large shapes to requests."""
 
@@ -34,8 +35,8 @@ WARM_UP_S = 1.0
 class OpenVinoBackend(PackedBackend):
     """Two compiled models: one stream per thread for throughput, and one stream over all threads for latency.
 
-    A small batch uses the latency model if nothing else runs: latency improves 1.6-fold. Under load, one stream of two
-    threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX, two cores).
+    A batch uses the latency model if nothing else runs: on two threads it runs 1.5 to 1.9 times as fast. Under load,
+    one stream of two threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX, two cores).
     """
 
     # Each shape compiles on each stream (3 to 25 ms) and stays in memory, so there are few. All are multiples of 16
@@ -72,15 +73,14 @@ class OpenVinoBackend(PackedBackend):
         `share_inputs=True`, mixed with unshared calls on one request from two threads, corrupted the heap in 7 of 7
         runs (OpenVINO 2026.4.1).
         """
-        tokens = inputs["input_ids"].size
         with self._throughput.borrow() as request:
-            pool = self._latency
-            if pool is None or tokens > MAX_LATENCY_TOKENS or self._throughput.borrowed > 1:
-                output = _infer(request, inputs)
+            if self._latency is not None and self._throughput.borrowed == 1:
+                output = self._latency.infer(inputs)
             else:
-                with pool.borrow() as latency_request:
-                    output = _infer(latency_request, inputs)
-        self._throughput.release_memory(tokens)
+                output = self._throughput.run(request, inputs)
+        self._throughput.release_memory()
+        if self._latency is not None:
+            self._latency.release_memory()
         return output
 
     def warm_up(self) -> None:
@@ -94,7 +94,7 @@ class OpenVinoBackend(PackedBackend):
             for shape in (largest, *shapes):
                 inputs = self.full_batch(shape)
                 list(executor.map(self._throughput.infer, [inputs] * self.choice.streams))
-                if self._latency is not None and shape.tokens <= MAX_LATENCY_TOKENS:
+                if self._latency is not None and shape.tokens <= MAX_LATENCY_WARM_UP:
                     self._latency.infer(inputs)
                 if time.monotonic() > deadline:
                     break
@@ -128,7 +128,14 @@ class RequestPool:
     def infer(self, inputs: dict[str, Ints]) -> Floats:
         """Run on whichever request is free."""
         with self.borrow() as request:
-            return _infer(request, inputs)
+            return self.run(request, inputs)
+
+    def run(self, request: Any, inputs: dict[str, Ints]) -> Floats:
+        """Run on a borrowed request."""
+        if inputs["input_ids"].size > MAX_BATCH_TOKENS:
+            self._release_due = True
+        request.infer(inputs)
+        return np.array(request.get_output_tensor(0).data)
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
@@ -143,22 +150,16 @@ class RequestPool:
             with self._lock:
                 self.borrowed -= 1
 
-    def release_memory(self, tokens: int) -> None:
-        """After a batch of more than `MAX_BATCH_TOKENS`, release memory as soon as no batch is running.
+    def release_memory(self) -> None:
+        """After a batch of more than `MAX_BATCH_TOKENS`, release its memory, unless a batch is running.
 
         Otherwise each stream that ever ran one keeps its memory: 560 MiB per stream for 8,192 tokens of a model of base
         size. Takes 10 ms, and the next batch of each stream 60 ms to allocate memory again.
         """
-        self._release_due |= tokens > MAX_BATCH_TOKENS
         if not self._release_due or self.borrowed:
             return
-        self._release_due = False
-        with contextlib.suppress(RuntimeError):  # a batch has started meanwhile
+        with contextlib.suppress(RuntimeError):  # a batch has started meanwhile: the one that ends last releases it
             self._compiled.release_memory()
+            self._release_due = False
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # glibc only: return freed memory to the OS
-
-
-def _infer(request: Any, inputs: dict[str, Ints]) -> Floats:
-    request.infer(inputs)
-    return np.array(request.get_output_tensor(0).data)
