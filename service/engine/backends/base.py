@@ -20,6 +20,9 @@ ProviderName = Literal["cuda", "openvino", "cpu"]
 Floats = NDArray[np.float32]
 
 MEASURED_SHAPES = 6
+"""Number of packed shapes that warm-up measures."""
+SLOW_RUN_S = 0.02
+"""Half as many shapes are measured if the smallest one runs for longer."""
 LONG_RUN_S = 0.2
 """Shapes that run for longer are measured once: their run time varies less, and warm-up would take seconds."""
 LONG_SHAPE_S = 0.75
@@ -192,7 +195,7 @@ class PackedBackend(ABC):
         return pack_batch([([0] * size, None) for size in row * shape.rows], shape).inputs
 
     def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
-        """Measure a few shapes with `run`, which executes a batch on one stream, and fit the cost of all shapes.
+        """Measure a few shapes with `run`, which executes a batch on each stream, and fit the cost of all shapes.
 
         Of the shapes longer than packed ones, at most one is measured. The others are compiled at their first use.
         """
@@ -202,7 +205,10 @@ class PackedBackend(ABC):
             seconds = _timed(run, inputs)
             return shape, min(seconds, _timed(run, inputs)) if seconds < LONG_RUN_S else seconds
 
-        measured = [measure(shape) for shape in self.shapes.sample(MEASURED_SHAPES)]
+        smallest, *shapes = self.shapes.sample(MEASURED_SHAPES)
+        measured = [measure(smallest)]
+        slow = measured[0][1] > SLOW_RUN_S
+        measured += [measure(shape) for shape in (shapes[::4] if slow else shapes)]
         self.shapes.use(CostModel.fit(measured))
         long_shape = self.shapes.longest_within(LONG_SHAPE_S)
         if long_shape is not None:

@@ -59,9 +59,11 @@ class OpenVinoBackend(PackedBackend):
         core = import_openvino().Core()
         model = read_model(core, self._artifact, self.choice.graph)
         streams = self.choice.streams
-        self._throughput = self._compile(core, model, streams, streams, self.workers)
         threads = min(streams, MAX_LATENCY_THREADS)
-        self._latency = self._compile(core, model, 1, threads, 1) if threads > 1 else None
+        with ThreadPoolExecutor(1) as executor:  # compilation uses one thread
+            latency = executor.submit(self._compile, core, model, 1, threads, 1) if threads > 1 else None
+            self._throughput = self._compile(core, model, streams, streams, self.workers)
+            self._latency = latency.result() if latency is not None else None
         # The first call initializes static state of the bindings. Two threads that do so at once deadlock (2026.4.1):
         # one holds the GIL and waits for the initialization; the other holds the initialization lock and waits for the
         # GIL.
@@ -84,22 +86,25 @@ class OpenVinoBackend(PackedBackend):
         return output
 
     def warm_up(self) -> None:
-        """Run the largest packed shape, which allocates most memory, then the others for `WARM_UP_S`, smallest first.
+        """Measure a few shapes on all streams at once, then run the other packed shapes, smallest first.
 
-        Each stream compiles each shape separately. Longer shapes would take many seconds, so requests compile them.
+        Each stream compiles each shape separately. Shapes that are not reached within `WARM_UP_S` compile with their
+        first request, and so do longer ones.
         """
-        *shapes, largest = self.shapes.packed
-        deadline = time.monotonic() + WARM_UP_S
+        started = time.monotonic()
         with ThreadPoolExecutor(self.choice.streams) as executor:
-            for shape in (largest, *shapes):
-                inputs = self.full_batch(shape)
+
+            def run(inputs: dict[str, Ints]) -> None:
                 list(executor.map(self._throughput.infer, [inputs] * self.choice.streams))
+
+            self.fit_costs(run)
+            for shape in self.shapes.packed:
+                if time.monotonic() > started + WARM_UP_S:
+                    break
+                inputs = self.full_batch(shape)
+                run(inputs)
                 if self._latency is not None and shape.tokens <= MAX_LATENCY_WARM_UP:
                     self._latency.infer(inputs)
-                if time.monotonic() > deadline:
-                    break
-        # Not `infer`, which runs small batches on several threads.
-        self.fit_costs(self._throughput.infer)
 
     def _compile(self, core: Any, model: Any, streams: int, threads: int, requests: int) -> "RequestPool":
         properties: dict[str, Any] = {

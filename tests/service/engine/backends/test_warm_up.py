@@ -1,5 +1,6 @@
 """Warm-up of models with long inputs, on backends that record shapes instead of running them."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,11 +42,9 @@ class RecordingOnnxRuntime(Recorder, OnnxRuntimeCpuBackend):
     pass
 
 
-@pytest.mark.parametrize("backend_class", [RecordingOpenVino, RecordingOnnxRuntime])
-@pytest.mark.parametrize(("costs", "measured"), [(SLOW_BASE, [640]), (FAST_SMALL, [6144])])
-def test_warm_up_measures_at_most_one_long_shape(
-    backend_class: type[Any], costs: CostModel, measured: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def open_recording(backend_class: type[Any], costs: CostModel, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Open a backend whose batches take the time of `costs`."""
+
     def timed(run: Any, inputs: dict[str, Ints]) -> float:
         run(inputs)
         return costs.seconds(BatchShape(*inputs["input_ids"].shape))
@@ -53,10 +52,39 @@ def test_warm_up_measures_at_most_one_long_shape(
     monkeypatch.setattr(base, "_timed", timed)
     architecture = SimpleNamespace(type_vocab_size=1)
     artifact: Any = SimpleNamespace(manifest=SimpleNamespace(max_input_tokens=8192, architecture=architecture))
-    backend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
+    return backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
+
+
+@pytest.mark.parametrize("backend_class", [RecordingOpenVino, RecordingOnnxRuntime])
+@pytest.mark.parametrize(("costs", "measured"), [(SLOW_BASE, [768]), (FAST_SMALL, [7168])])
+def test_warm_up_measures_at_most_one_long_shape(
+    backend_class: type[Any], costs: CostModel, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_recording(backend_class, costs, monkeypatch)
     backend.warm_up()
     lengths = {shape.length for shape in backend.shapes_run if shape.length > PACKED_TOKENS}
     assert sorted(lengths) == measured
     assert costs.seconds(BatchShape(1, max(measured))) <= LONG_SHAPE_S
     assert backend.shapes.costs.square == pytest.approx(costs.square, rel=1e-3)
     assert backend.seconds(8192) == pytest.approx(costs.seconds(BatchShape(1, 8192)), rel=1e-3)
+
+
+@pytest.mark.parametrize("backend_class", [RecordingOpenVino, RecordingOnnxRuntime])
+def test_warm_up_measures_fewer_shapes_of_a_slow_model(
+    backend_class: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = CostModel(fixed=2e-2, token=1.6e-3, square=6e-7)
+    measured: list[BatchShape] = []
+
+    def fit(pairs: Sequence[tuple[BatchShape, float]]) -> CostModel:
+        measured.extend(shape for shape, _ in pairs)
+        return costs
+
+    monkeypatch.setattr(CostModel, "fit", fit)
+    open_recording(backend_class, costs, monkeypatch).warm_up()
+    assert len(measured) == 3
+    assert (measured[0].tokens, measured[-1].tokens) == (backend_class.batch_shapes[0][1], 512)
+    costs = FAST_SMALL
+    measured.clear()
+    open_recording(backend_class, costs, monkeypatch).warm_up()
+    assert len(set(measured)) == base.MEASURED_SHAPES + 1
