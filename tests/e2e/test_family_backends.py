@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from model.export import ParityError, Variants, export
 from model.manifest import Precision
-from model.tokenizer import TokenizerInput
+from model.tokenizer import Tokenizer, TokenizerInput
 from service.config import ConfigError, Settings
+from service.engine.backends.base import Backend
 from service.engine.backends.cpu import detect_cpu
-from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeTask, Input
+from service.engine.schema.encode import EncodeRequest, EncodeTask, Input, TextVectors
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
@@ -84,14 +84,16 @@ def export_quietly(published: Path, out: Path, variants: Variants) -> None:
     export(str(published), out, revision=None, name=None, progress=lambda step: None, variants=variants)
 
 
-def hidden_states(model: LoadedModel, texts: tuple[str, ...]) -> list[Floats]:
+def hidden_states(
+    tokenizer: Tokenizer, backend: Backend[EncodeTask, TextVectors], texts: tuple[str, ...]
+) -> list[Floats]:
     """Return the last hidden states of texts in packed batches, each as large as the backend allows."""
     batches: list[list[EncodeTask]] = [[]]
-    for tokens in model.tokenizer.encode([TokenizerInput(text) for text in texts]):
-        if sum(len(task.tokens) for task in batches[-1]) + len(tokens) > model.backend.max_batch_tokens:
+    for tokens in tokenizer.encode([TokenizerInput(text) for text in texts], offsets=False):
+        if sum(len(task.tokens) for task in batches[-1]) + len(tokens) > backend.max_batch_tokens:
             batches.append([])
         batches[-1].append(EncodeTask(tokens, None, hidden=True))
-    results = [vectors.hidden for batch in batches for vectors in model.backend.run(batch)]
+    results = [vectors.hidden for batch in batches for vectors in backend.run(batch)]
     return [hidden[0] for hidden in results if hidden is not None]
 
 
@@ -113,9 +115,9 @@ async def test_every_backend_equals_transformers_packed_and_alone(family: Family
         print(f"{backend}: {refused}")
         return
     limit = {"float32": 0.999999, "bfloat16": 0.99, "int8": 0.95}[precision]
-    together = hidden_states(model, TEXTS)
+    together = hidden_states(model.tokenizer, model.backend, TEXTS)
     for text, expected, packed in zip(TEXTS, family.expected, together, strict=True):
-        (alone,) = hidden_states(model, (text,))
+        (alone,) = hidden_states(model.tokenizer, model.backend, (text,))
         if precision == "float32":
             tolerance = 1e-4 * max(1, np.abs(expected).max())
             np.testing.assert_allclose(packed, expected, atol=tolerance, rtol=0)

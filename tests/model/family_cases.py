@@ -1,7 +1,7 @@
 """One tiny model per architecture, with random weights and every config key away from its default.
 
-Weights have a standard deviation of 0.3, so that attention is far from uniform. Files have the names of transformers,
-or in the cases called "published" those of the checkpoints on the Hugging Face Hub.
+Unless a case says otherwise, weights have a standard deviation of 0.3, so that attention is far from uniform. Files
+have the names of transformers, or in the cases called "published" those of the checkpoints on the Hugging Face Hub.
 """
 
 import json
@@ -40,6 +40,7 @@ class FamilyCase:
     tokenizer: str = "wordpiece"
     rename: Rename | None = None
     pooling: str | None = None
+    deviation: float = 0.3
 
     def publish(self, directory: Path, tokenizer: bytes) -> None:
         """Write config.json, weights and tokenizer. The directory `directory/oracle` has what transformers loads."""
@@ -51,7 +52,7 @@ class FamilyCase:
             for name, parameter in model.named_parameters():
                 is_norm = name.endswith("weight") and parameter.dim() == 1 and "norm" in name.lower()
                 center = 1.0 if is_norm and "Gemma" not in self.architecture else 0.0
-                parameter.copy_(center + 0.3 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(center + self.deviation * torch.randn(parameter.shape, generator=generator))
         save_native(model, directory)
         if self.rename is not None:
             save_native(model, directory / "oracle")
