@@ -16,12 +16,22 @@ from model.weight_files import weight_files
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class CheckpointError(Exception):
     """Unsupported or invalid model files. The message names the file, tensor or setting."""
 
     status = EX_DATAERR
+
+
+def reject_pointers(directory: Path) -> None:
+    """Raise CheckpointError if a file is a pointer of Git LFS: a repository cloned without it has no other contents."""
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                    raise CheckpointError(f"{path}: a Git LFS pointer. Run: git lfs pull")
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:

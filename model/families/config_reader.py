@@ -9,7 +9,7 @@ from model.encoder import ACTIVATIONS
 
 DECISIVE = re.compile(
     r"attn|attention|rope|rotary|scaling|window|causal|bidirection|softcap|alibi|expert|moe|position_embedding"
-    r"|prenorm|norm_type|parallel_block|qk_"
+    r"|prenorm|norm_type|parallel_block|qk_|quantization"
 )
 """Keys that may select another architecture. One that was not read is an error, unless it is off or `HARMLESS`."""
 MAX_SIZE = 2**24

@@ -1,6 +1,8 @@
 """Loading and validating published checkpoints."""
 
+import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,16 @@ def test_tensor_of_wrong_shape_is_named(source: Path) -> None:
         load_checkpoint(source)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_pointer_of_git_lfs_is_named(source: Path, name: str) -> None:
+    digest = hashlib.sha256(b"").hexdigest()
+    (source / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 90868376\n")
+    with pytest.raises(
+        CheckpointError, match=rf"^{re.escape(str(source / name))}: a Git LFS pointer. Run: git lfs pull$"
+    ):
+        load_checkpoint(source)
+
+
 @pytest.mark.parametrize("body", [b"", b"not tensors", b"\xff" * 64])
 def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None:
     (source / "model.safetensors").write_bytes(body)
@@ -153,6 +165,7 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
         ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is true"),
         ({"add_cross_attention": True}, "add_cross_attention is true"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "unknown key quantization_config"),
         ({"is_decoder": "yes"}, r"is_decoder is not true or false \('yes'\)"),
     ],
 )
