@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.adapters import list_tasks, merge_adapters
 from model.artifact import TRAINING
-from model.checkpoint_files import CheckpointError, read_json, read_tensors, reject_pointers
+from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.config_reader import ConfigReader
@@ -57,7 +57,6 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         CheckpointError: a file is missing, invalid or of an unsupported model.
     """
     config = read_json(directory / "config.json")
-    reject_pointers(directory)
     family = find_family(config)
     if family is None:
         raise CheckpointError(

@@ -25,13 +25,11 @@ class CheckpointError(Exception):
     status = EX_DATAERR
 
 
-def reject_pointers(directory: Path) -> None:
-    """Raise CheckpointError if a file is a pointer of Git LFS: a repository cloned without it has no other contents."""
-    for path in sorted(directory.iterdir()):
-        if path.is_file():
-            with path.open("rb") as file:
-                if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                    raise CheckpointError(f"{path}: a Git LFS pointer. Run: git lfs pull")
+def reject_pointer(path: Path) -> None:
+    """Raise CheckpointError if a file is a pointer of Git LFS, as in a repository cloned without Git LFS."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself. Run: git lfs pull")
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
@@ -49,6 +47,7 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
         path = directory / name
         if Path(name).name != name or not path.is_file():
             raise CheckpointError(f"{path}: missing. Use a model with safetensors or PyTorch weights.")
+        reject_pointer(path)
         tensors.update(_read_pickled(path) if is_pickled else _read_safetensors(path))
     return tensors
 

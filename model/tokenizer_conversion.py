@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json
+from model.checkpoint_files import CheckpointError, read_json, read_optional_json, reject_pointer
 
 WORDPIECE_TYPES = ("bert", "distilbert", "electra")
 """Values of `model_type` whose tokenizers differ only in the settings read here."""
@@ -25,6 +25,7 @@ def read_tokenizer(directory: Path) -> bytes:
     """
     path = directory / "tokenizer.json"
     if path.is_file():
+        reject_pointer(path)
         return path.read_bytes()
     problem = _find_obstacle(directory)
     if problem is not None:

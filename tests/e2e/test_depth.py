@@ -1,10 +1,9 @@
-"""bfloat16 at the depth of base-size models, where rounding errors accumulate over 12 to 24 layers.
+"""Accuracy at the depth of base-size models: rounding errors accumulate over 12 to 24 layers.
 
-The error of random weights says nothing about trained ones, so the reference is the error of torch in bfloat16.
+In bfloat16, the error of random weights says nothing about trained ones, so it is compared with the error of torch.
 """
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,16 +12,13 @@ import transformers
 
 from model.artifact import TOKENIZER, Artifact
 from model.export import Variants
-from model.manifest import Precision
 from model.tokenizer import Tokenizer, TokenizerInput
 from service.engine.backends.base import BackendChoice
-from service.engine.backends.cpu import detect_cpu
 from service.engine.backends.select import open_backend
-from tests.e2e.test_family_backends import TEXTS, Floats, cosines, export_quietly, hidden_states
+from tests.e2e.test_family_backends import PROVIDERS, TEXTS, Floats, cosines, export_quietly, hidden_states
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.tiny_tokenizers import BUILDERS
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 WIDTH, HEADS = 96, 6
 DEVIATION = 0.1
 """Outputs of linear layers are then about as large as their inputs, as in trained models: 0.1 * sqrt(96) = 1."""
@@ -39,6 +35,16 @@ LAYERS = {
 """The depth of the published models, rounded to 12 or 24."""
 
 
+@dataclass(frozen=True)
+class Deep:
+    """An artifact, the last hidden states (T, D) of `TEXTS` in transformers, and their error in torch in bfloat16."""
+
+    artifact: Artifact
+    tokenizer: Tokenizer
+    expected: list[Floats]
+    torch_error: float
+
+
 def deepen(case: FamilyCase, layers: int) -> FamilyCase:
     """Return a case of this depth, in which every third layer is global."""
     options = dict(case.options)
@@ -51,34 +57,40 @@ def deepen(case: FamilyCase, layers: int) -> FamilyCase:
     return replace(case, options=options, deviation=DEVIATION)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not detect_cpu().bfloat16, reason="This CPU has no bfloat16")
-@pytest.mark.parametrize("family", LAYERS)
-def test_bfloat16_is_as_accurate_as_torch_at_the_depth_of_published_models(family: str, tmp_path: Path) -> None:
-    case, published = deepen(FAMILY_CASES[family], LAYERS[family]), tmp_path / "published"
+@pytest.fixture(scope="module", params=[pytest.param(family, marks=pytest.mark.slow) for family in LAYERS])
+def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Deep:
+    directory, family = tmp_path_factory.mktemp("deep"), request.param
+    case, published = deepen(FAMILY_CASES[family], LAYERS[family]), directory / "published"
     case.publish(published, BUILDERS[case.tokenizer]().to_str().encode())
-    export_quietly(published, tmp_path / "artifact", Variants(explain=False))
-    artifact = Artifact.open(tmp_path / "artifact")
+    export_quietly(published, directory / "artifact", Variants(explain=False))
+    artifact = Artifact.open(directory / "artifact")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
-    tokenized = [tokens.input_ids for tokens in tokenizer.encode([TokenizerInput(text) for text in TEXTS])]
-    backends = [
-        open_backend(artifact, BackendChoice("openvino", name, "fast", 2, 1, 512, "test")) for name in PRECISIONS
-    ]
-    exact, packed = (hidden_states(tokenizer, backend, TEXTS) for backend in backends)
-    alone = [hidden_states(tokenizer, backends[1], (text,))[0] for text in TEXTS]
     model = transformers.AutoModel.from_pretrained(published, attn_implementation="eager").eval()
-    expected, half = [], []
+    expected, rounded = [], []
     with torch.inference_mode():
-        for ids in tokenized:
-            expected.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy())
+        for tokens in tokenizer.encode([TokenizerInput(text) for text in TEXTS]):
+            ids = torch.tensor([tokens.input_ids])
+            expected.append(model(input_ids=ids).last_hidden_state[0].numpy())
             with torch.autocast("cpu", torch.bfloat16):
-                half.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0].float().numpy())
-    for actual, hidden in zip(exact, expected, strict=True):
-        np.testing.assert_allclose(actual, hidden, atol=1e-4 * max(1, np.abs(hidden).max()), rtol=0)
-    error, torch_error = (largest_error(states, expected) for states in (packed, half))
-    print(f"{family}, {LAYERS[family]} layers: 1 - cosine {error:.1e}, torch {torch_error:.1e}")
-    assert error <= 3 * torch_error + 1e-4
-    assert largest_error(alone, packed) <= 3 * torch_error + 1e-4
+                rounded.append(model(input_ids=ids).last_hidden_state[0].float().numpy())
+    return Deep(artifact, tokenizer, expected, largest_error(rounded, expected))
+
+
+@pytest.mark.parametrize("backend", [name for name, (_, precision) in PROVIDERS.items() if precision != "int8"])
+def test_backends_are_accurate_at_the_depth_of_published_models(deep: Deep, backend: str) -> None:
+    provider, precision = PROVIDERS[backend]
+    opened = open_backend(deep.artifact, BackendChoice(provider, precision, "fast", 2, 1, 512, "test"))
+    packed = hidden_states(deep.tokenizer, opened, TEXTS)
+    alone = [hidden_states(deep.tokenizer, opened, (text,))[0] for text in TEXTS]
+    if precision == "float32":
+        for actual, hidden in zip([*packed, *alone], [*deep.expected] * 2, strict=True):
+            np.testing.assert_allclose(actual, hidden, atol=1e-4 * max(1, np.abs(hidden).max()), rtol=0)
+        return
+    limit = 3 * deep.torch_error + 1e-4
+    error = largest_error(packed, deep.expected)
+    print(f"1 - cosine {error:.1e}, torch {deep.torch_error:.1e}")
+    assert error <= limit
+    assert largest_error(alone, packed) <= limit
 
 
 def largest_error(actual: list[Floats], expected: list[Floats]) -> float:

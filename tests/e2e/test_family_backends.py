@@ -17,7 +17,7 @@ from model.export import ParityError, Variants, export
 from model.manifest import Precision
 from model.tokenizer import Tokenizer, TokenizerInput
 from service.config import ConfigError, Settings
-from service.engine.backends.base import Backend
+from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu
 from service.engine.schema.encode import EncodeRequest, EncodeTask, Input, TextVectors
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
@@ -28,7 +28,7 @@ Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
 CPU = detect_cpu()
-PROVIDERS: dict[str, tuple[str, Precision]] = {"ONNX Runtime": ("cpu", "float32")}
+PROVIDERS: dict[str, tuple[ProviderName, Precision]] = {"ONNX Runtime": ("cpu", "float32")}
 if importlib.util.find_spec("openvino") is not None:
     PROVIDERS["OpenVINO"] = ("openvino", "float32")
     PROVIDERS |= {"OpenVINO bfloat16": ("openvino", "bfloat16")} if CPU.bfloat16 else {}

@@ -1,7 +1,8 @@
 """One tiny model per architecture, with random weights and every config key away from its default.
 
-Unless a case says otherwise, weights have a standard deviation of 0.3, so that attention is far from uniform. Files
-have the names of transformers, or in the cases called "published" those of the checkpoints on the Hugging Face Hub.
+Unless a case says otherwise, weights have a standard deviation of 0.3, so that attention is far from uniform. Config
+keys and tensors have the names that transformers writes. In "published" cases, they have the names of the checkpoints
+on the Hugging Face Hub.
 """
 
 import json

@@ -134,14 +134,20 @@ def test_tensor_of_wrong_shape_is_named(source: Path) -> None:
         load_checkpoint(source)
 
 
+LFS_POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{hashlib.sha256().hexdigest()}\nsize 90868376\n"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_pointer_of_git_lfs_is_named(source: Path, name: str) -> None:
-    digest = hashlib.sha256(b"").hexdigest()
-    (source / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 90868376\n")
-    with pytest.raises(
-        CheckpointError, match=rf"^{re.escape(str(source / name))}: a Git LFS pointer. Run: git lfs pull$"
-    ):
+    (source / name).write_text(LFS_POINTER)
+    message = f"{source / name}: a Git LFS pointer, not the file itself. Run: git lfs pull"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
         load_checkpoint(source)
+
+
+def test_pointer_in_place_of_an_unused_file_is_ignored(source: Path) -> None:
+    (source / "pytorch_model.bin").write_text(LFS_POINTER)
+    load_checkpoint(source)
 
 
 @pytest.mark.parametrize("body", [b"", b"not tensors", b"\xff" * 64])

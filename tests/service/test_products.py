@@ -38,6 +38,7 @@ from tests.serving import ServiceThread
 from tests.shared_models import load_anew
 
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
+TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
     400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND",
@@ -135,6 +136,29 @@ def test_responses_follow_the_contract(clients: Clients, data: st.DataObject) ->
         check_error(operation, request, response)
     if operation != "embeddings":
         check_rpc(clients, operation, request, response)
+
+
+def test_other_apis_return_the_same_vectors(clients: Clients) -> None:
+    """Compares TEI and the Open Inference Protocol with the native API."""
+
+    def post(path: str, request: Body) -> Any:
+        response = clients.rest.post(path, json=request).raise_for_status()
+        clients.codes[response.headers["x-request-id"]] = str(response.status_code)
+        return response.json()
+
+    texts = list(TEXTS_OF_SCRIPTS)
+    native = post("/v1/encode", {"inputs": texts, "outputs": ["pooled", "tokens"]})["results"]
+    pooled, tokens = post("/embed", {"inputs": texts}), post("/embed_all", {"inputs": texts})
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    body = {"inputs": [tensor], "outputs": [{"name": "pooled"}, {"name": "tokens"}]}
+    outputs = post(f"/v2/models/{clients.facts.name}/infer", body)["outputs"]
+    oip_pooled, oip_tokens = (np.reshape(output["data"], output["shape"]) for output in outputs)
+    for index, result in enumerate(native):
+        vectors = to_array(result["token_vectors"])
+        for other in (pooled[index], oip_pooled[index]):
+            assert_close(to_array(result["pooled"]), to_array(other), clients.tolerance)
+        for other in (tokens[index], oip_tokens[index, : len(vectors)]):
+            assert_close(vectors, to_array(other), clients.tolerance)
 
 
 def check_error(operation: str, request: Body, response: httpx.Response) -> None:

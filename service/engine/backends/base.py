@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 MEASURED_SHAPES = 6
 """Number of packed shapes that warm-up measures."""
 SLOW_RUN_S = 0.02
-"""Half as many shapes are measured if the smallest one runs for longer."""
+"""Only the two smallest and the largest of them are measured if the smallest one runs for longer."""
 LONG_RUN_S = 0.2
 """Shapes that run for longer are measured once: their run time varies less, and warm-up would take seconds."""
 LONG_SHAPE_S = 0.75
@@ -195,7 +195,9 @@ class PackedBackend(ABC):
         return pack_batch([([0] * size, None) for size in row * shape.rows], shape).inputs
 
     def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
-        """Measure a few shapes with `run`, which executes a batch on each stream, and fit the cost of all shapes.
+        """Measure a few shapes with `run`, and fit the cost of all shapes.
+
+        `run` executes a batch on one stream, or on all streams at once.
 
         Of the shapes longer than packed ones, at most one is measured. The others are compiled at their first use.
         """
@@ -207,8 +209,9 @@ class PackedBackend(ABC):
 
         smallest, *shapes = self.shapes.sample(MEASURED_SHAPES)
         measured = [measure(smallest)]
-        slow = measured[0][1] > SLOW_RUN_S
-        measured += [measure(shape) for shape in (shapes[::4] if slow else shapes)]
+        if measured[0][1] > SLOW_RUN_S:
+            shapes = shapes[:: max(1, len(shapes) - 1)]  # the first and the last
+        measured += [measure(shape) for shape in shapes]
         self.shapes.use(CostModel.fit(measured))
         long_shape = self.shapes.longest_within(LONG_SHAPE_S)
         if long_shape is not None:

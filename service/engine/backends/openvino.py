@@ -25,9 +25,9 @@ INT8_GROUP_SIZE = 32
 Thus an embedding does not depend on the batch composition.
 """
 MAX_LATENCY_THREADS = 4
-"""Above this limit, running one batch on more threads gives no speedup."""
-MAX_LATENCY_WARM_UP = 128
-"""Larger batches of one request compile on the latency model at their first use."""
+"""Above this limit, running a batch of up to 128 tokens on more threads gives no speedup."""
+LATENCY_WARM_UP_TOKENS = 128
+"""The latency model compiles the shapes of larger batches at their first use."""
 WARM_UP_S = 1.0
 """The first run of a shape takes 3 to 25 ms longer than the next ones, so slow CPUs leave large shapes to requests."""
 
@@ -35,8 +35,8 @@ WARM_UP_S = 1.0
 class OpenVinoBackend(PackedBackend):
     """Two compiled models: one stream per thread for throughput, and one stream over all threads for latency.
 
-    A batch uses the latency model if nothing else runs: on two threads it runs 1.5 to 1.9 times as fast. Under load,
-    one stream of two threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX, two cores).
+    A batch uses the latency model if nothing else runs: on two threads it runs 1.5 to 1.9 times as fast (Xeon without
+    AMX). Under load, one stream of two threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX).
     """
 
     # Each shape compiles on each stream (3 to 25 ms) and stays in memory, so there are few. All are multiples of 16
@@ -103,7 +103,7 @@ class OpenVinoBackend(PackedBackend):
                     break
                 inputs = self.full_batch(shape)
                 run(inputs)
-                if self._latency is not None and shape.tokens <= MAX_LATENCY_WARM_UP:
+                if self._latency is not None and shape.tokens <= LATENCY_WARM_UP_TOKENS:
                     self._latency.infer(inputs)
 
     def _compile(self, core: Any, model: Any, streams: int, threads: int, requests: int) -> "RequestPool":
@@ -163,8 +163,11 @@ class RequestPool:
         """
         if not self._release_due or self.borrowed:
             return
-        with contextlib.suppress(RuntimeError):  # a batch has started meanwhile: the one that ends last releases it
+        self._release_due = False  # first, because a long batch that starts now sets it again
+        try:
             self._compiled.release_memory()
-            self._release_due = False
+        except RuntimeError:  # a batch has started meanwhile: the one that ends last releases it
+            self._release_due = True
+            return
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # glibc only: return freed memory to the OS

@@ -1,4 +1,4 @@
-"""Which compiled model runs a batch, and when memory is released, on compiled models that only record their calls."""
+"""The choice between the two compiled models, and the release of memory. Stubs of the models control when runs end."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +18,8 @@ from service.engine.backends.openvino import OpenVinoBackend, RequestPool
 CHOICE = BackendChoice("openvino", "float32", "fast", 2, 1, 512, "test")
 
 
-class RecordingRequests:
-    """A compiled model whose requests wait until they are released, and which records what it was told to do."""
+class CompiledStub:
+    """A stub of a compiled model: it reports when a run starts, and lets it end when `finish` is released."""
 
     def __init__(self) -> None:
         self.started: Queue[int] = Queue()
@@ -42,10 +42,10 @@ class RecordingRequests:
 
 
 class TwoModels(OpenVinoBackend):
-    """An OpenVINO backend over two recording models."""
+    """An OpenVINO backend over two stubs."""
 
     def reopen(self) -> None:
-        self.models = RecordingRequests(), RecordingRequests()
+        self.models = CompiledStub(), CompiledStub()
         self._throughput, self._latency = RequestPool(self.models[0], self.workers), RequestPool(self.models[1], 1)
 
 
@@ -71,7 +71,7 @@ def test_batch_that_runs_alone_uses_all_threads(default_artifact: Path, tokens: 
 
 
 def test_memory_is_released_once_no_batch_runs() -> None:
-    compiled = RecordingRequests()
+    compiled = CompiledStub()
     pool = RequestPool(compiled, 2)
     inputs = {"input_ids": np.zeros((1, MAX_BATCH_TOKENS + 1), np.int64)}
     compiled.finish.release(1)
