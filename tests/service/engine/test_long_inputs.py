@@ -13,7 +13,9 @@ import transformers
 
 from model.export import export
 from service.config import Settings
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest
 from tests.model.tiny_tokenizers import build_wordpiece
 from tests.service.conftest import ServiceHarness, encode_request, open_harness
 
@@ -91,15 +93,19 @@ async def test_attention_maps_of_long_texts_are_rejected(harness: ServiceHarness
     assert harness.sample("attendant_batch_size_count", lane="explain") == 0
 
 
-async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(harness: ServiceHarness) -> None:
-    """Measured as CPU time of the event loop's thread between two of its iterations."""
-    engine = harness.engine
-    request = encode_request(TEXT, truncation="right")
-    await engine.encode(request)
+async def longest_step(engine: Engine, request: EncodeRequest) -> float:
+    """Return the longest CPU time of one iteration of the event loop during a request, in seconds."""
     task = asyncio.ensure_future(engine.encode(request))
     longest, before = 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
         now = time.thread_time()
         longest, before = max(longest, now - before), now
-    assert longest < 0.002
+    return longest
+
+
+async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(harness: ServiceHarness) -> None:
+    request = encode_request(TEXT, truncation="right")
+    await harness.engine.encode(request)
+    # The garbage collector may run in any step; tokenization on the event loop would be in each of the three runs.
+    assert min([await longest_step(harness.engine, request) for _ in range(3)]) < 0.002
