@@ -198,7 +198,7 @@ def describe_file(path: Path) -> FileRecord:
 
 def _referenced_files(manifest: Manifest) -> Iterator[str]:
     """Yield the files that the manifest refers to."""
-    tensors = [tensor for head in manifest.heads for dense in head.dense for tensor in (dense.weight, dense.bias)]
+    tensors = [tensor for dense in manifest.embedding.dense for tensor in (dense.weight, dense.bias)]
     if isinstance(manifest.layers, LayersRecord):
         tensors += [tensor for layer in manifest.layers.layers for tensor in layer.tensors()]
     if isinstance(manifest.static, TensorRecord):

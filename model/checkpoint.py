@@ -14,12 +14,14 @@ from torch import Tensor
 
 from model.adapters import list_tasks, merge_adapters
 from model.artifact import TRAINING
-from model.checkpoint_files import CheckpointError, read_json, read_tensors
+from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
+from model.heads import Classifier, is_classifier, read_classifier
 from model.manifest import TrainingRecord
+from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
 from model.sentence_transformers_config import (
     FROM_FILES,
     EmbeddingConfig,
@@ -48,6 +50,7 @@ class Checkpoint:
     task: str | None = None
     """The task whose adapters were merged."""
     training: TrainingRecord | None = None
+    classifier: Classifier | None = None
 
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
@@ -88,6 +91,22 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         tasks=tuple(list_tasks(config)),
         task=settings.task,
         training=read_training(directory),
+        classifier=load_classifier(directory, family, config, tensors, encoder) if is_classifier(config) else None,
+    )
+
+
+def load_classifier(
+    directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
+) -> Classifier:
+    """Return the classifier of a checkpoint with these weights. Raises CheckpointError."""
+    prefix = family.find_prefix(tensors)
+    assert prefix is not None  # the encoder has been read
+    return read_classifier(
+        config,
+        read_optional_json(directory / SENTENCE_TRANSFORMERS),
+        family.classifier_layout(config),
+        dict(family.parts(tensors, prefix)),
+        encoder.config.hidden_size,
     )
 
 

@@ -16,6 +16,7 @@ from model.description import EmbeddingSettings
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
+from model.export_heads import CLASSIFICATION, write_classifier
 from model.export_int8 import GRAPH as INT8_GRAPH
 from model.export_int8 import write_int8
 from model.export_layers import write_layer_graphs
@@ -24,11 +25,11 @@ from model.export_records import (
     attention_kinds,
     describe_architecture,
     describe_layers,
-    write_head,
+    write_embedding_head,
 )
 from model.golden_vectors import compute_golden_vectors
 from model.license import restricts_commercial_use
-from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, LayersRecord, Manifest, Variant
+from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, Head, LayersRecord, Manifest, Variant
 from model.measurements import GraphReport, ParityRecord, Report
 from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
@@ -40,6 +41,7 @@ INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
 OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
 NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
 
+LISTED_LABELS = 8
 Progress = Callable[[str], None]
 
 
@@ -176,6 +178,12 @@ def _write(
         graphs |= written.graphs
         reports |= written.reports
         layers = describe_layers(encoder, written.graph_of_layer, store)
+    heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
+    if checkpoint.classifier is not None:
+        progress(f"exporting {CLASSIFICATION}.onnx ({', '.join(checkpoint.classifier.labels[:LISTED_LABELS])})")
+        head, graphs[CLASSIFICATION], reports[CLASSIFICATION] = write_classifier(root, checkpoint.classifier)
+        _check_parity(f"{CLASSIFICATION}.onnx", reports[CLASSIFICATION].parity, progress)
+        heads.append(head)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -185,7 +193,7 @@ def _write(
         notices=tuple(notice.name for notice in source.notices),
         architecture=describe_architecture(checkpoint.family.name, config),
         max_input_tokens=checkpoint.max_input_tokens,
-        heads=(write_head(root, embedding, config.hidden_size),),
+        heads=tuple(heads),
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
         roles=resolve_roles(embedding.prompts),

@@ -119,7 +119,7 @@ def _digest(values: NDArray[Any]) -> bytes:
     return hashlib.sha256(values.tobytes()).digest()
 
 
-def write_head(root: Path, embedding: EmbeddingConfig, hidden_size: int) -> EmbeddingHead:
+def write_embedding_head(root: Path, embedding: EmbeddingConfig, hidden_size: int) -> EmbeddingHead:
     """Write the dense layers of the head, if it has any, and return its record."""
     dense = _write_dense(root, embedding) if embedding.dense else ()
     return EmbeddingHead(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 FORMAT_VERSION = 7
 
@@ -20,6 +20,10 @@ GraphPrecision = Literal["float32", "float16", "int8"]
 TensorType = Literal["float32", "float16", "bfloat16"]
 Role = Literal["query", "document", "passage"]
 """The role of a text in retrieval. A model may have a prompt for each role."""
+ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
+"""The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
+ScoreActivation = Literal["softmax", "sigmoid", "identity"]
+"""The function from logits to scores."""
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
@@ -122,6 +126,24 @@ class EmbeddingHead(Record):
     similarity: Similarity
 
 
+class ClassificationHead(Record):
+    """The labels of a text, or with one label the score of a cross-encoder.
+
+    `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
+    not `skipped_token_id`.
+    """
+
+    type: Literal["classification"] = "classification"
+    graph: str
+    pooling: ClassifierPooling
+    skipped_token_id: int | None
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+    activation: ScoreActivation
+
+
+Head = Annotated[EmbeddingHead | ClassificationHead, Field(discriminator="type")]
+
+
 class Architecture(Record):
     """The encoder: its family (`model_type` in config.json), and sizes by their names in config.json."""
 
@@ -198,12 +220,12 @@ class EvaluationRecord(Record):
 class Manifest(Record):
     """The description of a model and the files of its artifact.
 
-    `max_input_tokens` includes special tokens. `heads` has at least one head, and `roles` the name of the prompt for
-    each role that has one. `origins` has the origin of settings by name: a file of the model, an option of the export,
-    or `ASSUMED`. `task` names the adapters that were merged. `training` is None for models that others trained.
-    `static` is the embedding table, (V, E).
-    `notices` are the license and notice files of the model. `files` has every file but the manifest, its digest and
-    the files that are described in measurements.py.
+    `max_input_tokens` includes special tokens. The first of the `heads` is the embedding head, and no two have the same
+    type. `roles` has the name of the prompt for each role that has one. `origins` has the origin of settings by name: a
+    file of the model, an option of the export, or `ASSUMED`. `task` names the adapters that were merged. `training` is
+    None for models that others trained. `static` is the embedding table, (V, E). `notices` are the license and notice
+    files of the model. `files` has every file but the manifest, its digest and the files that are described in
+    measurements.py.
     """
 
     format_version: int
@@ -214,7 +236,7 @@ class Manifest(Record):
     notices: tuple[str, ...]
     architecture: Architecture
     max_input_tokens: int
-    heads: Annotated[tuple[EmbeddingHead, ...], Field(min_length=1)]
+    heads: Annotated[tuple[Head, ...], Field(min_length=1)]
     prompts: dict[str, str]
     default_prompt_name: str | None
     roles: dict[Role, str]
@@ -228,10 +250,25 @@ class Manifest(Record):
     evaluations: tuple[EvaluationRecord, ...] = ()
     files: dict[str, FileRecord]
 
+    @field_validator("heads")
+    @classmethod
+    def check_heads(cls, heads: tuple[Head, ...]) -> tuple[Head, ...]:
+        """Raise ValueError unless the first head computes embeddings and all types differ."""
+        if not isinstance(heads[0], EmbeddingHead) or len({head.type for head in heads}) < len(heads):
+            raise ValueError("the first head must be the only embedding head, and types must differ")
+        return heads
+
     @property
     def embedding(self) -> EmbeddingHead:
         """The head that computes embeddings."""
-        return self.heads[0]
+        head = self.heads[0]
+        assert isinstance(head, EmbeddingHead)  # checked by `check_heads`
+        return head
+
+    @property
+    def classification(self) -> ClassificationHead | None:
+        """The head that classifies texts or scores pairs."""
+        return next((head for head in self.heads if isinstance(head, ClassificationHead)), None)
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

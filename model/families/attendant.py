@@ -10,7 +10,7 @@ from typing import Any, get_args
 from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ROBERTA_CLASSIFIER, Family
 
 NAMES = {
     name: name
@@ -24,7 +24,7 @@ NAMES = {
     )
 }  # fmt: skip
 LAYER_KEYS = {"window", "rope_theta", "attention_norm"}
-NO_TENSOR = r"(?!)"
+UNUSED = r"^classifier\."
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
@@ -90,4 +90,6 @@ def _write_layer(layer: LayerConfig) -> dict[str, Any]:
     return {"window": layer.window, "rope_theta": theta, "attention_norm": layer.attention_norm}
 
 
-FAMILIES = (Family("attendant", read_config, NAMES, layer_lists=("layers",), unused=NO_TENSOR),)
+FAMILIES = (
+    Family("attendant", read_config, NAMES, layer_lists=("layers",), unused=UNUSED, classifier=ROBERTA_CLASSIFIER),
+)

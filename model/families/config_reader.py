@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from model.checkpoint_files import CheckpointError
 from model.encoder import ACTIVATIONS
 
+Choice = TypeVar("Choice")
 DECISIVE = re.compile(
     r"attn|attention|rope|rotary|scaling|window|causal|bidirection|softcap|alibi|expert|moe|position_embedding"
     r"|prenorm|norm_type|parallel_block|qk_|quantization"
@@ -72,6 +73,13 @@ class ConfigReader:
                 f"config.json: unsupported {key} {found!r}. Supported: {', '.join(sorted(ACTIVATIONS))}."
             )
         return found
+
+    def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
+        """Return what a value stands for in `choices`."""
+        found = self.value(key, default)
+        if not isinstance(found, str) or found not in choices:
+            raise CheckpointError(f"config.json: unsupported {key} {found!r}. Supported: {', '.join(choices)}.")
+        return choices[found]
 
     def require(self, key: str, expected: Any) -> None:
         """Raise CheckpointError unless a key is missing or has the only supported value."""

@@ -3,6 +3,7 @@
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
+from model.heads import ClassifierLayout, HeadLayout
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -36,4 +37,9 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("distilbert", read_config, NAMES, ("", "distilbert."), layers_keys=("n_layers",)),)
+CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pre_classifier", "relu"))
+FAMILIES = (
+    Family(
+        "distilbert", read_config, NAMES, ("", "distilbert."), layers_keys=("n_layers",), classifier=CLASSIFIER
+    ),
+)  # fmt: skip

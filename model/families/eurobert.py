@@ -5,6 +5,8 @@ from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.llama_names import NAMES
 from model.families.rotary import read_rotary
+from model.heads import ClassifierLayout, HeadLayout
+from model.manifest import ClassifierPooling
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
@@ -39,4 +41,13 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("eurobert", read_config, NAMES, ("", "model.")),)
+POOLINGS: dict[str, ClassifierPooling] = {"bos": "cls", "mean": "mean", "late": "mean_logits"}
+
+
+def read_classifier(config: ConfigReader) -> ClassifierLayout:
+    """Return the classifier of a configuration. Earlier releases call the key `clf_pooling`."""
+    key = "classifier_pooling" if "classifier_pooling" in config else "clf_pooling"
+    return ClassifierLayout(HeadLayout("classifier", "dense", "gelu"), config.choice(key, POOLINGS, "late"))
+
+
+FAMILIES = (Family("eurobert", read_config, NAMES, ("", "model."), classifier=read_classifier),)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
+from model.heads import ClassifierLayout, HeadLayout
 
 # Task heads of language-model and classifier checkpoints, and buffers.
 UNUSED = (
@@ -21,6 +22,14 @@ UNUSED = (
 def _no_rows(config: ConfigReader) -> int:
     del config
     return 0
+
+
+BERT_CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pooler.dense", "tanh"))
+"""Classifiers of BERT, GTE and Nomic BERT."""
+ROBERTA_CLASSIFIER = ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "tanh"))
+"""Classifiers of RoBERTa, MPNet and Jina."""
+CAUSAL_CLASSIFIER = ClassifierLayout(HeadLayout("score"), "last")
+"""Classifiers of causal language models."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Family:
         layer_lists: Keys of config.json with one value per layer.
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
+        classifier: The classifier, or a function that returns it for a configuration.
     """
 
     name: str
@@ -52,6 +62,7 @@ class Family:
     layer_lists: tuple[str, ...] = ("layer_types",)
     first_position: Callable[[ConfigReader], int] = _no_rows
     unused: str = UNUSED
+    classifier: ClassifierLayout | Callable[[ConfigReader], ClassifierLayout] = BERT_CLASSIFIER
 
     def published_name(self, name: str) -> str:
         """Return the family's name of a parameter of `Encoder`.
@@ -96,6 +107,12 @@ class Family:
         count = next((key for key in self.layers_keys if key in config), self.layers_keys[0])
         lists = {key: [config[key][index] for index in indices] for key in self.layer_lists if config.get(key)}
         return {**config, count: len(indices), **lists}
+
+    def classifier_layout(self, config: Mapping[str, Any]) -> ClassifierLayout:
+        """Return the classifier of a config.json. Raises CheckpointError."""
+        return (
+            self.classifier if isinstance(self.classifier, ClassifierLayout) else self.classifier(ConfigReader(config))
+        )
 
     def is_unused(self, name: str) -> bool:
         """Return whether a tensor, by its name without prefix, is known and not needed."""

@@ -3,7 +3,7 @@
 from model.encoder import EncoderConfig, LayerConfig
 from model.families import llama_names
 from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import CAUSAL_CLASSIFIER, Family
 from model.families.modernbert import check_layer_types
 from model.families.rotary import rotary_from
 
@@ -68,4 +68,4 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("gemma3_text", read_config, NAMES, ("", "model."), norm_offset=1.0),)
+FAMILIES = (Family("gemma3_text", read_config, NAMES, ("", "model."), norm_offset=1.0, classifier=CAUSAL_CLASSIFIER),)

@@ -5,6 +5,8 @@ from model.encoder import EncoderConfig, LayerConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.rotary import rotary_from
+from model.heads import ClassifierLayout, HeadLayout
+from model.manifest import ClassifierPooling
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.tok_embeddings",
@@ -76,4 +78,19 @@ def check_layer_types(types: list[str], layers: int) -> None:
         )
 
 
-FAMILIES = (Family("modernbert", read_config, NAMES, ("", "model."), fused=FUSED),)
+POOLINGS: dict[str, ClassifierPooling] = {"cls": "cls", "mean": "mean"}
+
+
+def read_classifier(config: ConfigReader) -> ClassifierLayout:
+    """Return the classifier of a configuration."""
+    layers = HeadLayout(
+        "classifier",
+        "head.dense",
+        config.activation("classifier_activation", "gelu"),
+        "head.norm",
+        config.number("norm_eps", 1e-5),
+    )
+    return ClassifierLayout(layers, config.choice("classifier_pooling", POOLINGS, "cls"))
+
+
+FAMILIES = (Family("modernbert", read_config, NAMES, ("", "model."), fused=FUSED, classifier=read_classifier),)

@@ -2,7 +2,7 @@
 
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ROBERTA_CLASSIFIER, Family
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -47,4 +47,8 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("mpnet", read_config, NAMES, ("", "mpnet."), first_position=first_position),)
+FAMILIES = (
+    Family(
+        "mpnet", read_config, NAMES, ("", "mpnet."), first_position=first_position, classifier=ROBERTA_CLASSIFIER
+    ),
+)  # fmt: skip

@@ -7,7 +7,7 @@ dropped, and positions start at 0 as in every family.
 from model.encoder import EncoderConfig
 from model.families import bert
 from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ROBERTA_CLASSIFIER, Family
 
 
 def first_position(config: ConfigReader) -> int:
@@ -21,7 +21,15 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 
 FAMILIES = tuple(
-    Family(name, read_config, bert.NAMES, prefixes, bert.RENAMES, first_position=first_position)
+    Family(
+        name,
+        read_config,
+        bert.NAMES,
+        prefixes,
+        bert.RENAMES,
+        first_position=first_position,
+        classifier=ROBERTA_CLASSIFIER,
+    )
     for name, prefixes in {
         "roberta": ("", "roberta."),
         "xlm-roberta": ("", "roberta."),

@@ -59,6 +59,7 @@ class FamilyCase:
             save_native(model, directory / "oracle")
             config_values = json.loads((directory / "config.json").read_text())
             values, tensors = self.rename(config_values, load_file(directory / "model.safetensors"))
+            values |= {key: config_values[key] for key in ("architectures", "id2label") if key in config_values}
             (directory / "config.json").write_text(json.dumps(values))
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
         (directory / "tokenizer.json").write_bytes(tokenizer)
@@ -71,6 +72,7 @@ class FamilyCase:
 
 def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:
     """Save a model in the names of transformers, which `save_pretrained` turns into those of published files."""
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     unique = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}  # a tied head is stored once
@@ -130,7 +132,7 @@ def publish_nomic(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[d
     )  # fmt: skip
     rope_parameters = config["rope_parameters"]
     return {
-        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "activation_function": "swiglu",
+        "model_type": "nomic_bert", "activation_function": "swiglu",
         "attn_pdrop": 0.0, "causal": False, "layer_norm_epsilon": config["layer_norm_eps"], "n_embd": 24, "n_head": 3,
         "n_inner": 37, "n_layer": 4, "n_positions": 1200, "scale_attn_weights": True,
         "max_trained_positions": SCALED_FROM, "prenorm": False,
@@ -147,8 +149,8 @@ def publish_gte(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dic
     tensors = renamed(
         tensors,
         {
-            "^layers": "encoder.layer", "self_attn.o_proj": "attention.o_proj", "post_attention_layernorm": "attn_ln",
-            "post_mlp_layernorm": "mlp_ln", "^": "new.",
+            r"^gte\.": "", "^layers": "encoder.layer", "self_attn.o_proj": "attention.o_proj",
+            "post_attention_layernorm": "attn_ln", "post_mlp_layernorm": "mlp_ln", "^(?!classifier)": "new.",
         },
     )  # fmt: skip
     del config["rope_parameters"]

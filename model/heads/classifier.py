@@ -1,0 +1,94 @@
+"""Classification of a text, and scores of a cross-encoder: `*ForSequenceClassification`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model.checkpoint_files import CheckpointError
+from model.heads.row_head import HeadLayout, RowHead
+from model.manifest import ClassifierPooling, ScoreActivation
+
+ARCHITECTURE = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class ClassifierLayout:
+    """The layers of a classifier, and the rows that they read; see `ClassificationHead`."""
+
+    layers: HeadLayout
+    pooling: ClassifierPooling = "cls"
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A classifier from a checkpoint: logits (N, C) of rows (N, D). See `ClassificationHead`."""
+
+    head: RowHead
+    pooling: ClassifierPooling
+    skipped_token_id: int | None
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a model with a classifier."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURE) for name in architectures)
+
+
+def read_classifier(
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    layout: ClassifierLayout,
+    tensors: Mapping[str, Tensor],
+    hidden_size: int,
+) -> Classifier:
+    """Return the classifier of a checkpoint.
+
+    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` have the
+    names of the architecture, without the prefix of the encoder.
+
+    Raises:
+        CheckpointError: a tensor or a value of config.json is missing or invalid.
+    """
+    head = RowHead(layout.layers, tensors, hidden_size)
+    labels = _read_labels(config, head.output.out_features)
+    # transformers reads the last token that is not padding, and some tokenizers append the padding token to each text.
+    skipped = config.get("pad_token_id") if layout.pooling == "last" else None
+    return Classifier(head, layout.pooling, skipped, labels, _read_activation(config, options, len(labels)))
+
+
+def _read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names of the labels; without names in config.json, those that transformers uses."""
+    names = config.get("id2label")
+    if not names:
+        return tuple(f"LABEL_{index}" for index in range(count))
+    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(count))):
+        raise CheckpointError(f"config.json: id2label does not name the {count} labels of the weights. Correct it.")
+    return tuple(str(names.get(str(index), names.get(index))) for index in range(count))
+
+
+def _read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
+    """Return the function that turns logits into scores.
+
+    sentence-transformers can name it in three places, in this order. Otherwise it is the one of the pipeline
+    "text-classification" of transformers.
+    """
+    nested = config.get("sentence_transformers")
+    named = (
+        options.get("activation_fn"),
+        nested.get("activation_fn") if isinstance(nested, dict) else None,
+        config.get("sbert_ce_default_activation_function"),
+    )
+    names: dict[str, ScoreActivation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
+    for path in named:
+        name = str(path).rsplit(".", 1)[-1]
+        if path is not None and name not in names:
+            raise CheckpointError(f"activation_fn: unsupported function {path!r}. Supported: {', '.join(names)}.")
+        if path is not None and (labels == 1 or name == "Sigmoid"):
+            return names[name]
+    if config.get("problem_type") == "regression":
+        return "identity"
+    return "sigmoid" if labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"

@@ -1,0 +1,91 @@
+"""The layers that heads of all architectures consist of, read from a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model.checkpoint_files import CheckpointError
+from model.encoder.activations import ACTIVATIONS
+
+HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """The modules of a head by their names in checkpoints: `output(norm(activation(dense(x))))`.
+
+    Without `dense` there is no activation, and without `norm` no normalization.
+    """
+
+    output: str
+    dense: str | None = None
+    activation: str = "tanh"
+    norm: str | None = None
+    norm_eps: float = 1e-5
+
+
+class RowHead(nn.Module):
+    """A dense layer with activation, a LayerNorm, and a linear layer, for each row alone."""
+
+    def __init__(self, layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
+        """Read the weights of the modules in `layout`.
+
+        Raises:
+            CheckpointError: a tensor is missing or of the wrong shape.
+        """
+        super().__init__()
+        self.dense: nn.Module = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        self.in_features = size = hidden_size
+        if layout.dense is not None:
+            self.dense = _read_linear(layout.dense, tensors, size)
+            size = self.dense.weight.shape[0]
+        self.activation = HEAD_ACTIVATIONS[layout.activation] if layout.dense is not None else nn.Identity()
+        if layout.norm is not None:
+            self.norm = _read_norm(layout.norm, tensors, size, layout.norm_eps)
+        self.output = _read_linear(layout.output, tensors, size)
+        self.eval()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (N, K) for rows (N, D)."""
+        output: Tensor = self.output(self.norm(self.activation(self.dense(rows))))
+        return output
+
+
+def _read_linear(name: str, tensors: Mapping[str, Tensor], in_features: int) -> nn.Linear:
+    weight, bias = _find(tensors, f"{name}.weight"), tensors.get(f"{name}.bias")
+    _check_shape(f"{name}.weight", weight, (len(weight), in_features))
+    linear = nn.Linear(in_features, len(weight), bias=bias is not None)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            _check_shape(f"{name}.bias", bias, (len(weight),))
+            linear.bias.copy_(bias)
+    return linear
+
+
+def _read_norm(name: str, tensors: Mapping[str, Tensor], size: int, eps: float) -> nn.LayerNorm:
+    bias = tensors.get(f"{name}.bias")
+    norm = nn.LayerNorm(size, eps, bias=bias is not None)
+    with torch.no_grad():
+        for leaf, parameter in norm.named_parameters():
+            tensor = _find(tensors, f"{name}.{leaf}")
+            _check_shape(f"{name}.{leaf}", tensor, (size,))
+            parameter.copy_(tensor)
+    return norm
+
+
+def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise CheckpointError(f"Weights: tensor {name} is missing. Download the model again, or correct config.json.")
+    return tensors[name]
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected or not bool(tensor.isfinite().all()):
+        raise CheckpointError(
+            f"Weights: tensor {name} has an unexpected shape ({tuple(tensor.shape)}, expected {expected}) or contains "
+            "NaN. Check config.json."
+        )

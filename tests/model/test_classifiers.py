@@ -1,0 +1,160 @@
+"""Classifiers of every architecture, compared with transformers and with sentence-transformers' CrossEncoder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.families import FAMILIES
+from model.heads import Classifier
+from tests.model.classifier_cases import CLASSIFIER_CASES
+from tests.model.family_cases import oracle_directory
+
+Publish = Callable[[str], Path]
+FIRST_ORDINARY_ID = 5
+
+
+@pytest.fixture(scope="session")
+def publish_classifier(tmp_path_factory: pytest.TempPathFactory, definitions: dict[str, bytes]) -> Publish:
+    """Return a function from a name in `CLASSIFIER_CASES` to the directory of its files."""
+    published: dict[str, Path] = {}
+
+    def publish(kind: str) -> Path:
+        if kind not in published:
+            published[kind] = tmp_path_factory.mktemp("classifier")
+            case = CLASSIFIER_CASES[kind]
+            case.publish(published[kind], definitions[case.tokenizer])
+        return published[kind]
+
+    return publish
+
+
+def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
+    """Return the logits (C) of one sequence, as the manifest's `ClassificationHead` describes them."""
+    classifier = checkpoint.classifier
+    assert classifier is not None
+    positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
+    with torch.inference_mode():
+        hidden = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
+        kept = input_ids[0] != classifier.skipped_token_id
+        rows = {"cls": hidden[:1], "last": hidden[kept][-1:], "mean": hidden.mean(dim=0)[None], "mean_logits": hidden}
+        logits: Tensor = classifier.head(rows[classifier.pooling])
+        return logits.mean(dim=0)
+
+
+@pytest.mark.parametrize("length", [1, 17, 118])
+@pytest.mark.parametrize("kind", CLASSIFIER_CASES)
+def test_logits_equal_transformers(publish_classifier: Publish, kind: str, length: int) -> None:
+    directory = publish_classifier(kind)
+    checkpoint = load_checkpoint(directory)
+    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(
+        oracle_directory(directory), attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(length)
+    size = checkpoint.encoder.config.vocab_size
+    input_ids = torch.randint(FIRST_ORDINARY_ID, size, (1, length), generator=generator)
+    with torch.inference_mode():
+        expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+    logits = classify(checkpoint, input_ids)
+    assert logits.shape == expected.shape
+    assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_last_token_is_the_last_one_that_is_not_padding(publish_classifier: Publish) -> None:
+    """Qwen3's tokenizer appends the padding token to each text, and transformers skips it."""
+    directory = publish_classifier("qwen3")
+    checkpoint = load_checkpoint(directory)
+    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    input_ids = torch.tensor([[7, 9, 11, 0]])
+    with torch.inference_mode():
+        expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+    assert torch.allclose(classify(checkpoint, input_ids), expected, rtol=0, atol=1e-5)
+
+
+def load_changed(source: Path, directory: Path, **changes: Any) -> Classifier:
+    """Return the classifier of a copy of the files with other values in config.json."""
+    shutil.copytree(source, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    classifier = load_checkpoint(directory).classifier
+    assert classifier is not None
+    return classifier
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "activation"),
+    [
+        ("bert", {}, "softmax"),
+        ("bert, multi-label", {}, "sigmoid"),
+        ("bert, one label", {}, "sigmoid"),
+        ("bert, regression", {}, "identity"),
+        ("bert, one label", {"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+        ("bert, one label", {"sentence_transformers": {"activation_fn": IDENTITY}}, "identity"),
+        ("bert, regression", {"sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
+        ("bert", {"sentence_transformers": {"activation_fn": IDENTITY}}, "softmax"),
+    ],
+)
+def test_activation(
+    publish_classifier: Publish, tmp_path: Path, kind: str, changes: dict[str, Any], activation: str
+) -> None:
+    classifier = load_changed(publish_classifier(kind), tmp_path / "model", **changes)
+    assert classifier.activation == activation
+
+
+def test_labels_have_the_names_of_the_config(publish_classifier: Publish, tmp_path: Path) -> None:
+    assert load_changed(publish_classifier("bert"), tmp_path / "a").labels == ("billing", "delivery", "other")
+    unnamed = load_changed(publish_classifier("bert"), tmp_path / "b", id2label=None)
+    assert unnamed.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id2label": {"0": "billing"}}, "id2label does not name the 3 labels"),
+        ({"sbert_ce_default_activation_function": "torch.nn.Softplus"}, "unsupported function 'torch.nn.Softplus'"),
+    ],
+)
+def test_invalid_config_is_an_error(
+    publish_classifier: Publish, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_changed(publish_classifier("bert"), tmp_path / "model", **changes)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "eurobert, late"])
+def test_unknown_pooling_is_an_error(publish_classifier: Publish, tmp_path: Path, kind: str) -> None:
+    with pytest.raises(CheckpointError, match="unsupported classifier_pooling 'max'"):
+        load_changed(publish_classifier(kind), tmp_path / "model", classifier_pooling="max")
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert, biases", "roberta"])
+def test_missing_and_misshapen_tensors_are_errors(publish_classifier: Publish, tmp_path: Path, kind: str) -> None:
+    source = publish_classifier(kind)
+    tensors = load_file(source / "model.safetensors")
+    names = [name for name in tensors if name.startswith(("classifier", "head", "bert.pooler")) and "weight" in name]
+    assert len(names) >= 2
+    for number, name in enumerate(names):
+        directory = shutil.copytree(source, tmp_path / str(number))
+        save_file({key: value for key, value in tensors.items() if key != name}, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"tensor {name.removeprefix('bert.')} is missing"):
+            load_checkpoint(directory)
+        save_file(tensors | {name: tensors[name][..., :-1].contiguous()}, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match="unexpected shape"):
+            load_checkpoint(directory)
+
+
+def test_every_architecture_has_a_case(publish_classifier: Publish) -> None:
+    covered = {load_checkpoint(publish_classifier(kind)).family.name for kind in CLASSIFIER_CASES}
+    assert covered == FAMILIES.keys() - {"attendant"}
