@@ -258,6 +258,19 @@ class Tokenizer:
             tokenized.append(TokenizedInput(source, next(encodings) if ids is None else self._add_special_tokens(ids)))
         return tokenized
 
+    def encode_pairs(self, text: str, pairs: Sequence[str], *, offsets: bool = True) -> list[TokenizedInput]:
+        """Return the untruncated tokens of a text with each of several others; the text is tokenized once.
+
+        `offsets` is as in `encode`.
+        """
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+        (first,) = encode([text], add_special_tokens=False)
+        others = encode([*pairs], add_special_tokens=False)
+        return [
+            TokenizedInput(TokenizerInput(text, pair), self._tokenizer.post_process(first, other))
+            for pair, other in zip(pairs, others, strict=True)
+        ]
+
     def token_texts(self, tokens: TokenizedInput) -> list[str]:
         """Return the slice of the text that each token covers, or the vocabulary entry of tokens without offsets."""
         texts = (tokens.source.text, tokens.source.pair or "")

@@ -115,6 +115,7 @@ class Settings(BaseSettings):
     max_inputs: Positive = Field(
         256, description="Maximum number of inputs per request. The limit of the OpenAI API is 2048."
     )
+    max_documents: Positive = Field(1000, description="Maximum number of documents per rerank request.")
     max_characters_per_token: Positive = Field(
         64,
         description="Maximum length of a text, in characters per token of the model's limit: with 64, a 256-token "

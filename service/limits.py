@@ -10,6 +10,7 @@ from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany
 SPLIT = "Split the request."
 REMEDIES = {
     "inputs": SPLIT,
+    "documents": SPLIT,
     "occurrences": SPLIT,
     "spans_per_request": SPLIT,
     "token_ids": "Shorten the input.",
@@ -21,6 +22,7 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
     limits = infos[0].limits
     return {
         "inputs": limits.max_inputs,
+        "documents": limits.max_documents,
         "spans": limits.max_spans_per_input,
         "spans_per_request": limits.max_spans_per_request,
         "token_ids": max(info.limits.max_input_characters for info in infos),

@@ -16,14 +16,17 @@ from service.engine.model_info import describe_model, limits_of
 from service.engine.model_loader import LoadedModel
 from service.engine.observer import ModelObserver
 from service.engine.operations.attend import attend
+from service.engine.operations.classify import classify
 from service.engine.operations.compare import compare
 from service.engine.operations.costs import INLINE_COST
 from service.engine.operations.encode import encode
+from service.engine.operations.rerank import rerank
 from service.engine.operations.similarity import similarity
 from service.engine.operations.tokenize import decode, tokenize
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
+from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.errors import RequestTooLarge, ResponseTooLarge, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
@@ -157,6 +160,14 @@ class Engine:
     def similarity(self, request: SimilarityRequest) -> Awaitable[SimilarityResponse]:
         """Return similarities of queries and documents."""
         return similarity(self, request, self._deadline(request))
+
+    def rerank(self, request: RerankRequest) -> Awaitable[RerankResponse]:
+        """Return documents by their relevance to a query."""
+        return rerank(self, request, self._deadline(request))
+
+    def classify(self, request: ClassifyRequest) -> Awaitable[ClassifyResponse]:
+        """Return the labels of the inputs."""
+        return classify(self, request, self._deadline(request))
 
     def tokenize(self, request: TokenizeRequest) -> Awaitable[TokenizeResponse]:
         """Return tokens and words of the inputs, untruncated."""

@@ -26,6 +26,7 @@ from service.rest.routes import (
     docs,
     explain,
     health,
+    labels,
     models,
     native,
     oip,
@@ -60,7 +61,7 @@ def make_app(
     files = page.read_page()
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, openai, tei)),
+        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, openai, tei)),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
@@ -78,7 +79,15 @@ def make_app(
     install_error_handlers(app)
     complete_document(
         app,
-        (*native.BODIES, *explain.BODIES, *similarity.BODIES, *openai.BODIES, *tei_bodies.BODIES, *oip_bodies.BODIES),
+        (
+            *native.BODIES,
+            *explain.BODIES,
+            *similarity.BODIES,
+            *labels.BODIES,
+            *openai.BODIES,
+            *tei_bodies.BODIES,
+            *oip_bodies.BODIES,
+        ),
         (ErrorBody, OpenAIErrorBody, tei_bodies.TeiErrorBody, oip_bodies.OipErrorBody),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)

@@ -97,6 +97,39 @@ SIMILARITY_RESPONSE: Example = HEAD | {
     "document_prompt_name": None,
     "document_prompt": None,
 }
+RERANK_REQUEST: Example = {
+    "query": "how to open a bank account",
+    "documents": ["The river bank is closed.", "Opening an account takes ten minutes."],
+    "effect": "occlusion",
+    "explain_top": 1,
+}
+RERANK_RESPONSE: Example = HEAD | {
+    "results": [
+        {
+            "index": 1,
+            "relevance_score": 0.98,
+            "explanation": {
+                "query_units": [UNIT],
+                "document_units": [UNIT],
+                "query_effects": [0.21],
+                "document_effects": [0.35],
+            },
+        },
+        {"index": 0, "relevance_score": 0.02},
+    ],
+    "usage": {"tokens": 31, "truncated_inputs": 0},
+}
+CLASSIFY_REQUEST: Example = {"inputs": ["The parcel has not arrived."], "top_k": 2}
+CLASSIFY_RESPONSE: Example = HEAD | {
+    "results": [
+        {
+            "token_count": 8,
+            "truncated": False,
+            "labels": [{"label": "delivery", "score": 0.97}, {"label": "billing", "score": 0.02}],
+        }
+    ],
+    "usage": {"tokens": 8, "truncated_inputs": 0},
+}
 EMBEDDINGS_REQUEST: Example = {"model": MODEL, "input": [TEXT, "river bank floods"]}
 EMBEDDINGS_RESPONSE: Example = {
     "object": "list",
@@ -126,6 +159,7 @@ TEI_INFO: Example = {
 }
 LIMITS = {
     "max_inputs": 256,
+    "max_documents": 1000,
     "max_spans_per_input": 1024,
     "max_spans_per_request": 4096,
     "max_input_characters": 16384,
@@ -172,6 +206,8 @@ SERVED_MODEL: Example = {
     "backend_reason": "CPU has no AMX",
     "length_buckets": [64, 128, 256, 512],
     "layers": [0, 1, 2, 3, 4, 5, 6],
+    "operations": ["encode", "attend", "compare", "similarity", "rerank", "tokenize"],
+    "labels": [],
     "attention": "bidirectional",
     "attention_kinds": ["probs", "scores", "norm", "block_norm", "projection"],
     "limits": LIMITS,
@@ -231,6 +267,8 @@ REQUESTS: dict[str, Example] = {
     "attend": ATTEND_REQUEST,
     "compare": COMPARE_REQUEST,
     "similarity": SIMILARITY_REQUEST,
+    "rerank": RERANK_REQUEST,
+    "classify": CLASSIFY_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
     "tei_root": TEI_REQUEST,
     "tei_embed": TEI_REQUEST,
@@ -250,6 +288,8 @@ RESPONSES: dict[str, Any] = {
     "attend": ATTEND_RESPONSE,
     "compare": COMPARE_RESPONSE,
     "similarity": SIMILARITY_RESPONSE,
+    "rerank": RERANK_RESPONSE,
+    "classify": CLASSIFY_RESPONSE,
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [SERVED_MODEL]},
     "retrieve_model": SERVED_MODEL,

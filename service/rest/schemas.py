@@ -194,6 +194,59 @@ class SimilarityResponseBody(BaseModel):
     document_prompt: str | None = Field(description="Prompt of documents; null if none was applied.")
 
 
+class RankExplanationBody(BaseModel):
+    """The effects of U query units and V document units on a score."""
+
+    query_units: list[Unit] = Field(description="Tokens or words of the query.")
+    document_units: list[Unit] = Field(description="Tokens or words of the document.")
+    query_effects: list[float] = Field(description="Score less the score without each query unit, (U).")
+    document_effects: list[float] = Field(description="Score less the score without each document unit, (V).")
+
+
+class RankedDocumentBody(BaseModel):
+    """A document and its score."""
+
+    index: int = Field(description="Index of the document in the request.")
+    relevance_score: float = Field(description="The score. Scores of different models are not comparable.")
+    document: str | dict[str, str] | None = Field(None, description="The document, with `return_documents`.")
+    explanation: RankExplanationBody | None = Field(None, description="With `effect`, for the best documents.")
+
+
+class RerankResponseBody(BaseModel):
+    """The response of /v1/rerank."""
+
+    model: str = Field(description="Name of the served model.")
+    precision: str = Field(description="Precision of inference.")
+    results: list[RankedDocumentBody] = Field(description="The documents, best first.")
+    usage: UsageBody
+
+
+class LabelBody(BaseModel):
+    """A label and its score."""
+
+    label: str = Field(description="Name of the label.")
+    score: float = Field(description="The score.")
+    effects: list[float] | None = Field(None, description="Score less the score without each unit, (U), with `effect`.")
+
+
+class ClassifyResultBody(BaseModel):
+    """The labels of one input."""
+
+    token_count: int = Field(description="Tokens that the model read, special tokens included.")
+    truncated: bool = Field(description="Whether the input was truncated.")
+    labels: list[LabelBody] = Field(description="The labels, best first.")
+    units: list[Unit] | None = Field(None, description="Tokens or words, with `effect`.")
+
+
+class ClassifyResponseBody(BaseModel):
+    """The response of /v1/classify."""
+
+    model: str = Field(description="Name of the served model.")
+    precision: str = Field(description="Precision of inference.")
+    results: list[ClassifyResultBody] = Field(description="One result per input, in the order of the inputs.")
+    usage: UsageBody
+
+
 class EmbeddingBody(BaseModel):
     """One embedding in the format of OpenAI."""
 

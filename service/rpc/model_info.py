@@ -40,6 +40,8 @@ def model_message(info: ModelInfo) -> pb.Model:
         limits=pb.Limits(**asdict(info.limits)),
         version=info.version,
         similarity=enum_label("SIMILARITY_FUNCTION", info.similarity),
+        operations=[enum_label("OPERATION", operation) for operation in info.operations],
+        labels=info.labels,
         attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),
         evaluations=[pb.EvaluationRecord(**record.model_dump()) for record in info.evaluations],

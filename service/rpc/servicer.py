@@ -29,6 +29,7 @@ from service.request_log import RequestLog, RequestRecord, current_record
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs
 from service.rpc.context import add_models, add_timing, deadline_of, identity_of
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
+from service.rpc.labels import classify_request, classify_response, rerank_request, rerank_response
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.model_info import POOLING_MODES, model_message
 from service.rpc.similarity import similarity_request, similarity_response
@@ -96,6 +97,18 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         response = await engine.similarity(similarity_request(request, self._limits(engine), deadline_of(context)))
         _add_metadata(context, response, engine.info)
         return await similarity_response(response)
+
+    async def Rerank(self, request: pb.RerankRequest, context: grpc.aio.ServicerContext) -> pb.RerankResponse:
+        engine = self._lifecycle.models.find(request.model or None)
+        response = await engine.rerank(rerank_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
+        return await rerank_response(response)
+
+    async def Classify(self, request: pb.ClassifyRequest, context: grpc.aio.ServicerContext) -> pb.ClassifyResponse:
+        engine = self._lifecycle.models.find(request.model or None)
+        response = await engine.classify(classify_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
+        return await classify_response(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)

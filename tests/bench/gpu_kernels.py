@@ -80,8 +80,8 @@ def main(directory: str) -> None:
 
     from model.artifact import Artifact
     from service.engine.backends.base import DEFAULT_GPU
+    from service.engine.backends.cpu_session import add_weights
     from service.engine.backends.cuda_session import CUDA, open_session
-    from service.engine.backends.onnxruntime_cpu import add_weights
     from tests.bench.gpu_engine import open_on
 
     artifact = Artifact.open(Path(directory))

@@ -17,6 +17,17 @@ class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTPUT_SPANS: _ClassVar[Output]
     OUTPUT_STATIC: _ClassVar[Output]
 
+class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPERATION_UNSPECIFIED: _ClassVar[Operation]
+    OPERATION_ENCODE: _ClassVar[Operation]
+    OPERATION_ATTEND: _ClassVar[Operation]
+    OPERATION_COMPARE: _ClassVar[Operation]
+    OPERATION_SIMILARITY: _ClassVar[Operation]
+    OPERATION_RERANK: _ClassVar[Operation]
+    OPERATION_CLASSIFY: _ClassVar[Operation]
+    OPERATION_TOKENIZE: _ClassVar[Operation]
+
 class LayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LAYER_REDUCE_UNSPECIFIED: _ClassVar[LayerReduce]
@@ -140,6 +151,14 @@ OUTPUT_TOKENS: Output
 OUTPUT_WORDS: Output
 OUTPUT_SPANS: Output
 OUTPUT_STATIC: Output
+OPERATION_UNSPECIFIED: Operation
+OPERATION_ENCODE: Operation
+OPERATION_ATTEND: Operation
+OPERATION_COMPARE: Operation
+OPERATION_SIMILARITY: Operation
+OPERATION_RERANK: Operation
+OPERATION_CLASSIFY: Operation
+OPERATION_TOKENIZE: Operation
 LAYER_REDUCE_UNSPECIFIED: LayerReduce
 LAYER_REDUCE_CONCAT: LayerReduce
 LAYER_REDUCE_MEAN: LayerReduce
@@ -625,6 +644,114 @@ class ContributionRest(_message.Message):
     dropped: float
     def __init__(self, special_tokens: _Optional[float] = ..., prompt: _Optional[float] = ..., bias: _Optional[float] = ..., dropped: _Optional[float] = ...) -> None: ...
 
+class RerankRequest(_message.Message):
+    __slots__ = ("model", "raw_scores", "query", "documents", "top_n", "truncation", "effect", "unit", "explain_top")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_TOP_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    raw_scores: bool
+    query: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    top_n: int
+    truncation: Truncation
+    effect: Effect
+    unit: UnitKind
+    explain_top: int
+    def __init__(self, model: _Optional[str] = ..., raw_scores: _Optional[bool] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., effect: _Optional[_Union[Effect, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., explain_top: _Optional[int] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("model", "precision", "results", "usage")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: Precision
+    results: _containers.RepeatedCompositeFieldContainer[RankedDocument]
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class RankedDocument(_message.Message):
+    __slots__ = ("index", "relevance_score", "explanation")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    relevance_score: float
+    explanation: RankExplanation
+    def __init__(self, index: _Optional[int] = ..., relevance_score: _Optional[float] = ..., explanation: _Optional[_Union[RankExplanation, _Mapping]] = ...) -> None: ...
+
+class RankExplanation(_message.Message):
+    __slots__ = ("query_units", "document_units", "query_effects", "document_effects")
+    QUERY_UNITS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_UNITS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    query_units: _containers.RepeatedCompositeFieldContainer[Unit]
+    document_units: _containers.RepeatedCompositeFieldContainer[Unit]
+    query_effects: _containers.RepeatedScalarFieldContainer[float]
+    document_effects: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, query_units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., document_units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., query_effects: _Optional[_Iterable[float]] = ..., document_effects: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ClassifyRequest(_message.Message):
+    __slots__ = ("model", "inputs", "top_k", "raw_scores", "truncation", "effect", "unit")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    top_k: int
+    raw_scores: bool
+    truncation: Truncation
+    effect: Effect
+    unit: UnitKind
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., top_k: _Optional[int] = ..., raw_scores: _Optional[bool] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., effect: _Optional[_Union[Effect, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ...) -> None: ...
+
+class ClassifyResponse(_message.Message):
+    __slots__ = ("model", "precision", "results", "usage")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: Precision
+    results: _containers.RepeatedCompositeFieldContainer[ClassifyResult]
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[ClassifyResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class ClassifyResult(_message.Message):
+    __slots__ = ("token_count", "truncated", "labels", "units")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    truncated: bool
+    labels: _containers.RepeatedCompositeFieldContainer[Label]
+    units: _containers.RepeatedCompositeFieldContainer[Unit]
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("label", "score", "effects")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    score: float
+    effects: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ..., effects: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -718,7 +845,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +883,8 @@ class Model(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -786,7 +915,9 @@ class Model(_message.Message):
     attention: Attention
     training: TrainingRecord
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationRecord]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ...) -> None: ...
+    operations: _containers.RepeatedScalarFieldContainer[Operation]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")
@@ -835,7 +966,7 @@ class EvaluationRecord(_message.Message):
     def __init__(self, task: _Optional[str] = ..., file: _Optional[str] = ..., measure: _Optional[str] = ..., value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms", "max_explain_bytes")
+    __slots__ = ("max_inputs", "max_spans_per_input", "max_spans_per_request", "max_input_characters", "max_request_bytes", "max_grpc_message_bytes", "max_pending_request_bytes", "max_connections", "max_grpc_streams", "max_response_bytes", "max_queue_ms", "max_explain_queue_ms", "max_queue_tokens", "max_explain_queue_tokens", "max_timeout_ms", "header_timeout_ms", "body_timeout_ms", "max_explain_bytes", "max_documents")
     MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
     MAX_SPANS_PER_INPUT_FIELD_NUMBER: _ClassVar[int]
     MAX_SPANS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -854,6 +985,7 @@ class Limits(_message.Message):
     HEADER_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     BODY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_EXPLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     max_inputs: int
     max_spans_per_input: int
     max_spans_per_request: int
@@ -872,4 +1004,5 @@ class Limits(_message.Message):
     header_timeout_ms: int
     body_timeout_ms: int
     max_explain_bytes: int
-    def __init__(self, max_inputs: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., max_timeout_ms: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ..., max_explain_bytes: _Optional[int] = ...) -> None: ...
+    max_documents: int
+    def __init__(self, max_inputs: _Optional[int] = ..., max_spans_per_input: _Optional[int] = ..., max_spans_per_request: _Optional[int] = ..., max_input_characters: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_grpc_message_bytes: _Optional[int] = ..., max_pending_request_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_grpc_streams: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., max_queue_ms: _Optional[int] = ..., max_explain_queue_ms: _Optional[int] = ..., max_queue_tokens: _Optional[int] = ..., max_explain_queue_tokens: _Optional[int] = ..., max_timeout_ms: _Optional[int] = ..., header_timeout_ms: _Optional[int] = ..., body_timeout_ms: _Optional[int] = ..., max_explain_bytes: _Optional[int] = ..., max_documents: _Optional[int] = ...) -> None: ...

@@ -64,6 +64,16 @@ class EncoderServiceStub:
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.SerializeToString,
                 response_deserializer=attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/attendant.v1.EncoderService/Rerank',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.RerankRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/attendant.v1.EncoderService/Classify',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -129,6 +139,22 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rerank(self, request, context):
+        """Rerank returns documents by their relevance to a query, best first, and, on request, what each word contributes to
+        the scores of the best ones. A cross-encoder computes its own score, any other model the similarity of embeddings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Classify returns the labels of each input and, on request, what each word contributes to their scores. Requires a
+        model with a classifier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenize returns the tokens and words of each input, untruncated and without inference.
         """
@@ -177,6 +203,16 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Similarity,
                     request_deserializer=attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.FromString,
                     response_serializer=attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.RerankRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.RerankResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -334,6 +370,60 @@ class EncoderService:
             '/attendant.v1.EncoderService/Similarity',
             attendant_dot_v1_dot_encoder__pb2.SimilarityRequest.SerializeToString,
             attendant_dot_v1_dot_encoder__pb2.SimilarityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/Rerank',
+            attendant_dot_v1_dot_encoder__pb2.RerankRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/Classify',
+            attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

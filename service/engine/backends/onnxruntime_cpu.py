@@ -11,14 +11,13 @@ from model.artifact import Artifact
 from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
 from model.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
-from service.engine.backends.weights import map_weights, read_graph
+from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.schema.encode import ExplainTask
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need
     import onnxruntime
 
-CPU = "CPUExecutionProvider"
 EXPLAIN_TOKENS_PER_SECOND = 3000.0
 """Estimate for the explain lane, whose session opens with its first request; the measured speed corrects it."""
 
@@ -105,46 +104,3 @@ class ExplainBackend:
         if not np.isfinite(hidden_states.sum()):
             raise NonFiniteOutput
         return hidden_states[:, 0]  # type: ignore[no-any-return]
-
-
-def open_cpu_session(
-    artifact: Artifact, graph: str, threads: int, *, arena: bool = True
-) -> "onnxruntime.InferenceSession":
-    """Open a graph from the bytes whose digest was verified.
-
-    Without an `arena`, memory is freed after each run; an arena keeps the memory of every shape it has seen.
-    """
-    import onnxruntime
-
-    record = artifact.manifest.graphs[graph]
-    options = session_options(threads)
-    options.enable_cpu_mem_arena = arena
-    add_weights(options, artifact, graph)
-    session = onnxruntime.InferenceSession(artifact.read(record.file), options, providers=[CPU])
-    artifact.release_pages()
-    return session
-
-
-def add_weights(options: "onnxruntime.SessionOptions", artifact: Artifact, graph: str) -> None:
-    """Let a session use the weights of a graph in the verified files. The artifact must outlive the session.
-
-    `add_external_initializers_from_files_in_memory` rejects tensors over 2 GiB.
-    """
-    import onnxruntime
-
-    weights = map_weights(artifact, read_graph(artifact, graph).graph)
-    create = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [create(weight.values, weight.data_type) for weight in weights.values()]
-    options.add_external_initializers([*weights], values)
-
-
-def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return options for a session whose idle threads do not spin, because the event loop needs CPU time."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options

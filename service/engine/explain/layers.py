@@ -8,7 +8,7 @@ import numpy as np
 
 from model.artifact import Artifact
 from model.manifest import LayerRecord, LayersRecord, TensorRecord
-from service.engine.backends.onnxruntime_cpu import open_cpu_session
+from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.explain.maps import AttentionOutput, Floats, OutputWeights
 
 

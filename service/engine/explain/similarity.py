@@ -67,6 +67,13 @@ class ComparedText:
             for unit in range(len(self.units))
         ]
 
+    @property
+    def occluded_sizes(self) -> list[int]:
+        """The number of tokens of the text without each of its units, without building the sequences."""
+        counts = np.bincount(self.unit_of_token[self.unit_of_token >= 0], minlength=len(self.units))
+        sizes: list[int] = (len(self.tokens) - counts).tolist()
+        return sizes
+
     def result(self, *, explain: bool) -> SimilarityText:
         """Return the text as part of the response."""
         return SimilarityText(len(self.tokens), self.tokens.truncated, self.units if explain else None)
@@ -107,11 +114,7 @@ class PreparedSimilarity:
 
     def occluded_sizes(self) -> list[int]:
         """Return the number of tokens of each occluded sequence, without building the sequences."""
-        return [
-            len(text.tokens) - removed
-            for text in self.texts
-            for removed in np.bincount(text.unit_of_token[text.unit_of_token >= 0], minlength=len(text.units)).tolist()
-        ]
+        return [size for text in self.texts for size in text.occluded_sizes]
 
     def response_bytes(self) -> int:
         """Return an upper bound on the size of the response."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from model.manifest import Absent, Manifest, Role
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.encode import AppliedPrompt, Input, Limits, Truncation
+from service.engine.schema.operations import Operation, operations_of
 from service.errors import (
     ConflictingFields,
     Duplicate,
@@ -141,6 +142,23 @@ def require(part: Part | Absent, problem: str, field: str | None = None) -> Part
     if isinstance(part, Absent):
         raise UnsupportedByModel(f"{problem} ({part.reason})", part.remedy, field=field)
     return part
+
+
+def require_operation(manifest: Manifest, operation: Operation) -> None:
+    """Raise `UnsupportedByModel` if the model does not support an operation."""
+    supported = operations_of(manifest)
+    if operation not in supported:
+        raise UnsupportedByModel(
+            f"The model does not support {operation}",
+            f"Use another model. This one supports {', '.join(supported)}.",
+            actual=operation,
+        )
+
+
+def check_at_least_one(field: str, value: int | None) -> None:
+    """Raise `OutOfRange` for a number of items below 1."""
+    if value is not None and value < 1:
+        raise OutOfRange("out of range", "Use 1 or more.", field=field, actual=value, minimum=1)
 
 
 def check_length(

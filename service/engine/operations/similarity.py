@@ -11,6 +11,7 @@ from service.engine.explain.similarity import ComparedText, PreparedSimilarity
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT
 from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
+from service.engine.operations.occlusion import check_occlusion
 from service.engine.schema.encode import Limits
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse, SimilaritySpec, UnavailableReason
 from service.errors import (
@@ -34,11 +35,6 @@ PRODUCTS_PER_CHARACTER = 8
 PRODUCTS_PER_TOKEN = 3_000
 """Pairs of tokens that are multiplied in the time of the inference of one token, in bfloat16 with AMX."""
 MAX_EXPLAINED_PAIRS = 256
-MAX_OCCLUDED_SEQUENCES = 4096
-"""Sequences of one request with the effect "occlusion".
-
-The scheduler takes about 10 microseconds for each on the event loop, so the limit bounds that time to about 40 ms.
-"""
 
 
 async def similarity(engine: "Engine", request: SimilarityRequest, deadline: float) -> SimilarityResponse:
@@ -159,25 +155,14 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
         )  # fmt: skip
 
 
-def check_occlusion(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
-    """Check the cost of occlusion; `sizes` are the numbers of tokens of the occluded sequences."""
+def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
+    """Return what to do if occlusion costs too much, without a final period."""
     remedy = "Send fewer or shorter texts"
     if request.unit == "token":
         remedy += ", or set unit to {unit.word}"
     if manifest.embedding.pooling not in ONE_TOKEN_POOLINGS:
         remedy += ", or use {effect.leave_one_out}"
-    for noun, actual, limit in (
-        ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),
-        ("tokens", sum(sizes), limits.max_queue_tokens),
-    ):
-        if actual > limit:
-            raise RequestTooLarge(
-                f"{{effect.occlusion}} needs too many {noun}",
-                f"{remedy}.",
-                field="effect",
-                actual=actual,
-                maximum=limit,
-            )
+    return remedy
 
 
 def similarity_cost(
@@ -225,7 +210,7 @@ def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) 
     if request.explain:
         check_explanation_size(request, [len(text.tokens) for text in texts], manifest, engine.limits)
     if request.effect == "occlusion":
-        check_occlusion(request, prepared.occluded_sizes(), manifest, engine.limits)
+        check_occlusion(prepared.occluded_sizes(), engine.limits, occlusion_remedy(request, manifest))
     top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
     remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
     engine.check_response_size(prepared.response_bytes(), 0, lambda: remedy)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
 from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
+from service.engine.schema.operations import Operation
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]
 LayerReduce = Literal["concat", "mean", "stack"]
@@ -201,12 +202,14 @@ class EncodeTask:
             not requested.
         hidden: Whether token vectors are needed.
         pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
+        classify: Whether the logits of the classifier are needed.
     """
 
     tokens: ModelInput
     pooling: Pooling | None
     hidden: bool
     pool_from: int = 0
+    classify: bool = False
 
 
 ExplainOperation = Literal["layers", "maps", "occurrences"]
@@ -224,15 +227,20 @@ class ExplainTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested."""
+    """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
+
+    `logits` (C) are those of the classifier.
+    """
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None
+    logits: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_inputs: int
+    max_documents: int
     max_spans_per_input: int
     max_spans_per_request: int
     max_input_characters: int
@@ -279,6 +287,8 @@ class ModelInfo:
     backend_reason: str
     length_buckets: list[int]
     layers: list[int]
+    operations: list[Operation]
+    labels: list[str]
     attention: Attention
     attention_kinds: list[str]
     limits: Limits

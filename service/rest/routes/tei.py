@@ -1,41 +1,31 @@
 """The API of text-embeddings-inference (TEI): /embed, /similarity, /tokenize and others."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.types import DecoratedCallable
 
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest
 from service.engine.schema.similarity import SimilarityRequest
-from service.errors import ConflictingFields, Unavailable, Unsupported
+from service.errors import ConflictingFields, Unavailable
 from service.lifecycle import Lifecycle
-from service.rest.codec import JSON, body_schema
+from service.rest.codec import JSON
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
     TeiDecodeBody,
     TeiEmbedAllBody,
     TeiEmbedBody,
-    TeiEmbedSparseBody,
     TeiErrorBody,
     TeiInfoBody,
-    TeiModel,
-    TeiPredictBody,
-    TeiPredictionBody,
-    TeiRankBody,
-    TeiRerankBody,
     TeiSimilarityBody,
     TeiSimilarityParametersBody,
-    TeiSparseValueBody,
     TeiTokenBody,
     TeiTokenizeBody,
 )
 from service.rest.routes.tei_conversion import (
     check_not_empty,
-    check_pairs,
     compute_headers,
     cut,
     describe_model,
@@ -46,6 +36,8 @@ from service.rest.routes.tei_conversion import (
     to_inputs,
     values_of,
 )
+from service.rest.routes.tei_heads import add_head_routes
+from service.rest.routes.tei_route import post
 from service.rest.schemas import GET_ERRORS, TEI_ERRORS, responses
 
 API = "tei"
@@ -55,8 +47,6 @@ FAST_PATHS = ("/embed", "/embed_all", "/similarity", ROOT_PATH)
 PATHS = frozenset(
     ("/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize", "/decode", "/info")
 )
-ERRORS = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
-HEAD_ERRORS = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503)
 
 
 def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
@@ -64,17 +54,9 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     router = APIRouter(tags=["tei"])
     add_embedding_routes(router, lifecycle, reader)
     add_text_routes(router, lifecycle, reader)
-    add_head_routes(router, reader)
+    add_head_routes(router, lifecycle, reader)
     add_probes(router, lifecycle)
     return router
-
-
-def post(
-    router: APIRouter, path: str, name: str, body: type[TeiModel], model: Any, statuses: tuple[int, ...] = ERRORS
-) -> Callable[[DecoratedCallable], DecoratedCallable]:
-    """Return a decorator for a route with a body; `model` is the schema of its response."""
-    described = responses(model, TeiErrorBody, statuses, TEI_ERRORS)
-    return router.post(path, operation_id=f"tei_{name}", responses=described, openapi_extra=body_schema(body))
 
 
 def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
@@ -187,33 +169,6 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
     async def info(request: Request) -> Response:
         """Return the served model and its limits."""
         return await json_response(request, describe_model(lifecycle.models.find()))
-
-
-def add_head_routes(router: APIRouter, reader: RequestReader) -> None:
-    """Add the routes that require a head, which no served model has."""
-
-    @post(router, "/embed_sparse", "embed_sparse", TeiEmbedSparseBody, list[list[TeiSparseValueBody]], HEAD_ERRORS)
-    async def embed_sparse(request: Request) -> Response:
-        """Return one sparse embedding per input. Requires a model with SPLADE pooling."""
-        body = await reader.read(request, TeiEmbedSparseBody)
-        check_not_empty(body.inputs, "inputs")
-        raise Unsupported("The model has no SPLADE pooling", "Use /embed.")
-
-    @post(router, "/rerank", "rerank", TeiRerankBody, list[TeiRankBody], HEAD_ERRORS)
-    async def rerank(request: Request) -> Response:
-        """Return the scores of texts for a query, best first. Requires a reranking model."""
-        body = await reader.read(request, TeiRerankBody)
-        check_not_empty(body.texts, "texts")
-        raise Unsupported("The model is not a reranking model", "Use /similarity.")
-
-    predictions = list[TeiPredictionBody] | list[list[TeiPredictionBody]]
-
-    @post(router, "/predict", "predict", TeiPredictBody, predictions, HEAD_ERRORS)
-    async def predict(request: Request) -> Response:
-        """Return the scores of the labels of each input. Requires a classification model."""
-        body = await reader.read(request, TeiPredictBody)
-        check_pairs(body.inputs)
-        raise Unsupported("The model is not a classification model", "Use another model.")
 
 
 def add_probes(router: APIRouter, lifecycle: Lifecycle) -> None:

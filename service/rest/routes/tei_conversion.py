@@ -11,6 +11,7 @@ from model.tokenizer import TokenizerInput
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED, prompt_not_found
 from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo, Token, Truncation
+from service.engine.schema.labels import ClassifyResponse, RerankResponse
 from service.engine.schema.similarity import SimilarityResponse
 from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape
 from service.rest.responses import metadata_headers
@@ -167,7 +168,10 @@ def _token(token: Token, start: int | None, stop: int | None) -> dict[str, Any]:
 
 
 def compute_headers(
-    request: Request, info: ModelInfo, response: EncodeResponse | SimilarityResponse, characters: int
+    request: Request,
+    info: ModelInfo,
+    response: EncodeResponse | SimilarityResponse | ClassifyResponse | RerankResponse,
+    characters: int,
 ) -> dict[str, str]:
     """Return TEI's headers (times in whole milliseconds) and the native API's."""
     timing = response.timing
@@ -185,6 +189,15 @@ def compute_headers(
     }
 
 
+def _model_type(info: ModelInfo) -> dict[str, Any]:
+    """Return TEI's description of a cross-encoder, of a classifier, or of an embedding model."""
+    if not info.labels:
+        return {"embedding": {"pooling": "last_token" if info.pooling == "last" else info.pooling}}
+    numbers = {label: number for number, label in enumerate(info.labels)}
+    described = {"id2label": {str(number): label for label, number in numbers.items()}, "label2id": numbers}
+    return {"reranker" if len(info.labels) == 1 else "classifier": described}
+
+
 def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1000))
 
@@ -197,7 +210,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "model_sha": info.revision,
         "model_dtype": info.precision,
         "served_model_name": info.name,
-        "model_type": {"embedding": {"pooling": "last_token" if info.pooling == "last" else info.pooling}},
+        "model_type": _model_type(info),
         "max_concurrent_requests": info.limits.max_connections,
         "max_input_length": info.max_input_tokens,
         "max_batch_tokens": engine.max_batch_tokens,

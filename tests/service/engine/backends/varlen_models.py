@@ -7,8 +7,8 @@ import onnxruntime
 from model.artifact import Artifact
 from model.reference_attention import to_reference_graph
 from service.engine.backends.base import BackendChoice
+from service.engine.backends.cpu_session import add_weights
 from service.engine.backends.cuda import CudaBackend
-from service.engine.backends.onnxruntime_cpu import add_weights
 
 
 def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:

@@ -1,0 +1,196 @@
+"""Rerank: documents by their relevance to a query, and what each word contributes to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model.manifest import Manifest
+from model.tokenizer import TokenizedInput, TokenizerInput
+from service.engine.admission import estimate_tokens
+from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
+from service.engine.explain.contributions import Embedder
+from service.engine.explain.labels import shortest
+from service.engine.explain.ranking import EmbeddingRanker, PairRanker, Ranker
+from service.engine.explain.similarity import ComparedText
+from service.engine.observer import Observation
+from service.engine.operations.costs import DESCRIBED_CHARACTER, INPUT
+from service.engine.operations.inputs import (
+    SPLIT_NOT_TRUNCATED,
+    check_at_least_one,
+    check_count,
+    check_length,
+    check_text,
+    count_prompt,
+    find_prompt,
+    require_operation,
+)
+from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
+from service.engine.schema.encode import AppliedPrompt, Limits, TextVectors
+from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse
+from service.errors import ConflictingFields
+from service.spelling import Remedy
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of the query and of the documents, and their numbers of tokens."""
+
+    query: AppliedPrompt | None = None
+    document: AppliedPrompt | None = None
+    query_tokens: int = 0
+    document_tokens: int = 0
+
+
+async def rerank(engine: "Engine", request: RerankRequest, deadline: float) -> RerankResponse:
+    """Return the documents, the most relevant one first."""
+    require_operation(engine.manifest, "rerank")
+    check_rerank(request, engine.limits)
+    prompts = await find_prompts(engine, request, deadline)
+    lane, explained = engine.fast_lane, explained_count(request)
+    sizes, reserved = estimate_sizes(request, prompts, engine.manifest, engine.limits)
+    cost = rerank_cost(request, prompts)
+    observation = Observation(lane.observer)
+    with lane.reserve(sizes, deadline, reserved):  # until the second job, which the scores select
+        ranker = await engine.run(cost, deadline, prepare, engine, request, prompts)
+        token_count, truncated = observation.tokenized([text.tokens for text in ranker.texts])
+        job = lane.submit(ranker.tasks(), deadline)
+        vectors = await lane.wait(job)
+        order, scores = await engine.run(cost, deadline, rank, ranker, vectors, request.top_n)
+        top = order[:explained]
+        occluded = lane.submit(await engine.run(cost, deadline, ranker.occlusion_tasks, top) if top else [], deadline)
+    without = await lane.wait(occluded)
+    observation.ran(job.queue_s)
+    results = [RankedDocument(index, score) for index, score in zip(order, scores, strict=True)]
+    if top:
+        explanations = await engine.run(cost, deadline, ranker.explain, top, without)
+        results[:explained] = [
+            RankedDocument(result.index, result.score, explanation)
+            for result, explanation in zip(results, explanations, strict=False)
+        ]
+    return RerankResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
+
+
+def check_rerank(request: RerankRequest, limits: Limits) -> None:
+    """Check all fields."""
+    check_text(request.query, "query", limits.max_input_characters, SPLIT_NOT_TRUNCATED)
+    check_count(len(request.documents), "documents", limits.max_documents)
+    for index, text in enumerate(request.documents):
+        check_text(text, f"documents[{index}]", limits.max_input_characters, SPLIT_NOT_TRUNCATED)
+    check_at_least_one("top_n", request.top_n)
+    check_at_least_one("explain_top", request.explain_top)
+    if request.effect == "none" and request.explain_top is not None:
+        raise ConflictingFields(
+            "set, but effect is {effect.none}",
+            "Set effect to {effect.occlusion} or leave explain_top out.",
+            field="explain_top",
+        )
+
+
+def explained_count(request: RerankRequest) -> int:
+    """Return the number of documents whose score is explained."""
+    if request.effect == "none":
+        return 0
+    returned = min(request.top_n or len(request.documents), len(request.documents))
+    return min(request.explain_top or EXPLAIN_TOP, returned)
+
+
+async def find_prompts(engine: "Engine", request: RerankRequest, deadline: float) -> Prompts:
+    """Return the prompts of an embedding model; a cross-encoder reads texts without prompts."""
+    limits, manifest = engine.limits, engine.manifest
+    if manifest.classification is not None:
+        return Prompts()
+    query = find_prompt(None, None, limits, manifest, "query")
+    document = find_prompt(None, None, limits, manifest, "document")
+    return Prompts(
+        query,
+        document,
+        0 if query is None else await count_prompt(engine, query, 1, deadline, "query"),
+        0 if document is None else await count_prompt(engine, document, len(request.documents), deadline, "documents"),
+    )
+
+
+def estimate_sizes(
+    request: RerankRequest, prompts: Prompts, manifest: Manifest, limits: Limits
+) -> tuple[list[int], int]:
+    """Return the estimated tokens of each text, and of the explanations, at most `max_queue_tokens`."""
+    longest, explained = manifest.max_input_tokens, explained_count(request)
+    if manifest.classification is not None:
+        lengths = [len(request.query) + len(document) for document in request.documents]
+        sizes = estimate_tokens(lengths, longest)
+        return sizes, occlusion_tokens(_largest(sizes, explained), limits)
+    query = estimate_tokens((len(request.query),), longest, prompts.query_tokens)
+    documents = estimate_tokens(map(len, request.documents), longest, prompts.document_tokens)
+    occluded = query + _largest(documents, explained) if explained else []
+    return query + documents, occlusion_tokens(occluded, limits)
+
+
+def rerank_cost(request: RerankRequest, prompts: Prompts) -> int:
+    """Return the cost of preparing a request, in characters."""
+    character = DESCRIBED_CHARACTER if explained_count(request) else 1
+    prompt = 0 if prompts.document is None else len(prompts.document.text)
+    return sum(INPUT + character * (len(document) + prompt) for document in request.documents)
+
+
+def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranker:
+    """Tokenize the query, once, and the documents; check the cost of explanations and the size of the response."""
+    head, explained = engine.manifest.classification, explained_count(request)
+
+    def compare(tokens: TokenizedInput, path: str) -> ComparedText:
+        kept = check_length(tokens, engine.manifest, request.truncation, path)
+        return ComparedText.of(kept, engine.tokenizer, engine.manifest, request.unit if explained else None)
+
+    ranker: Ranker
+    if head is not None:
+        pairs = engine.tokenizer.encode_pairs(request.query, request.documents, offsets=explained > 0)
+        texts = [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(pairs)]
+        ranker = PairRanker(texts, "identity" if request.raw_scores else head.activation)
+    else:
+        sources = [TokenizerInput(request.query, prompt=_text(prompts.query))]
+        sources += [TokenizerInput(document, prompt=_text(prompts.document)) for document in request.documents]
+        query, *documents = engine.tokenizer.encode(sources, offsets=explained > 0)
+        texts = [compare(query, "query")]
+        texts += [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(documents)]
+        own = engine.manifest.embedding
+        embedder = Embedder(engine.dense_layers, None, own.similarity == "cosine" or own.normalize)
+        ranker = EmbeddingRanker(texts, embedder, own.pooling)
+    check_size(engine, request, ranker)
+    return ranker
+
+
+def check_size(engine: "Engine", request: RerankRequest, ranker: Ranker) -> None:
+    """Check the cost of the most expensive explanations, and the size of the largest response."""
+    explained, numbers = explained_count(request), range(len(request.documents))
+    costs = [ranker.occluded_sizes(number) for number in numbers] if explained else []
+    remedy = "Reduce explain_top, or send shorter texts"
+    if request.unit == "token":
+        remedy += ", or set unit to {unit.word}"
+    check_occlusion(
+        [size for own in sorted(costs, key=sum)[len(costs) - explained :] for size in own], engine.limits, remedy
+    )
+    sizes = [RESULT_BYTES] * len(numbers)
+    if explained:
+        for number in numbers:
+            units = [unit for text in ranker.explained(number) for unit in text.units]
+            sizes[number] += listed_bytes(units, request.wire) + array_bytes(len(units), "float32", request.wire)
+    size = sum(_largest(sizes, explained)) + RESULT_BYTES * len(numbers)
+    engine.check_response_size(size, 0, lambda: Remedy("Reduce explain_top or top_n"))
+
+
+def rank(ranker: Ranker, vectors: Sequence[TextVectors], top_n: int | None) -> tuple[list[int], list[float]]:
+    """Return the places of the best documents in the request, best first, and their scores."""
+    keys, scores = ranker.scores(vectors)
+    order = np.argsort(-keys, kind="stable")[:top_n].tolist()
+    return order, [shortest(scores[index]) for index in order]
+
+
+def _largest(sizes: Sequence[int], count: int) -> list[int]:
+    return sorted(sizes)[len(sizes) - count :]
+
+
+def _text(prompt: AppliedPrompt | None) -> str:
+    return "" if prompt is None else prompt.text

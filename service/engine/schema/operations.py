@@ -1,0 +1,25 @@
+"""The operations of the engine, and which of them a model supports."""
+
+from typing import Literal, get_args
+
+from model.manifest import ExplainRecord, Manifest
+
+Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "tokenize"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+def operations_of(manifest: Manifest) -> list[Operation]:
+    """Return the operations that a model supports.
+
+    A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
+    others by the similarity of embeddings.
+    """
+    head = manifest.classification
+    missing: set[Operation] = set()
+    if not isinstance(manifest.explain, ExplainRecord):
+        missing |= {"attend", "compare"}
+    if head is None:
+        missing.add("classify")
+    elif len(head.labels) > 1:
+        missing.add("rerank")
+    return [operation for operation in OPERATIONS if operation not in missing]

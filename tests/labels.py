@@ -1,0 +1,41 @@
+"""Artifacts of tiny classifiers, shared by the tests of every layer."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from model.export import Variants, export
+from tests.model.classifier_cases import CLASSIFIER_CASES
+from tests.model.tiny_tokenizers import BUILDERS
+
+CROSS_ENCODER, CLASSIFIER = "bert, one label", "bert"
+MAX_INPUT_TOKENS = 64
+
+
+@cache
+def publish_classifier(kind: str) -> Path:
+    """Write the published files of a case of `CLASSIFIER_CASES`, once per process; return their directory."""
+    case = CLASSIFIER_CASES[kind]
+    directory = Path(mkdtemp(prefix="attendant-classifier-")) / "source"
+    directory.mkdir()
+    case.publish(directory, BUILDERS[case.tokenizer]().to_str().encode())
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_INPUT_TOKENS,
+        "model_input_names": names,
+        **special,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(options))
+    return directory
+
+
+@cache
+def export_classifier(kind: str) -> Path:
+    """Return the directory of the artifact of a case, exported once per process."""
+    source = publish_classifier(kind)
+    out = source.parent / "artifact"
+    export(str(source), out, revision=None, name="labels", progress=lambda step: None, variants=Variants())
+    return out

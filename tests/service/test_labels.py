@@ -1,0 +1,250 @@
+"""Classify and rerank through the REST API, compared with transformers and sentence-transformers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import CrossEncoder
+
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier, publish_classifier
+from tests.service.conftest import ServiceHarness, open_harness
+
+QUERY = "how do I open a bank account"
+DOCUMENTS = [
+    "The river bank is closed.", "Opening an account at a bank takes money and time.", "money", "grows " * 20,
+    "A cat sat by the river.",
+]  # fmt: skip
+TEXTS = ["the bank by the river", "money grows in a bank", "a"]
+IDENTITY = torch.nn.Identity()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, LoadedModel]:
+    return {
+        kind: LoadedModel.load(Settings(model_dir=export_classifier(kind), precision="float32"))
+        for kind in (CROSS_ENCODER, CLASSIFIER)
+    }
+
+
+@pytest.fixture
+async def ranking(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
+    async with open_harness(loaded[CROSS_ENCODER]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def labeling(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
+    async with open_harness(loaded[CLASSIFIER]) as opened:
+        yield opened
+
+
+async def post(harness: ServiceHarness, path: str, **body: Any) -> Any:
+    response = await harness.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def error(harness: ServiceHarness, path: str, **body: Any) -> Any:
+    response = await harness.post(path, body)
+    assert response.status_code >= 400, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+@pytest.mark.parametrize("documents", [DOCUMENTS, ["river " * 100, "bank " * 61, "money " * 50]], ids=["short", "long"])
+async def test_scores_equal_those_of_cross_encoder(
+    ranking: ServiceHarness, documents: list[str], raw_scores: bool
+) -> None:
+    oracle = CrossEncoder(str(publish_classifier(CROSS_ENCODER)))
+    activation = IDENTITY if raw_scores else None
+    expected = oracle.predict([(QUERY, document) for document in documents], activation_fn=activation)
+    body = await post(
+        ranking, "/v1/rerank", query=QUERY, documents=documents, raw_scores=raw_scores, truncation="right"
+    )
+    results = body["results"]
+    assert [result["index"] for result in results] == np.argsort(-expected, kind="stable").tolist()
+    for result in results:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-5)
+
+
+async def test_order_does_not_saturate_with_the_scores(ranking: ServiceHarness) -> None:
+    """Documents are sorted by their logits: a score may round to 1 for several of them."""
+    raw = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS, raw_scores=True)
+    body = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    assert [result["index"] for result in raw["results"]] == [result["index"] for result in body["results"]]
+
+
+async def test_top_n_and_documents(ranking: ServiceHarness) -> None:
+    every = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    assert len(every["results"]) == len(DOCUMENTS)
+    sent = [{"text": document} if index % 2 else document for index, document in enumerate(DOCUMENTS)]
+    best = await post(ranking, "/v1/rerank", query=QUERY, documents=sent, top_n=2, return_documents=True)
+    assert [result["index"] for result in best["results"]] == [result["index"] for result in every["results"][:2]]
+    assert all(result["document"] == sent[result["index"]] for result in best["results"])
+    assert best["usage"] == every["usage"]
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+async def test_labels_equal_transformers(labeling: ServiceHarness, raw_scores: bool) -> None:
+    directory = publish_classifier(CLASSIFIER)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    body = await post(labeling, "/v1/classify", inputs=TEXTS, raw_scores=raw_scores)
+    for text, result in zip(TEXTS, body["results"], strict=True):
+        with torch.inference_mode():
+            logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+        expected = logits if raw_scores else logits.softmax(dim=0)
+        scores = {label["label"]: label["score"] for label in result["labels"]}
+        assert scores == pytest.approx(
+            {model.config.id2label[index]: float(value) for index, value in enumerate(expected)}, abs=1e-5
+        )
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    best = await post(labeling, "/v1/classify", inputs=TEXTS, raw_scores=raw_scores, top_k=1)
+    assert [result["labels"] for result in best["results"]] == [result["labels"][:1] for result in body["results"]]
+
+
+async def test_a_pair_is_one_input(labeling: ServiceHarness) -> None:
+    directory = publish_classifier(CLASSIFIER)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    with torch.inference_mode():
+        logits = model(**tokenizer(*TEXTS[:2], return_tensors="pt")).logits[0]
+    pair = {"text": TEXTS[0], "pair": TEXTS[1]}
+    body = await post(labeling, "/v1/classify", inputs=[pair], raw_scores=True)
+    scores = {label["label"]: label["score"] for label in body["results"][0]["labels"]}
+    assert scores == pytest.approx(
+        {model.config.id2label[index]: float(value) for index, value in enumerate(logits)}, abs=1e-5
+    )
+
+
+def without(text: str, unit: dict[str, Any]) -> str:
+    return text[: unit["start"]] + text[unit["end"] :]
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+async def test_effects_of_words_are_recomputed_through_the_api(ranking: ServiceHarness, raw_scores: bool) -> None:
+    """A word of these texts is one or more whole tokens, so leaving out its characters leaves out its tokens."""
+    body = await post(
+        ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS, effect="occlusion", explain_top=2,
+        raw_scores=raw_scores,
+    )  # fmt: skip
+    explained = [result for result in body["results"] if "explanation" in result]
+    assert explained == body["results"][:2]
+    for result in explained:
+        document, explanation = DOCUMENTS[result["index"]], result["explanation"]
+        for unit, effect in zip(explanation["query_units"], explanation["query_effects"], strict=True):
+            (other,) = (
+                await post(
+                    ranking, "/v1/rerank", query=without(QUERY, unit), documents=[document], raw_scores=raw_scores
+                )
+            )["results"]
+            assert effect == pytest.approx(result["relevance_score"] - other["relevance_score"], abs=2e-5)
+        for unit, effect in zip(explanation["document_units"], explanation["document_effects"], strict=True):
+            shorter = without(document, unit)
+            if not shorter.strip():
+                continue
+            (other,) = (await post(ranking, "/v1/rerank", query=QUERY, documents=[shorter], raw_scores=raw_scores))[
+                "results"
+            ]
+            assert effect == pytest.approx(result["relevance_score"] - other["relevance_score"], abs=2e-5)
+
+
+async def test_effects_on_labels_are_recomputed_through_the_api(labeling: ServiceHarness) -> None:
+    (result,) = (await post(labeling, "/v1/classify", inputs=TEXTS[:1], effect="occlusion"))["results"]
+    assert [unit["text"] for unit in result["units"]] == TEXTS[0].split()
+    for place, unit in enumerate(result["units"]):
+        (other,) = (await post(labeling, "/v1/classify", inputs=[without(TEXTS[0], unit)]))["results"]
+        scores = {label["label"]: label["score"] for label in other["labels"]}
+        for label in result["labels"]:
+            assert label["effects"][place] == pytest.approx(label["score"] - scores[label["label"]], abs=2e-5)
+
+
+async def test_an_embedding_model_ranks_by_similarity(harness: ServiceHarness) -> None:
+    body = await post(harness, "/v1/rerank", query=QUERY, documents=DOCUMENTS, effect="occlusion", explain_top=1)
+    similar = await post(
+        harness, "/v1/similarity", queries=QUERY, documents=DOCUMENTS, explain=True, effect="occlusion", unit="word"
+    )
+    scores = similar["scores"][0]
+    assert [result["index"] for result in body["results"]] == np.argsort(-np.array(scores), kind="stable").tolist()
+    for result in body["results"]:
+        assert result["relevance_score"] == pytest.approx(scores[result["index"]], abs=1e-6)
+    best = body["results"][0]
+    pair = similar["pairs"][best["index"]]
+    for side in ("query", "document"):
+        assert best["explanation"][f"{side}_effects"] == pytest.approx(pair[f"{side}_effects"], abs=1e-5)
+    assert best["explanation"]["query_units"] == similar["queries"][0]["units"]
+    assert best["explanation"]["document_units"] == similar["documents"][best["index"]]["units"]
+
+
+async def test_scores_do_not_depend_on_the_batch(ranking: ServiceHarness) -> None:
+    together = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS, raw_scores=True)
+    alone = await asyncio.gather(
+        *(post(ranking, "/v1/rerank", query=QUERY, documents=[document], raw_scores=True) for document in DOCUMENTS)
+    )
+    for result in together["results"]:
+        other = alone[result["index"]]["results"][0]["relevance_score"]
+        assert result["relevance_score"] == pytest.approx(other, abs=2e-5)
+
+
+async def test_unsupported_operations_name_the_supported_ones(
+    harness: ServiceHarness, labeling: ServiceHarness
+) -> None:
+    found = await error(harness, "/v1/classify", inputs=TEXTS)
+    assert (found["reason"], found["actual"]) == ("UNSUPPORTED_BY_MODEL", "classify")
+    assert "This one supports encode, attend, compare, similarity, rerank, tokenize." in found["message"]
+    found = await error(labeling, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    assert (found["reason"], found["actual"]) == ("UNSUPPORTED_BY_MODEL", "rerank")
+    for served, labels in ((harness, []), (labeling, ["billing", "delivery", "other"])):
+        info = (await served.client.get("/v1/model")).json()
+        assert info["labels"] == labels
+        assert ("classify" in info["operations"]) == bool(labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"query": " "}, "query", "EMPTY"),
+        ({"documents": []}, "documents", "EMPTY"),
+        ({"documents": ["a", ""]}, "documents[1]", "EMPTY"),
+        ({"documents": ["a"] * 1001}, "documents", "TOO_MANY"),
+        ({"documents": ["bank " * 70]}, "documents[0]", "TOO_LONG"),
+        ({"documents": ["b" * 5000]}, "documents[0]", "TOO_LONG"),
+        ({"documents": [{"txt": "a"}]}, "documents[0].txt", "UNKNOWN_FIELD"),
+        ({"documents": [3]}, "documents[0]", "WRONG_TYPE"),
+        ({"top_n": 0}, "top_n", "OUT_OF_RANGE"),
+        ({"explain_top": 2}, "explain_top", "CONFLICTING_FIELDS"),
+        ({"explain_top": 0, "effect": "occlusion"}, "explain_top", "OUT_OF_RANGE"),
+        ({"effect": "leave_one_out"}, "effect", "UNKNOWN_VALUE"),
+        (
+            {"documents": ["bank " * 40] * 150, "effect": "occlusion", "unit": "token", "explain_top": 150},
+            "effect",
+            "REQUEST_TOO_LARGE",
+        ),
+    ],
+)
+async def test_invalid_rankings(ranking: ServiceHarness, changes: dict[str, Any], field: str, reason: str) -> None:
+    found = await error(ranking, "/v1/rerank", **({"query": QUERY, "documents": DOCUMENTS} | changes))
+    assert (found["field"], found["reason"]) == (field, reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"inputs": []}, "inputs", "EMPTY"),
+        ({"inputs": [{"text": "a", "spans": [[0, 1]]}]}, "inputs[0].spans", "UNKNOWN_FIELD"),
+        ({"top_k": 0}, "top_k", "OUT_OF_RANGE"),
+        ({"inputs": [{"token_ids": [7]}], "effect": "occlusion"}, "unit", "CONFLICTING_FIELDS"),
+        ({"inputs": ["bank " * 70]}, "inputs[0]", "TOO_LONG"),
+    ],
+)
+async def test_invalid_classifications(
+    labeling: ServiceHarness, changes: dict[str, Any], field: str, reason: str
+) -> None:
+    found = await error(labeling, "/v1/classify", **({"inputs": TEXTS} | changes))
+    assert (found["field"], found["reason"]) == (field, reason)
