@@ -19,7 +19,7 @@ from model.console import (
     output_path,
     run_command,
 )
-from model.description import EmbeddingSettings, describe_evaluation, describe_training
+from model.description import EmbeddingSettings, describe_classifier, describe_evaluation, describe_training
 from model.examples.command import EXAMPLES, write_example
 from model.known_models import list_models
 from model.manifest import POOLINGS, VARIANTS, Absent
@@ -251,6 +251,8 @@ def _verify(directory: Path) -> int:
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     for line in EmbeddingSettings.from_manifest(manifest).describe():
         print(f"  {line}")
+    if (head := manifest.classification) is not None:
+        print(f"  {describe_classifier(head.labels, head.pooling, head.activation)}")
     for line in _describe_graphs(artifact):
         print(f"  {line}")
     if artifact.read_golden_vectors() is None:

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from model.manifest import ASSUMED, EvaluationRecord, Manifest, Pooling, TrainingRecord
+from model.manifest import (
+    ASSUMED,
+    ClassifierPooling,
+    EvaluationRecord,
+    Manifest,
+    Pooling,
+    ScoreActivation,
+    TrainingRecord,
+)
+
+LISTED_LABELS = 8
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,14 @@ class EmbeddingSettings:
             "wrong if the model was trained with other settings. See its model card and set "
             f"{' and '.join(options[name] for name in assumed)}."
         )
+
+
+def describe_classifier(labels: Sequence[str], pooling: ClassifierPooling, activation: ScoreActivation) -> str:
+    """Return one line about a classifier; with one label, it scores pairs."""
+    kind = "cross-encoder" if len(labels) == 1 else "classifier"
+    listed = ", ".join(labels[:LISTED_LABELS]) + (", ..." if len(labels) > LISTED_LABELS else "")
+    count = "1 label" if len(labels) == 1 else f"{len(labels)} labels"
+    return f"{kind}: {count} ({listed}), pooling {pooling}, activation {activation}"
 
 
 def describe_training(training: TrainingRecord) -> str:

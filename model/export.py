@@ -12,7 +12,7 @@ import torch
 from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.console import EX_SOFTWARE
-from model.description import EmbeddingSettings
+from model.description import EmbeddingSettings, describe_classifier
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
@@ -41,7 +41,6 @@ INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
 OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
 NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
 
-LISTED_LABELS = 8
 Progress = Callable[[str], None]
 
 
@@ -136,7 +135,9 @@ def _report_settings(checkpoint: Checkpoint, progress: Progress) -> None:
         progress(line)
     if checkpoint.tasks:
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
-    if warning := settings.warning():
+    if (classifier := checkpoint.classifier) is not None:
+        progress(describe_classifier(classifier.labels, classifier.pooling, classifier.activation))
+    elif warning := settings.warning():  # the embeddings of a classifier have no training of their own
         progress(warning)
 
 
@@ -180,7 +181,7 @@ def _write(
         layers = describe_layers(encoder, written.graph_of_layer, store)
     heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
     if checkpoint.classifier is not None:
-        progress(f"exporting {CLASSIFICATION}.onnx ({', '.join(checkpoint.classifier.labels[:LISTED_LABELS])})")
+        progress(f"exporting {CLASSIFICATION}.onnx")
         head, graphs[CLASSIFICATION], reports[CLASSIFICATION] = write_classifier(root, checkpoint.classifier)
         _check_parity(f"{CLASSIFICATION}.onnx", reports[CLASSIFICATION].parity, progress)
         heads.append(head)

@@ -10,13 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from model.encodings import Encoding, Offsets, PairEncoding, TokenIdsEncoding
+
 Side = Literal["right", "left"]
-Offsets = tuple[int, int]
 Value = TypeVar("Value")
 
 NO_SEGMENT = -1
@@ -34,21 +35,6 @@ class TokenizerInput:
     def __post_init__(self) -> None:
         if self.prompt and self.token_ids is not None:
             raise ValueError("prompt: not supported with token_ids. Send text.")
-
-
-class Encoding(Protocol):
-    """The subset of `tokenizers.Encoding` that this module reads; each list has one element per token."""
-
-    @property
-    def ids(self) -> list[int]: ...
-    @property
-    def type_ids(self) -> list[int]: ...
-    @property
-    def special_tokens_mask(self) -> list[int]: ...
-    @property
-    def sequence_ids(self) -> Sequence[int | None]: ...
-    @property
-    def offsets(self) -> list[Offsets]: ...
 
 
 class TokenizedInput:
@@ -267,7 +253,9 @@ class Tokenizer:
         (first,) = encode([text], add_special_tokens=False)
         others = encode([*pairs], add_special_tokens=False)
         return [
-            TokenizedInput(TokenizerInput(text, pair), self._tokenizer.post_process(first, other))
+            TokenizedInput(
+                TokenizerInput(text, pair), PairEncoding(self._tokenizer.post_process(first, other), first, other)
+            )
             for pair, other in zip(pairs, others, strict=True)
         ]
 
@@ -285,24 +273,13 @@ class Tokenizer:
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
         before, after = len(self._prefix), len(self._suffix)
         size = before + len(token_ids) + after
-        return _TokenIdsEncoding(
+        return TokenIdsEncoding(
             ids=[*self._prefix, *token_ids, *self._suffix],
             type_ids=[self._content_type] * size,
             special_tokens_mask=[1] * before + [0] * len(token_ids) + [1] * after,
             sequence_ids=[None] * before + [0] * len(token_ids) + [None] * after,
             offsets=[(0, 0)] * size,
         )
-
-
-@dataclass(frozen=True)
-class _TokenIdsEncoding:
-    """The encoding of an input that was sent as token ids."""
-
-    ids: list[int]
-    type_ids: list[int]
-    special_tokens_mask: list[int]
-    sequence_ids: Sequence[int | None]
-    offsets: list[Offsets]
 
 
 class _Truncation:

@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from model.export import Variants, export
+from model.export import export
+from model.sentence_transformers_config import FROM_FILES, SettingOptions
 from tests.model.classifier_cases import CLASSIFIER_CASES
 from tests.model.tiny_tokenizers import BUILDERS
 
@@ -33,9 +34,9 @@ def publish_classifier(kind: str) -> Path:
 
 
 @cache
-def export_classifier(kind: str) -> Path:
-    """Return the directory of the artifact of a case, exported once per process."""
+def export_classifier(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
+    """Return the directory of the artifact of a case, exported once per process and settings."""
     source = publish_classifier(kind)
-    out = source.parent / "artifact"
-    export(str(source), out, revision=None, name="labels", progress=lambda step: None, variants=Variants())
+    out = Path(mkdtemp(prefix="attendant-classifier-")) / "artifact"
+    export(str(source), out, revision=None, name="labels", progress=lambda step: None, settings=settings)
     return out

@@ -3,7 +3,6 @@
 The limits come from `/v1/model`. Most requests are valid. Some have conflicting fields, which both APIs must reject.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -49,6 +48,7 @@ class ModelFacts:
     hidden_size: int
     vocab_size: int
     attention_kinds: list[str]
+    labels: list[str]
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -216,28 +216,11 @@ def embeddings_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
     )
 
 
-BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
-    "encode": encode_bodies,
-    "attend": attend_bodies,
-    "compare": compare_bodies,
-    "similarity": similarity_bodies,
-    "tokenize": tokenize_bodies,
-    "embeddings": embeddings_bodies,
-}
-
-
-def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
-    """Draw pairs of an operation and its body."""
-    return st.sampled_from([*BODIES, "encode", "attend"]).flatmap(
-        lambda operation: st.tuples(st.just(operation), BODIES[operation](facts))
-    )
-
-
-def to_message(operation: str, request: Body) -> Any:
-    """Convert a body to a gRPC message, or return None if the proto lacks one of its fields."""
+def to_vector_message(operation: str, request: Body) -> Any:
+    """Convert a body of encode, attend, compare, similarity or tokenize; see `to_message`."""
     if operation in ("compare", "similarity"):
         return _compare_message(request) if operation == "compare" else _similarity_message(request)
-    items = _inputs(request["inputs"])
+    items = to_inputs(request["inputs"])
     if operation == "tokenize":
         return pb.TokenizeRequest(inputs=items)
     names: dict[str, Any] = {
@@ -253,7 +236,7 @@ def to_message(operation: str, request: Body) -> Any:
             outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],
             layers=_layers(request),
             all_layers=request.get("layers") == "all",
-            **_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING"),
+            **to_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING"),
             **{name: request[name] for name in ("normalize", "dimensions", "prompt", "prompt_name") if name in request},
             **names,
         )
@@ -263,7 +246,7 @@ def to_message(operation: str, request: Body) -> Any:
         inputs=items,
         layers=_layers(request),
         heads=request.get("heads", []),
-        **_enums(request, kind="ATTENTION_KIND", head_reduce="HEAD_REDUCE", layer_reduce="MAP_LAYER_REDUCE",
+        **to_enums(request, kind="ATTENTION_KIND", head_reduce="HEAD_REDUCE", layer_reduce="MAP_LAYER_REDUCE",
                  unit="UNIT_KIND", special_tokens="SPECIAL_TOKENS", segments="SEGMENTS"),
         **{name: request[name] for name in ("top_p", "top_k") if name in request},
         **names,
@@ -287,8 +270,10 @@ def _similarity_message(request: Body) -> pb.SimilarityRequest | None:
     if "document_prompt" in request and "document_prompt_name" in request:
         return None
     texts: Any = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in TEXT_FIELDS}
-    enums = _enums(request, pairs="PAIRS", similarity="SIMILARITY_FUNCTION", truncation="TRUNCATION", unit="UNIT_KIND",
-                   effect="EFFECT")  # fmt: skip
+    enums = to_enums(
+        request, pairs="PAIRS", similarity="SIMILARITY_FUNCTION", truncation="TRUNCATION", unit="UNIT_KIND",
+        effect="EFFECT",
+    )  # fmt: skip
     plain: Any = {name: value for name, value in request.items() if name not in enums and name not in texts}
     return pb.SimilarityRequest(**texts, **enums, **plain)
 
@@ -298,11 +283,11 @@ def _layers(request: Body) -> list[int]:
     return [] if layers == "all" else layers
 
 
-def _enums(request: Body, **prefixes: str) -> Any:
+def to_enums(request: Body, **prefixes: str) -> Any:
     return {name: f"{prefix}_{request[name].upper()}" for name, prefix in prefixes.items() if name in request}
 
 
-def _inputs(inputs: Any) -> list[pb.Input]:
+def to_inputs(inputs: Any) -> list[pb.Input]:
     items = [inputs] if isinstance(inputs, str) else inputs
     return [pb.Input(text=item) if isinstance(item, str) else _input(item) for item in items]
 

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.bench.project import attend_body, encode_body
 from tests.bench.workloads import Corpus
-from tests.request_strategies import Body, ModelFacts, requests
+from tests.operation_requests import requests
+from tests.request_strategies import Body, ModelFacts
 
 SEED = 20_264
 OUTPUTS = (("pooled",), ("words",), ("tokens",), ("pooled", "words", "static"))

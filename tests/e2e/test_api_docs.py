@@ -19,6 +19,7 @@ OPERATIONS = {
     "/v1/attend",
     "/v1/compare",
     "/v1/similarity",
+    "/v1/rerank",
     "/v1/tokenize",
     "/v1/embeddings",
     "/v1/models/all-MiniLM-L6-v2",

@@ -13,13 +13,13 @@ def classifier(kind: str, **options: Any) -> FamilyCase:
     """Return a case of `FAMILY_CASES` with a classifier of three labels, unless `options` say otherwise."""
     case = FAMILY_CASES[kind]
     architecture = case.architecture.removesuffix("Model").removesuffix("ForMaskedLM") + "ForSequenceClassification"
-    return replace(case, architecture=architecture, options=case.options | LABELS | options)
+    return replace(case, architecture=architecture, options={**case.options, **LABELS, **options})
 
 
 def bert_classifier(name: str, **options: Any) -> FamilyCase:
     """Return a classifier of an architecture like BERT."""
-    sizes = SIZES | {"max_position_embeddings": 122, "layer_norm_eps": 1e-3, "hidden_act": "relu"}
-    return FamilyCase(f"{name}ForSequenceClassification", f"{name}Config", sizes | LABELS | options)
+    sizes: dict[str, Any] = {"max_position_embeddings": 122, "layer_norm_eps": 1e-3, "hidden_act": "relu"}
+    return FamilyCase(f"{name}ForSequenceClassification", f"{name}Config", SIZES | sizes | LABELS | options)
 
 
 DISTILBERT = {

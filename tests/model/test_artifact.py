@@ -275,7 +275,7 @@ def test_artifact_reports_format_version_before_unknown_fields(artifact: Path) -
         (lambda manifest: manifest.update(unknown_field=1), "unknown_field"),
         (lambda manifest: manifest["static"].update(unknown_field=1), r"static\.TensorRecord\.unknown_field"),
         (lambda manifest: manifest["architecture"].pop("hidden_size"), r"architecture\.hidden_size"),
-        (lambda manifest: manifest["heads"][0].update(pooling="sum"), r"heads\.0\.pooling"),
+        (lambda manifest: manifest["heads"][0].update(pooling="sum"), r"heads\.0\.embedding\.pooling"),
         (lambda manifest: manifest.update(heads=[]), "heads"),
         (lambda manifest: manifest["files"].update({"weights.bin": 7}), r"files\.weights\.bin"),
     ],

@@ -191,3 +191,16 @@ def test_tokenizer_without_tokens_is_rejected() -> None:
     empty = tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode()
     with pytest.raises(ValueError, match="produces no token for the text 'a'"):
         Tokenizer(empty)
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_text_that_is_tokenized_once_gives_the_same_pairs(tokenizer: Tokenizer, offsets: bool) -> None:
+    texts = ["river", "The bank  of déjà vu", "漢字 hello", "a", " grows ", "</s> [SEP]"]
+    for text in texts:
+        expected = tokenizer.encode([TokenizerInput(text, pair) for pair in texts], offsets=offsets)
+        for own, other in zip(tokenizer.encode_pairs(text, texts, offsets=offsets), expected, strict=True):
+            for limit in (1000, 7, 5):
+                pair, reference = own.truncate(limit, "right"), other.truncate(limit, "right")
+                names = ["input_ids", "token_type_ids", "segment", "special_tokens_mask", "has_content"]
+                for name in [*names, "offsets"] if offsets else names:
+                    assert getattr(pair, name) == getattr(reference, name), (text, name, limit)

@@ -31,6 +31,7 @@ VALUES = {
     "max_queue_ms": "5",
     "max_explain_queue_ms": "6",
     "max_inputs": "7",
+    "max_documents": "25",
     "max_characters_per_token": "8",
     "max_request_bytes": "9",
     "max_response_bytes": "10",
@@ -232,7 +233,7 @@ def test_options_have_descriptions_and_units(name: str) -> None:
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
         assert re.search(
-            r"_(ms|bytes|tokens|inputs|token|port|per_input|per_request|connections|streams)$|^(threads|gpu_device)$",
+            r"_(ms|bytes|tokens|inputs|documents|token|port|per_input|per_request|connections|streams)$|^(threads|gpu_device)$",
             name,
         )
 

@@ -20,8 +20,11 @@ from model.sentence_transformers_config import SettingOptions
 from service.config import Settings
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
+from tests.label_requests import check_classify, check_rerank, compare_classify, compare_rerank
+from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
-from tests.request_strategies import Body, ModelFacts, requests, to_message
+from tests.operation_requests import requests, to_message
+from tests.request_strategies import Body, ModelFacts
 from tests.response_contract import (
     assert_close,
     check_attend,
@@ -38,6 +41,7 @@ from tests.serving import ServiceThread
 from tests.shared_models import load_anew
 
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
+SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
@@ -86,13 +90,16 @@ def access_log() -> Iterator[Lines]:
 
 @pytest.fixture(
     scope="module",
-    params=["model", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal_model", *FAMILIES))],
+    params=["model", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_MODELS)],
 )
 def clients(
     request: pytest.FixtureRequest, access_log: Lines, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Clients]:
-    """Clients for the default model, for its weights with causal attention, and for a tiny model of each family."""
-    if request.param in FAMILIES:
+    """Clients for the default model, its weights with causal attention, and tiny models: with heads, of each family."""
+    if request.param in (CROSS_ENCODER, CLASSIFIER):
+        artifact = export_classifier(request.param, SettingOptions(normalize=True))
+        model = load_anew(Settings(model_dir=artifact, precision="float32"))
+    elif request.param in FAMILIES:
         out = tmp_path_factory.mktemp("family") / request.param
         published = request.getfixturevalue("publish")(request.param)
         normalized = SettingOptions(normalize=True)  # as the default model, whose contract the requests are held to
@@ -181,6 +188,10 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
         check_compare(request, body, facts.num_hidden_layers)
     elif operation == "similarity":
         check_similarity(request, body)
+    elif operation == "rerank":
+        check_rerank(request, body)
+    elif operation == "classify":
+        check_classify(request, body, facts.labels)
     elif operation == "tokenize":
         items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
         for item, result in zip(items, body["results"], strict=True):
@@ -245,7 +256,11 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
         json_only = reason == "RESPONSE_TOO_LARGE" or "encoding_format" in response.json()["error"]["message"]
         assert json_only, response.text
         return
-    body = response.json()
+    compare_responses(clients, operation, request, response.json(), result)
+
+
+def compare_responses(clients: Clients, operation: str, request: Body, body: Any, result: Any) -> None:
+    """Compare the JSON and the message of one request."""
     if operation == "encode":
         compare_encode(clients, request, body, result)
     elif operation == "attend":
@@ -255,6 +270,10 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
             assert_close(tensor_to_array(actual.cosine), to_array(expected["cosine"]), 1e-5)
     elif operation == "similarity":
         compare_similarity(clients, body, result)
+    elif operation == "rerank":
+        compare_rerank(body, result, 10 * clients.tolerance)
+    elif operation == "classify":
+        compare_classify(body, result, 10 * clients.tolerance)
     else:
         for actual, expected in zip(result.results, body["results"], strict=True):
             assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]

@@ -12,7 +12,8 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from model.tokenizer import NO_SEGMENT, Offsets, TokenizedInput
+from model.encodings import Offsets
+from model.tokenizer import NO_SEGMENT, TokenizedInput
 from service.engine.schema.encode import Token, Word
 from service.errors import InvalidArgument
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from model.encodings import Offsets
 from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
-from model.tokenizer import Offsets, TokenizedInput, TokenizerInput
+from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.operations import Operation
 
 Output = Literal["pooled", "tokens", "words", "spans", "static"]

@@ -20,6 +20,8 @@ ROUTES = {
     ("post", "/v1/attend"),
     ("post", "/v1/compare"),
     ("post", "/v1/similarity"),
+    ("post", "/v1/rerank"),
+    ("post", "/v1/classify"),
     ("get", "/v1/model"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),

@@ -20,6 +20,8 @@ OPERATIONS = {
     "attend": ("/v1/attend", "post"),
     "compare": ("/v1/compare", "post"),
     "similarity": ("/v1/similarity", "post"),
+    "rerank": ("/v1/rerank", "post"),
+    "classify": ("/v1/classify", "post"),
     "get_model": ("/v1/model", "get"),
     "create_embeddings": ("/v1/embeddings", "post"),
     "list_models": ("/v1/models", "get"),

@@ -78,6 +78,8 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
         "Attend",
         "Compare",
         "Similarity",
+        "Rerank",
+        "Classify",
         "Tokenize",
         "GetModel",
         "ListModels",

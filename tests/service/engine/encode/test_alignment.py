@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from model.tokenizer import Offsets, Side, TokenizedInput, Tokenizer, TokenizerInput
+from model.encodings import Offsets
+from model.tokenizer import Side, TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.encode.alignment import (
     describe_tokens,
     find_words,

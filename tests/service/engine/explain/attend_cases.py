@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.encodings import Offsets
 from model.manifest import Manifest
-from model.tokenizer import Offsets, Tokenizer, TokenizerInput
+from model.tokenizer import Tokenizer, TokenizerInput
 from service.engine.explain.attend import (
     AttendTask,
     attention_maps,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.tokenizer import Offsets, Tokenizer, TokenizerInput
+from model.encodings import Offsets
+from model.tokenizer import Tokenizer, TokenizerInput
 from service.engine.encode.alignment import words_of
 from service.engine.explain.units import find_units, word_units
 from service.engine.schema.encode import Input

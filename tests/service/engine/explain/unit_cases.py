@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.tokenizer import Offsets, TokenizedInput, Tokenizer, TokenizerInput
+from model.encodings import Offsets
+from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.explain.units import Units, find_units
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, SpecialTokens

@@ -7,6 +7,7 @@ from service.engine.schema.encode import Limits
 def limits() -> Limits:
     return Limits(
         max_inputs=4,
+        max_documents=4,
         max_spans_per_input=3,
         max_spans_per_request=5,
         max_input_characters=20,

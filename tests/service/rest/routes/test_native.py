@@ -96,7 +96,7 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
     assert (info["model_type"], info["hidden_size"], info["max_input_tokens"]) == ("bert", 384, 256)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", info["digest"])
     assert info["limits"] == {
-        "max_inputs": 256, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
+        "max_inputs": 256, "max_documents": 1000, "max_input_characters": 16384, "max_request_bytes": 2 * 2**20,
         "max_response_bytes": 64 * 2**20, "max_explain_bytes": 2**30, "max_queue_tokens": 262_144,
         "max_queue_ms": 2000, "max_explain_queue_ms": 2000,
         "max_explain_queue_tokens": 65_536, "max_timeout_ms": 60000,
@@ -104,6 +104,8 @@ def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest:
         "max_spans_per_request": 4096, "max_grpc_message_bytes": 8 * 2**20,
         "max_pending_request_bytes": 256 * 2**20, "max_connections": 2048, "max_grpc_streams": 256,
     }  # fmt: skip
+    assert info["operations"] == ["encode", "attend", "compare", "similarity", "rerank", "tokenize"]
+    assert info["labels"] == []
     assert info["layers"] == [0, 1, 2, 3, 4, 5, 6]
     assert info["threads"] >= 1
     assert info["backend_reason"]

@@ -1,0 +1,45 @@
+"""Requests to every operation, as JSON bodies and as gRPC messages."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.label_requests import classify_bodies, classify_message, rerank_bodies, rerank_message
+from tests.request_strategies import (
+    Body,
+    ModelFacts,
+    attend_bodies,
+    compare_bodies,
+    embeddings_bodies,
+    encode_bodies,
+    similarity_bodies,
+    to_vector_message,
+    tokenize_bodies,
+)
+
+BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
+    "encode": encode_bodies,
+    "attend": attend_bodies,
+    "compare": compare_bodies,
+    "similarity": similarity_bodies,
+    "rerank": rerank_bodies,
+    "classify": classify_bodies,
+    "tokenize": tokenize_bodies,
+    "embeddings": embeddings_bodies,
+}
+
+
+def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
+    """Draw pairs of an operation and its body; most often of the operations with the most fields."""
+    frequent = ["encode", "attend"] if not facts.labels else ["rerank", "classify"] * 4
+    return st.sampled_from([*BODIES, *frequent]).flatmap(
+        lambda operation: st.tuples(st.just(operation), BODIES[operation](facts))
+    )
+
+
+def to_message(operation: str, request: Body) -> Any:
+    """Convert a body to a gRPC message, or return None if the proto lacks one of its fields."""
+    if operation == "rerank":
+        return rerank_message(request)
+    return classify_message(request) if operation == "classify" else to_vector_message(operation, request)

@@ -1,0 +1,108 @@
+"""TEI's /rerank and /predict with models that have a classifier: every request gets the native API's numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.service.test_tei_products import ERROR_TYPES, product
+from tests.serving import ServiceThread
+
+OPTIONS = {
+    "raw_scores": optional(st.sampled_from([None, True, False])),
+    "truncate": optional(st.sampled_from([None, True, False])),
+    "truncation_direction": optional(st.sampled_from([None, "Left", "Right", "left"])),
+}
+RERANK = body(query=SHORT_TEXTS, texts=st.lists(TEXTS, max_size=4), return_text=optional(st.booleans()), **OPTIONS)
+PAIR = st.lists(TEXTS, min_size=1, max_size=2)
+PREDICT = body(inputs=st.one_of(TEXTS, PAIR, st.lists(PAIR, min_size=1, max_size=3)), **OPTIONS)
+
+
+@pytest.fixture(scope="module", params=[CROSS_ENCODER, CLASSIFIER])
+def rest(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
+    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+        yield client
+
+
+@product
+@given(request=RERANK)
+def test_rerank_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
+    response = rest.post("/rerank", json=request)
+    event(str(response.status_code))
+    native = rest.post(
+        "/v1/rerank",
+        json={
+            "query": request["query"],
+            "documents": [cut(text, request) for text in request["texts"]],
+            "raw_scores": request.get("raw_scores") is True,
+            "truncation": truncation(request),
+        },
+    )
+    if not request["texts"]:
+        assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
+    elif "UNSUPPORTED" in native.text:
+        assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
+    elif check_same_status(response, native):
+        results = native.json()["results"]
+        assert [rank["index"] for rank in response.json()] == [result["index"] for result in results]
+        for rank, result in zip(response.json(), results, strict=True):
+            assert rank["score"] == pytest.approx(result["relevance_score"], abs=1e-4)
+            text = request["texts"][rank["index"]] if request.get("return_text") else None
+            assert rank.get("text") == text
+
+
+@product
+@given(request=PREDICT)
+def test_predict_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
+    response = rest.post("/predict", json=request)
+    event(str(response.status_code))
+    sent, is_batch = request["inputs"], isinstance(request["inputs"], list) and isinstance(request["inputs"][0], list)
+    pairs = sent if is_batch else [[sent] if isinstance(sent, str) else sent]
+    items = [dict(zip(("text", "pair"), [cut(text, request) for text in pair], strict=False)) for pair in pairs]
+    options = {"raw_scores": request.get("raw_scores") is True, "truncation": truncation(request)}
+    native = rest.post("/v1/classify", json={"inputs": items, **options})
+    if check_same_status(response, native):
+        predictions = response.json() if is_batch else [response.json()]
+        for found, result in zip(predictions, native.json()["results"], strict=True):
+            scores = {label["label"]: label["score"] for label in result["labels"]}
+            assert {item["label"]: item["score"] for item in found} == pytest.approx(scores, abs=1e-4)
+
+
+def test_info_names_the_labels(rest: httpx.Client) -> None:
+    labels = rest.get("/v1/model").json()["labels"]
+    (kind, described) = next(iter(rest.get("/info").json()["model_type"].items()))
+    assert kind == ("reranker" if len(labels) == 1 else "classifier")
+    assert described["id2label"] == {str(number): label for number, label in enumerate(labels)}
+
+
+def truncation(request: Body) -> str:
+    """Return the truncation under the native API's name."""
+    if request.get("truncate") is False:
+        return "error"
+    return (request.get("truncation_direction") or "right").lower()
+
+
+def cut(text: str, request: Body) -> str:
+    """Return the part of a text within the limit of characters, as a truncated one."""
+    limit, side = 64 * 64, truncation(request)
+    return text if side == "error" or len(text) <= limit else text[:limit] if side == "right" else text[-limit:]
+
+
+def check_same_status(response: httpx.Response, native: httpx.Response) -> bool:
+    """Return whether both APIs accept the request; otherwise, check that both reject it alike."""
+    assert response.status_code == native.status_code, (response.text[:200], native.text[:200])
+    if response.status_code == 200:
+        return True
+    error: Any = response.json()
+    assert set(error) == {"error", "error_type"}
+    assert error["error_type"] in ERROR_TYPES[response.status_code]
+    assert "documents" not in error["error"]
+    return False
