@@ -3,6 +3,14 @@
 from attendant_client.aio import AsyncClient
 from attendant_client.client import Client
 from attendant_client.errors import AttendantError
+from attendant_client.label_types import (
+    ClassifyResponse,
+    ClassifyResult,
+    Label,
+    RankedDocument,
+    RankExplanation,
+    RerankResponse,
+)
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.retries import RetryPolicy
 from attendant_client.types import (
@@ -37,6 +45,8 @@ __all__ = [
     "AttendResult",
     "AttendantError",
     "AttentionMap",
+    "ClassifyResponse",
+    "ClassifyResult",
     "Client",
     "CompareResponse",
     "ContributionRest",
@@ -46,11 +56,15 @@ __all__ = [
     "EncodeResult",
     "EvaluationRecord",
     "Input",
+    "Label",
     "LayerSimilarity",
     "Limits",
     "ModelInfo",
     "Occurrence",
     "OccurrenceResult",
+    "RankExplanation",
+    "RankedDocument",
+    "RerankResponse",
     "RetryPolicy",
     "SimilarityPair",
     "SimilarityResponse",

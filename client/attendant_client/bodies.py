@@ -52,6 +52,15 @@ def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str]
     return {**lists, **_present(options)}
 
 
+def make_ranking(query: str, documents: Sequence[str], **options: Any) -> Body:
+    """Return the body of a rerank request, leaving out options that are None."""
+    items = to_list(documents, "documents")
+    for index, item in enumerate(items):
+        if not isinstance(item, str):  # REST would accept an object with `text`
+            raise wrong_type(f"documents[{index}]", item, "Send a string.")
+    return {"query": query, "documents": items, **_present(options)}
+
+
 def make_model_query(name: str | None) -> Body:
     """Return the fields of a model info request; None selects the default model."""
     if name is None:

@@ -14,13 +14,22 @@ from attendant_client.bodies import (
     make_body,
     make_comparison,
     make_model_query,
+    make_ranking,
     make_similarity,
     split_body,
 )
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
+from attendant_client.label_types import ClassifyResponse, RerankResponse
 from attendant_client.model_info import ModelInfo
-from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
+from attendant_client.options import (
+    AttendOptions,
+    ClassifyOptions,
+    CompareOptions,
+    EncodeOptions,
+    RerankOptions,
+    SimilarityOptions,
+)
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
 from attendant_client.transports import open_transport
@@ -113,6 +122,26 @@ class Client:
         body = make_similarity(queries, documents, **options)
         response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))
         return response
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> RerankResponse:
+        """Return the documents by their relevance to the query, best first; raises `AttendantError`."""
+        body = make_ranking(query, documents, **options)
+        response: RerankResponse = self._call("rerank", body, self._deadline(timeout_s))
+        return response
+
+    def classify(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
+    ) -> ClassifyResponse:
+        """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
+        parts: list[ClassifyResponse] = self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
+        return merge(parts)
 
     def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
         """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""

@@ -10,7 +10,7 @@ import numpy as np
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from attendant_client import similarity_codec
+from attendant_client import label_codec, similarity_codec
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import to_array
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
@@ -40,6 +40,8 @@ METHODS = {
     "attend": "Attend",
     "compare": "Compare",
     "similarity": "Similarity",
+    "rerank": "Rerank",
+    "classify": "Classify",
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
@@ -238,6 +240,8 @@ def _model(messages: Sequence[pb.Model]) -> ModelInfo:
     for name, enum in MODEL_ENUMS.items():
         values[name] = enum_name(enum, values[name])
     values["attention_kinds"] = [enum_name(pb.AttentionKind, kind) for kind in message.attention_kinds]
+    values["operations"] = [enum_name(pb.Operation, operation) for operation in message.operations]
+    values["labels"] = list(message.labels)
     values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
@@ -269,6 +273,8 @@ DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "attend": _attend,
     "compare": _compare,
     "similarity": similarity_codec.from_messages,
+    "rerank": label_codec.rerank_from_messages,
+    "classify": label_codec.classify_from_messages,
     "tokenize": _tokenize,
     "model": _model,
 }

@@ -8,7 +8,14 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from attendant_client.bodies import Body, to_list
 from attendant_client.errors import invalid, wrong_type
-from attendant_client.options import AttendOptions, CompareOptions, EncodeOptions, SimilarityOptions
+from attendant_client.options import (
+    AttendOptions,
+    ClassifyOptions,
+    CompareOptions,
+    EncodeOptions,
+    RerankOptions,
+    SimilarityOptions,
+)
 from attendant_client.pb import encoder_pb2 as pb
 
 REQUESTS: dict[str, Any] = {
@@ -16,10 +23,19 @@ REQUESTS: dict[str, Any] = {
     "attend": pb.AttendRequest,
     "compare": pb.CompareRequest,
     "similarity": pb.SimilarityRequest,
+    "rerank": pb.RerankRequest,
+    "classify": pb.ClassifyRequest,
     "tokenize": pb.TokenizeRequest,
     "model": pb.GetModelRequest,
 }
-OPTIONS = {"encode": EncodeOptions, "attend": AttendOptions, "compare": CompareOptions, "similarity": SimilarityOptions}
+OPTIONS = {
+    "encode": EncodeOptions,
+    "attend": AttendOptions,
+    "compare": CompareOptions,
+    "similarity": SimilarityOptions,
+    "rerank": RerankOptions,
+    "classify": ClassifyOptions,
+}
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
 REMEDIES = {

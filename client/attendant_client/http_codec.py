@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attendant_client import similarity_codec
+from attendant_client import label_codec, similarity_codec
 from attendant_client.errors import AttendantError
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.types import (
@@ -38,6 +38,8 @@ PATHS = {
     "attend": "/v1/attend",
     "compare": "/v1/compare",
     "similarity": "/v1/similarity",
+    "rerank": "/v1/rerank",
+    "classify": "/v1/classify",
     "tokenize": "/v1/tokenize",
     "model": "/v1/model",
 }
@@ -209,6 +211,8 @@ DECODERS: dict[str, Callable[[Json], Any]] = {
     "attend": _attend,
     "compare": _compare,
     "similarity": similarity_codec.from_json,
+    "rerank": label_codec.rerank_from_json,
+    "classify": label_codec.classify_from_json,
     "tokenize": _tokenize,
     "model": _model,
 }

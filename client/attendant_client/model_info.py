@@ -13,6 +13,7 @@ class Limits:
     max_grpc_message_bytes: int
     max_input_characters: int
     max_timeout_ms: int
+    max_documents: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class ModelInfo:
     """The served model.
 
     `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
-    the model was trained with Attendant.
+    the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify";
+    `labels` are the labels of its classifier, if any.
     """
 
     name: str
@@ -78,6 +80,8 @@ class ModelInfo:
     attention_kinds: list[str]
     version: str
     similarity: str
+    operations: list[str]
+    labels: list[str]
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     limits: Limits

@@ -65,3 +65,26 @@ class SimilarityOptions(TypedDict, total=False):
     unit: Literal["token", "word"]
     top_k: int
     effect: Literal["none", "leave_one_out", "occlusion"]
+
+
+class RerankOptions(TypedDict, total=False):
+    """Options of `rerank`."""
+
+    model: str
+    top_n: int
+    raw_scores: bool
+    truncation: Literal["error", "right", "left"]
+    effect: Literal["none", "occlusion"]
+    unit: Literal["token", "word"]
+    explain_top: int
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Options of `classify`."""
+
+    model: str
+    top_k: int
+    raw_scores: bool
+    truncation: Literal["error", "right", "left"]
+    effect: Literal["none", "occlusion"]
+    unit: Literal["token", "word"]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from attendant_client.label_types import ClassifyResponse
 from attendant_client.types import AttendResponse, EncodeResponse, TokenizeResponse
 
-Response = TypeVar("Response", EncodeResponse, AttendResponse, TokenizeResponse)
+Response = TypeVar("Response", EncodeResponse, AttendResponse, ClassifyResponse, TokenizeResponse)
 
 
 def merge(responses: Sequence[Response]) -> Response:

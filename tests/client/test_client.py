@@ -21,6 +21,7 @@ from jsonschema import Draft202012Validator
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.client.clients import KINDS, service_url
+from tests.client.results import assert_equal
 from tests.model_records import EVALUATIONS, TRAINING, add_records
 from tests.serving import ServiceThread
 
@@ -29,7 +30,7 @@ RIVER = "They sat on the bank of the river."
 
 
 def test_clients_return_the_same_values(service: ServiceThread) -> None:
-    """Compares every operation across the four clients."""
+    """Compares every operation of an embedding model across the four clients."""
     results: list[tuple[Any, ...]] = []
     for kind, protocol in KINDS.values():
         with kind(service_url(service, protocol)) as client:
@@ -44,8 +45,9 @@ def test_clients_return_the_same_values(service: ServiceThread) -> None:
             explained = client.similarity(CASHED, [RIVER, "money"], **options)
             top = client.similarity([CASHED], [RIVER], pairs="zip", query_prompt="find: ", explain=True, top_k=2)
             scores = client.similarity([CASHED], [RIVER], similarity="dot", dimensions=16)
-            tokenized = client.tokenize(["a b", "c"])
-            results.append((encoded, attended, sparse, compared, explained, top, scores, tokenized, client.model()))
+            ranked = client.rerank(CASHED, [RIVER, "money"], effect="occlusion", explain_top=1)
+            tokenized, info = client.tokenize(["a b", "c"]), client.model()
+            results.append((encoded, attended, sparse, compared, explained, top, scores, ranked, tokenized, info))
     for other in results[1:]:
         assert_equal(other, results[0])
 
@@ -68,24 +70,6 @@ def test_model_info_has_records_of_training_and_evaluation(default_artifact: Pat
     assert list(map(asdict, infos[0].evaluations)) == body["evaluations"] == evaluations
     schema = {"$ref": "#/components/schemas/ModelBody", "components": document["components"]}
     Draft202012Validator(schema).validate(body)
-
-
-def assert_equal(actual: Any, expected: Any) -> None:
-    """Compare dataclasses, lists and arrays."""
-    if isinstance(expected, np.ndarray):
-        assert actual.dtype == expected.dtype
-        np.testing.assert_allclose(actual, expected, atol=1e-3)
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected)
-        for left, right in zip(actual, expected, strict=True):
-            assert_equal(left, right)
-    elif hasattr(expected, "__slots__") and not isinstance(expected, (str, int, float)):
-        for name in expected.__slots__:
-            assert_equal(getattr(actual, name), getattr(expected, name))
-    elif isinstance(expected, float):
-        assert actual == pytest.approx(expected, abs=1e-3)
-    else:
-        assert actual == expected
 
 
 def test_embed_returns_a_matrix(client: Client) -> None:

@@ -46,6 +46,10 @@ def similarity(queries: Any = "a", **options: Any) -> Call:
     return lambda client: client.similarity(queries, ["b"], **options)
 
 
+def rerank(query: Any = "a", documents: Any = ("b",), **options: Any) -> Call:
+    return lambda client: client.rerank(query, documents, **options)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -97,6 +101,13 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (similarity(["a", 5]), "queries[1]"),
         (similarity(5), "queries"),
         (similarity(explain=True, top_k=-HUGE), "top_k"),
+        (rerank(5), "query"),
+        (rerank(documents="b"), "documents"),
+        (rerank(documents=["b", 5]), "documents[1]"),
+        (rerank(documents=["b", {"text": "c"}]), "documents[1]"),
+        (rerank(top_n=-HUGE), "top_n"),
+        (rerank(effect="occlusion", explain_top="1"), "explain_top"),
+        (lambda client: client.classify("a", top_k="1"), "top_k"),
     ],
 )
 def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
@@ -139,7 +150,7 @@ def test_unknown_enum_value_is_an_error_with_the_values_of_the_rest_api(
     service: ServiceThread, operation: str, name: str
 ) -> None:
     value = ["other"] if name == "outputs" else "other"
-    arguments = [["a"], ["b"]] if operation == "similarity" else [["a"]]
+    arguments: Any = {"similarity": [["a"], ["b"]], "rerank": ["a", ["b"]]}.get(operation, [["a"]])
     errors = []
     for kind, protocol in KINDS.values():
         with kind(service_url(service, protocol)) as client:

@@ -1,0 +1,72 @@
+"""Responses of `rerank` and `classify`. Shapes: U units of a query or an input, V units of a document."""
+
+from dataclasses import dataclass
+
+from attendant_client.types import Floats, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class RankExplanation:
+    """The effect of each unit of a query and a document: the score less the score without the unit."""
+
+    query_units: list[Unit]
+    document_units: list[Unit]
+    query_effects: Floats
+    """float32, (U)"""
+    document_effects: Floats
+    """float32, (V)"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document, by its index in the request. `explanation` is None without `effect` and beyond `explain_top`."""
+
+    index: int
+    relevance_score: float
+    explanation: RankExplanation | None
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResponse:
+    """The documents, best first. Documents with equal scores are in request order."""
+
+    model: str
+    precision: str
+    results: list[RankedDocument]
+    token_count: int
+    truncated_inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label and its score. `effects` is the score less the score without each unit of the input."""
+
+    label: str
+    score: float
+    effects: Floats | None
+    """float32, (U)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyResult:
+    """The labels of one input, best first.
+
+    `units` are its tokens or words. They and the labels' effects are None without `effect`, or if the input has no
+    units.
+    """
+
+    token_count: int
+    truncated: bool
+    labels: list[Label]
+    units: list[Unit] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyResponse:
+    """One result per input, in input order."""
+
+    model: str
+    precision: str
+    results: list[ClassifyResult]
+    token_count: int
+    truncated_inputs: int
