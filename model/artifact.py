@@ -199,6 +199,8 @@ def describe_file(path: Path) -> FileRecord:
 def _referenced_files(manifest: Manifest) -> Iterator[str]:
     """Yield the files that the manifest refers to."""
     tensors = [tensor for dense in manifest.embedding.dense for tensor in (dense.weight, dense.bias)]
+    if manifest.sparse is not None:
+        tensors += [manifest.sparse.decoder, manifest.sparse.bias]
     if isinstance(manifest.layers, LayersRecord):
         tensors += [tensor for layer in manifest.layers.layers for tensor in layer.tensors()]
     if isinstance(manifest.static, TensorRecord):

@@ -19,13 +19,23 @@ from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
-from model.heads import Classifier, is_classifier, read_classifier
+from model.heads import (
+    Classifier,
+    MultiVector,
+    Sparse,
+    is_classifier,
+    read_classifier,
+    read_linear_sparse,
+    read_multi_vector,
+    read_splade,
+)
 from model.manifest import TrainingRecord
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
 from model.sentence_transformers_config import (
     FROM_FILES,
     EmbeddingConfig,
     SettingOptions,
+    find_splade_pooling,
     read_embedding_config,
     read_max_input_tokens,
 )
@@ -51,6 +61,8 @@ class Checkpoint:
     """The task whose adapters were merged."""
     training: TrainingRecord | None = None
     classifier: Classifier | None = None
+    sparse: Sparse | None = None
+    multi_vector: MultiVector | None = None
 
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
@@ -92,6 +104,8 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         task=settings.task,
         training=read_training(directory),
         classifier=load_classifier(directory, family, config, tensors, encoder) if is_classifier(config) else None,
+        sparse=load_sparse(directory, family, config, tensors, encoder),
+        multi_vector=read_multi_vector(directory, encoder.config.hidden_size),
     )
 
 
@@ -99,15 +113,29 @@ def load_classifier(
     directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
 ) -> Classifier:
     """Return the classifier of a checkpoint with these weights. Raises CheckpointError."""
+    options, size = read_optional_json(directory / SENTENCE_TRANSFORMERS), encoder.config.hidden_size
+    return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
+
+
+def load_sparse(
+    directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
+) -> Sparse | None:
+    """Return the sparse head of a checkpoint with these weights; None without one. Raises CheckpointError."""
+    pooling = find_splade_pooling(directory)
+    if pooling is None:
+        return read_linear_sparse(directory, encoder.config.hidden_size)
+    if family.masked_lm is None:
+        raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
+    embeddings = encoder.embeddings.word_embeddings.weight.detach()
+    layout = family.masked_lm(ConfigReader(config))
+    return read_splade(pooling, layout, head_tensors(family, tensors), embeddings, encoder.config.hidden_size)
+
+
+def head_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors by their names without the prefix of the encoder, which has been read."""
     prefix = family.find_prefix(tensors)
-    assert prefix is not None  # the encoder has been read
-    return read_classifier(
-        config,
-        read_optional_json(directory / SENTENCE_TRANSFORMERS),
-        family.classifier_layout(config),
-        dict(family.parts(tensors, prefix)),
-        encoder.config.hidden_size,
-    )
+    assert prefix is not None
+    return dict(family.parts(tensors, prefix))
 
 
 def read_training(directory: Path) -> TrainingRecord | None:

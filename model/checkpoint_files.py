@@ -48,7 +48,7 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
         if Path(name).name != name or not path.is_file():
             raise CheckpointError(f"{path}: missing. Use a model with safetensors or PyTorch weights.")
         reject_pointer(path)
-        tensors.update(_read_pickled(path) if is_pickled else _read_safetensors(path))
+        tensors.update(read_pickled(path) if is_pickled else _read_safetensors(path))
     return tensors
 
 
@@ -69,7 +69,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a safetensors file ({error}). Download the model again.") from None
 
 
-def _read_pickled(path: Path) -> dict[str, Tensor]:
+def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote.
 
     Unpickling can run any code. `weights_only` restricts it to tensors and plain containers, whatever the file says.

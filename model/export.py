@@ -16,7 +16,7 @@ from model.description import EmbeddingSettings, describe_classifier
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
-from model.export_heads import CLASSIFICATION, write_classifier
+from model.export_heads import write_heads
 from model.export_int8 import GRAPH as INT8_GRAPH
 from model.export_int8 import write_int8
 from model.export_layers import write_layer_graphs
@@ -180,11 +180,12 @@ def _write(
         reports |= written.reports
         layers = describe_layers(encoder, written.graph_of_layer, store)
     heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
-    if checkpoint.classifier is not None:
-        progress(f"exporting {CLASSIFICATION}.onnx")
-        head, graphs[CLASSIFICATION], reports[CLASSIFICATION] = write_classifier(root, checkpoint.classifier)
-        _check_parity(f"{CLASSIFICATION}.onnx", reports[CLASSIFICATION].parity, progress)
-        heads.append(head)
+    for item in write_heads(root, checkpoint, store):
+        heads.append(item.head)
+        if item.graph is not None:
+            progress(f"exported {item.graph.file}")
+            _check_parity(item.graph.file, item.report.parity, progress)
+            graphs[item.head.type], reports[item.head.type] = item.graph, item.report
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,

@@ -1,34 +1,83 @@
 """Export of heads: a small graph per head, over rows of hidden states."""
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
 
-from model.heads import Classifier, RowHead
-from model.manifest import ClassificationHead, GraphRecord
+from model.checkpoint import Checkpoint
+from model.export_records import WeightStore
+from model.heads import RowHead
+from model.manifest import ClassificationHead, GraphRecord, MultiVectorHead, SparseHead
 from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import TOLERANCE
 
-CLASSIFICATION = "classification"
-"""The graph of a classifier: logits (N, C) of rows (N, D)."""
+OUTPUTS = {"classification": "logits", "sparse": "features", "multi_vector": "vectors"}
+"""The output of the graph of each type of head."""
 TESTED_ROWS = (1, 2, 33)
 
 
-def write_classifier(root: Path, classifier: Classifier) -> tuple[ClassificationHead, GraphRecord, GraphReport]:
-    """Write the graph of a classifier; return the records of the head, of the graph and of its parity."""
-    path = root / f"{CLASSIFICATION}.onnx"
-    parity = write_row_graph(classifier.head, path, "logits")
-    head = ClassificationHead(
-        graph=CLASSIFICATION,
-        pooling=classifier.pooling,
-        skipped_token_id=classifier.skipped_token_id,
-        labels=classifier.labels,
-        activation=classifier.activation,
-    )
-    return head, describe_graph(path, None, "float32"), GraphReport(parity=parity)
+@dataclass(frozen=True)
+class WrittenHead:
+    """The records of a head, and of its graph, which has the name of the type; a projection alone has no graph."""
+
+    head: ClassificationHead | SparseHead | MultiVectorHead
+    graph: GraphRecord | None
+    report: GraphReport
+
+
+def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Iterator[WrittenHead]:
+    """Write the graphs of all heads of a checkpoint besides the embedding head; yield their records."""
+    if (classifier := checkpoint.classifier) is not None:
+        record = ClassificationHead(
+            graph="classification",
+            pooling=classifier.pooling,
+            skipped_token_id=classifier.skipped_token_id,
+            labels=classifier.labels,
+            activation=classifier.activation,
+        )
+        yield _write(root, record, classifier.head)
+    if (sparse := checkpoint.sparse) is not None:
+        yield _write(
+            root,
+            SparseHead(
+                graph=None if sparse.head is None else "sparse",
+                decoder=store.find_optional(sparse.decoder),
+                bias=store.find_optional(sparse.bias),
+                pooling=sparse.pooling,
+                activation=sparse.activation,
+                # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
+                skipped_token_ids=special_ids(checkpoint.tokenizer) if sparse.decoder is None else (),
+            ),
+            sparse.head,
+        )
+    if (vectors := checkpoint.multi_vector) is not None:
+        yield _write(
+            root,
+            MultiVectorHead(
+                graph="multi_vector", dimensions=vectors.head.out_features, skips_first=vectors.skips_first
+            ),
+            vectors.head,
+        )
+
+
+def special_ids(tokenizer: bytes) -> tuple[int, ...]:
+    """Return the ids of the special tokens in a tokenizer.json."""
+    added = json.loads(tokenizer).get("added_tokens") or ()
+    return tuple(sorted(token["id"] for token in added if token.get("special")))
+
+
+def _write(root: Path, record: ClassificationHead | SparseHead | MultiVectorHead, head: RowHead | None) -> WrittenHead:
+    if head is None:
+        return WrittenHead(record, None, GraphReport(parity=ParityRecord(batches=0, max_abs_difference=0, tolerance=0)))
+    path = root / f"{record.type}.onnx"
+    parity = write_row_graph(head, path, OUTPUTS[record.type])
+    return WrittenHead(record, describe_graph(path, None, "float32"), GraphReport(parity=parity))
 
 
 def write_row_graph(head: RowHead, path: Path, output: str) -> ParityRecord:

@@ -16,8 +16,8 @@ from model.license import NOTICES
 from model.source_name import HubId, SourceError
 from model.weight_files import select_pickled
 
-HUB_FILES = ("*.json", "*.safetensors", "README.md", *NOTICES)
-"""Files to download. Pickled weights are added if there are no safetensors files."""
+HUB_FILES = ("*.json", "*.safetensors", "sparse_linear.pt", "colbert_linear.pt", "README.md", *NOTICES)
+"""Files to download, among them the heads of BGE-M3. Pickled weights are added if there are no safetensors files."""
 TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
 """Files to download if there is no tokenizer.json."""
 PROGRESS_PERIOD_S = 5.0

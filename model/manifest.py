@@ -22,6 +22,9 @@ Role = Literal["query", "document", "passage"]
 """The role of a text in retrieval. A model may have a prompt for each role."""
 ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
 """The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
+SparsePooling = Literal["max", "sum"]
+SparseActivation = Literal["relu", "log1p_relu", "log1p_log1p_relu"]
+"""The function from a logit to a weight; the last one is log(1 + log(1 + relu(x)))."""
 ScoreActivation = Literal["softmax", "sigmoid", "identity"]
 """The function from logits to scores."""
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
@@ -141,7 +144,36 @@ class ClassificationHead(Record):
     activation: ScoreActivation
 
 
-Head = Annotated[EmbeddingHead | ClassificationHead, Field(discriminator="type")]
+class SparseHead(Record):
+    """Weights of vocabulary entries: `pooling` over tokens of `activation` of logits.
+
+    Without `decoder`, `graph` computes one logit (N, 1) per row (N, D), for the entry of the token itself. With it,
+    each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
+    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight.
+    """
+
+    type: Literal["sparse"] = "sparse"
+    graph: str | None
+    decoder: TensorRecord | None
+    bias: TensorRecord | None
+    pooling: SparsePooling
+    activation: SparseActivation
+    skipped_token_ids: tuple[int, ...]
+
+
+class MultiVectorHead(Record):
+    """A vector of length 1 per token: `graph` computes (N, `dimensions`) of rows (N, D).
+
+    `skips_first`: the first token has none.
+    """
+
+    type: Literal["multi_vector"] = "multi_vector"
+    graph: str
+    dimensions: int
+    skips_first: bool
+
+
+Head = Annotated[EmbeddingHead | ClassificationHead | SparseHead | MultiVectorHead, Field(discriminator="type")]
 
 
 class Architecture(Record):
@@ -269,6 +301,16 @@ class Manifest(Record):
     def classification(self) -> ClassificationHead | None:
         """The head that classifies texts or scores pairs."""
         return next((head for head in self.heads if isinstance(head, ClassificationHead)), None)
+
+    @property
+    def sparse(self) -> SparseHead | None:
+        """The head that computes sparse vectors."""
+        return next((head for head in self.heads if isinstance(head, SparseHead)), None)
+
+    @property
+    def multi_vector(self) -> MultiVectorHead | None:
+        """The head that computes one vector per token for late interaction."""
+        return next((head for head in self.heads if isinstance(head, MultiVectorHead)), None)
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

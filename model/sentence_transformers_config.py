@@ -14,6 +14,8 @@ from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
 
 CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
+SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
+"""The modules of a sparse encoder, which has no embedding settings."""
 POOLING_NAMES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 
 
@@ -106,6 +108,8 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
     modules = list(_read_modules(directory))
     order = " ".join(kind for kind, _ in modules)
+    if SPLADE.fullmatch(order):
+        return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
         raise CheckpointError(
             f"modules.json: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
@@ -129,6 +133,13 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
         include_prompt=include_prompt,
         origins=origins,
     )
+
+
+def find_splade_pooling(directory: Path) -> Path | None:
+    """Return the directory of the module SpladePooling; None if the model has none. Raises CheckpointError."""
+    if not (directory / MODULES).is_file():
+        return None
+    return next((path for kind, path in _read_modules(directory) if kind == "SpladePooling"), None)
 
 
 def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:

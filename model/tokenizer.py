@@ -270,6 +270,10 @@ class Tokenizer:
             for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
         ]
 
+    def vocabulary_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary entry of each id; an empty text for an id without one."""
+        return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
+
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
         before, after = len(self._prefix), len(self._suffix)
         size = before + len(token_ids) + after

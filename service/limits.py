@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from service.engine.operations.compare import MAX_OCCURRENCES
-from service.engine.schema.encode import Input, ModelInfo, Output
+from service.engine.schema.encode import Input, ModelInfo
+from service.engine.schema.operations import Output
 from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
 
 SPLIT = "Split the request."

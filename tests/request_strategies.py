@@ -9,8 +9,9 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from model.manifest import KINDS, POOLINGS, Similarity
-from service.engine.schema.encode import DType, LayerReduce, MapDType, Output
+from service.engine.schema.encode import DType, LayerReduce, MapDType
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
+from service.engine.schema.operations import Output
 from service.engine.schema.similarity import Effect, Pairs, SimilarityUnit
 from service.pb import encoder_pb2 as pb
 

@@ -4,6 +4,7 @@ from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
+from model.families.language_heads import read_bert_head
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -52,4 +53,4 @@ def read_config(config: ConfigReader, first_position: int = 0, embedding_size: i
     )
 
 
-FAMILIES = (Family("bert", read_config, NAMES, ("", "bert."), RENAMES),)
+FAMILIES = (Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read_bert_head),)

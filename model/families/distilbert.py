@@ -3,8 +3,10 @@
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
-from model.heads import ClassifierLayout, HeadLayout
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
+NORM_EPS = 1e-12
+"""Not a key of config.json."""
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
     "embeddings.position_embeddings": "embeddings.position_embeddings",
@@ -32,14 +34,23 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         intermediate_size=config.size("hidden_dim"),
         max_position_embeddings=config.size("max_position_embeddings"),
         type_vocab_size=0,
-        norm_eps=1e-12,
+        norm_eps=NORM_EPS,
         hidden_act=config.activation("activation"),
     )
 
 
 CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pre_classifier", "relu"))
+
+
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head."""
+    layers = HeadLayout(None, "vocab_transform", config.activation("activation", "gelu"), "vocab_layer_norm", NORM_EPS)
+    return VocabularyLayout(layers, "vocab_projector", ("vocab_projector.bias",))
+
+
 FAMILIES = (
     Family(
-        "distilbert", read_config, NAMES, ("", "distilbert."), layers_keys=("n_layers",), classifier=CLASSIFIER
+        "distilbert", read_config, NAMES, ("", "distilbert."), layers_keys=("n_layers",), classifier=CLASSIFIER,
+        masked_lm=read_masked_lm,
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from model.encoder import EncoderConfig
 from model.families import bert
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
-from model.heads import ClassifierLayout, HeadLayout
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
 NAMES = bert.NAMES | {"embeddings.project": "embeddings_project"}
 
@@ -15,4 +15,17 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 
 CLASSIFIER = ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "gelu"))
-FAMILIES = (Family("electra", read_config, NAMES, ("", "electra."), bert.RENAMES, classifier=CLASSIFIER),)
+
+
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the head of a generator."""
+    name = "generator_predictions"
+    layers = HeadLayout(None, f"{name}.dense", "gelu", f"{name}.LayerNorm", config.number("layer_norm_eps", 1e-12))
+    return VocabularyLayout(layers, "generator_lm_head", ("generator_lm_head.bias",))
+
+
+FAMILIES = (
+    Family(
+        "electra", read_config, NAMES, ("", "electra."), bert.RENAMES, classifier=CLASSIFIER, masked_lm=read_masked_lm
+    ),
+)  # fmt: skip

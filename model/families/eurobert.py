@@ -5,7 +5,7 @@ from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.llama_names import NAMES
 from model.families.rotary import read_rotary
-from model.heads import ClassifierLayout, HeadLayout
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 from model.manifest import ClassifierPooling
 
 
@@ -50,4 +50,12 @@ def read_classifier(config: ConfigReader) -> ClassifierLayout:
     return ClassifierLayout(HeadLayout("classifier", "dense", "gelu"), config.choice(key, POOLINGS, "late"))
 
 
-FAMILIES = (Family("eurobert", read_config, NAMES, ("", "model."), classifier=read_classifier),)
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head, which is the projection alone."""
+    del config
+    return VocabularyLayout(HeadLayout(), "lm_head", ("lm_head.bias",))
+
+
+FAMILIES = (
+    Family("eurobert", read_config, NAMES, ("", "model."), classifier=read_classifier, masked_lm=read_masked_lm),
+)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
-from model.heads import ClassifierLayout, HeadLayout
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
 # Task heads of language-model and classifier checkpoints, and buffers.
 UNUSED = (
@@ -49,6 +49,7 @@ class Family:
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
         classifier: The classifier, or a function that returns it for a configuration.
+        masked_lm: Returns the masked-LM head for a configuration; None for causal language models.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Family:
     first_position: Callable[[ConfigReader], int] = _no_rows
     unused: str = UNUSED
     classifier: ClassifierLayout | Callable[[ConfigReader], ClassifierLayout] = BERT_CLASSIFIER
+    masked_lm: Callable[[ConfigReader], VocabularyLayout] | None = None
 
     def published_name(self, name: str) -> str:
         """Return the family's name of a parameter of `Encoder`.

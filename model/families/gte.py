@@ -5,6 +5,7 @@ from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families import nomic_bert
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
+from model.families.language_heads import read_roberta_head
 from model.families.rotary import read_rotary
 
 RENAMES = (
@@ -64,5 +65,6 @@ def _read_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
 
 
 FAMILIES = tuple(
-    Family(name, read_config, nomic_bert.NAMES, ("", "new.", "gte."), RENAMES, FUSED) for name in ("gte", "new")
+    Family(name, read_config, nomic_bert.NAMES, ("", "new.", "gte."), RENAMES, FUSED, masked_lm=read_roberta_head)
+    for name in ("gte", "new")
 )

@@ -4,6 +4,7 @@ from model.encoder import EncoderConfig, LayerConfig
 from model.families import nomic_bert
 from model.families.config_reader import ConfigReader
 from model.families.family import ROBERTA_CLASSIFIER, Family
+from model.families.language_heads import read_roberta_head
 from model.families.rotary import read_rotary
 
 NAMES = {name: published for name, published in nomic_bert.NAMES.items() if name != "feed_forward.gate"} | {
@@ -45,6 +46,6 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 FAMILIES = (
     Family(
         "jina_embeddings_v3", read_config, NAMES, ("", "roberta."), RENAMES, nomic_bert.FUSED,
-        classifier=ROBERTA_CLASSIFIER,
+        classifier=ROBERTA_CLASSIFIER, masked_lm=read_roberta_head,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from model.encoder import EncoderConfig, LayerConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.rotary import rotary_from
-from model.heads import ClassifierLayout, HeadLayout
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 from model.manifest import ClassifierPooling
 
 NAMES = {
@@ -81,16 +81,26 @@ def check_layer_types(types: list[str], layers: int) -> None:
 POOLINGS: dict[str, ClassifierPooling] = {"cls": "cls", "mean": "mean"}
 
 
+def read_prediction_head(config: ConfigReader, output: str | None) -> HeadLayout:
+    """Return the layers that the classifier and the masked-LM head share, and an output layer."""
+    activation, eps = config.activation("classifier_activation", "gelu"), config.number("norm_eps", 1e-5)
+    return HeadLayout(output, "head.dense", activation, "head.norm", eps)
+
+
 def read_classifier(config: ConfigReader) -> ClassifierLayout:
     """Return the classifier of a configuration."""
-    layers = HeadLayout(
-        "classifier",
-        "head.dense",
-        config.activation("classifier_activation", "gelu"),
-        "head.norm",
-        config.number("norm_eps", 1e-5),
-    )
-    return ClassifierLayout(layers, config.choice("classifier_pooling", POOLINGS, "cls"))
+    pooling = config.choice("classifier_pooling", POOLINGS, "cls")
+    return ClassifierLayout(read_prediction_head(config, "classifier"), pooling)
 
 
-FAMILIES = (Family("modernbert", read_config, NAMES, ("", "model."), fused=FUSED, classifier=read_classifier),)
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head of a configuration."""
+    return VocabularyLayout(read_prediction_head(config, None), "decoder", ("decoder.bias",))
+
+
+FAMILIES = (
+    Family(
+        "modernbert", read_config, NAMES, ("", "model."), fused=FUSED, classifier=read_classifier,
+        masked_lm=read_masked_lm,
+    ),
+)  # fmt: skip

@@ -3,6 +3,7 @@
 from model.encoder import EncoderConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import ROBERTA_CLASSIFIER, Family
+from model.families.language_heads import read_roberta_head
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -49,6 +50,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 FAMILIES = (
     Family(
-        "mpnet", read_config, NAMES, ("", "mpnet."), first_position=first_position, classifier=ROBERTA_CLASSIFIER
+        "mpnet", read_config, NAMES, ("", "mpnet."), first_position=first_position, classifier=ROBERTA_CLASSIFIER,
+        masked_lm=read_roberta_head,
     ),
 )  # fmt: skip

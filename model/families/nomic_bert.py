@@ -5,6 +5,7 @@ from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.rotary import check_scaled_length, read_rotary
+from model.heads import HeadLayout, VocabularyLayout
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",
@@ -101,9 +102,18 @@ def _read_published(config: ConfigReader) -> EncoderConfig:
     )
 
 
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head."""
+    key = "layer_norm_epsilon" if "n_embd" in config else "layer_norm_eps"
+    activation = "gelu" if "n_embd" in config else config.activation("hidden_act", "silu")
+    transform = "cls.predictions.transform"
+    layers = HeadLayout(None, f"{transform}.dense", activation, f"{transform}.layer_norm", config.number(key, 1e-12))
+    return VocabularyLayout(layers, "cls.predictions.decoder", ("cls.predictions.bias", "cls.predictions.decoder.bias"))
+
+
 FAMILIES = (
     Family(
         "nomic_bert", read_config, NAMES, ("", "nomic_bert.", "bert."), RENAMES, FUSED,
-        layers_keys=("num_hidden_layers", "n_layer"),
+        layers_keys=("num_hidden_layers", "n_layer"), masked_lm=read_masked_lm,
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from model.encoder import EncoderConfig
 from model.families import bert
 from model.families.config_reader import ConfigReader
 from model.families.family import ROBERTA_CLASSIFIER, Family
+from model.families.language_heads import read_roberta_head
 
 
 def first_position(config: ConfigReader) -> int:
@@ -29,6 +30,7 @@ FAMILIES = tuple(
         bert.RENAMES,
         first_position=first_position,
         classifier=ROBERTA_CLASSIFIER,
+        masked_lm=read_roberta_head,
     )
     for name, prefixes in {
         "roberta": ("", "roberta."),

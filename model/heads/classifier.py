@@ -54,7 +54,7 @@ def read_classifier(
         CheckpointError: a tensor or a value of config.json is missing or invalid.
     """
     head = RowHead(layout.layers, tensors, hidden_size)
-    labels = _read_labels(config, head.output.out_features)
+    labels = _read_labels(config, head.out_features)
     # transformers reads the last token that is not padding, and some tokenizers append the padding token to each text.
     skipped = config.get("pad_token_id") if layout.pooling == "last" else None
     return Classifier(head, layout.pooling, skipped, labels, _read_activation(config, options, len(labels)))

@@ -16,10 +16,10 @@ HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 class HeadLayout:
     """The modules of a head by their names in checkpoints: `output(norm(activation(dense(x))))`.
 
-    Without `dense` there is no activation, and without `norm` no normalization.
+    None stands for no module. Without `dense` there is no activation.
     """
 
-    output: str
+    output: str | None = None
     dense: str | None = None
     activation: str = "tanh"
     norm: str | None = None
@@ -27,7 +27,7 @@ class HeadLayout:
 
 
 class RowHead(nn.Module):
-    """A dense layer with activation, a LayerNorm, and a linear layer, for each row alone."""
+    """A dense layer with activation, a LayerNorm, and a linear layer, for each row alone: (N, D) to (N, K)."""
 
     def __init__(self, layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
         """Read the weights of the modules in `layout`.
@@ -45,7 +45,11 @@ class RowHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[layout.activation] if layout.dense is not None else nn.Identity()
         if layout.norm is not None:
             self.norm = _read_norm(layout.norm, tensors, size, layout.norm_eps)
-        self.output = _read_linear(layout.output, tensors, size)
+        self.output: nn.Module = nn.Identity()
+        if layout.output is not None:
+            self.output = _read_linear(layout.output, tensors, size)
+            size = self.output.weight.shape[0]
+        self.out_features = size
         self.eval()
 
     def forward(self, rows: Tensor) -> Tensor:

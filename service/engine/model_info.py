@@ -7,7 +7,7 @@ from service import __version__
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Limits, ModelInfo
-from service.engine.schema.operations import operations_of
+from service.engine.schema.operations import operations_of, outputs_of
 
 
 def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
@@ -50,6 +50,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         length_buckets=list(model.backend.length_buckets),
         layers=[last] if model.explain is None else list(range(last + 1)),
         operations=operations_of(manifest),
+        outputs=outputs_of(manifest),
         labels=[] if manifest.classification is None else list(manifest.classification.labels),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),

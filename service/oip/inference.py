@@ -13,11 +13,11 @@ from service.engine.schema.encode import (
     EncodeResponse,
     EncodeResult,
     Input,
-    Output,
     Timing,
     Wire,
 )
 from service.engine.schema.explain import AttendRequest, AttendResponse
+from service.engine.schema.operations import Output
 from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, echo
 from service.oip.inputs import InferSpelling, to_inputs
 from service.oip.parameters import OUTPUT_PARAMETERS, PATH, Options, check_tensor_parameters, listed, parse_parameters

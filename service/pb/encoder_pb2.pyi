@@ -16,6 +16,8 @@ class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTPUT_WORDS: _ClassVar[Output]
     OUTPUT_SPANS: _ClassVar[Output]
     OUTPUT_STATIC: _ClassVar[Output]
+    OUTPUT_SPARSE: _ClassVar[Output]
+    OUTPUT_MULTI_VECTOR: _ClassVar[Output]
 
 class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -151,6 +153,8 @@ OUTPUT_TOKENS: Output
 OUTPUT_WORDS: Output
 OUTPUT_SPANS: Output
 OUTPUT_STATIC: Output
+OUTPUT_SPARSE: Output
+OUTPUT_MULTI_VECTOR: Output
 OPERATION_UNSPECIFIED: Operation
 OPERATION_ENCODE: Operation
 OPERATION_ATTEND: Operation
@@ -303,7 +307,7 @@ class EncodeResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[EncodeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
 
 class EncodeResult(_message.Message):
-    __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
+    __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "sparse", "multi_vector", "multi_vector_tokens")
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +317,9 @@ class EncodeResult(_message.Message):
     WORD_VECTORS_FIELD_NUMBER: _ClassVar[int]
     SPAN_VECTORS_FIELD_NUMBER: _ClassVar[int]
     STATIC_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    MULTI_VECTOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_count: int
     truncated: bool
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
@@ -322,7 +329,20 @@ class EncodeResult(_message.Message):
     word_vectors: Tensor
     span_vectors: Tensor
     static_vectors: Tensor
-    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., pooled: _Optional[_Union[Tensor, _Mapping]] = ..., token_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., word_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., span_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., static_vectors: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    sparse: SparseVector
+    multi_vector: Tensor
+    multi_vector_tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., pooled: _Optional[_Union[Tensor, _Mapping]] = ..., token_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., word_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., span_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., static_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseVector, _Mapping]] = ..., multi_vector: _Optional[_Union[Tensor, _Mapping]] = ..., multi_vector_tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+
+class SparseVector(_message.Message):
+    __slots__ = ("token_ids", "tokens", "weights")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    weights: Tensor
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class EncodeStreamRequest(_message.Message):
     __slots__ = ("id", "request")
@@ -845,7 +865,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -885,6 +905,7 @@ class Model(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -917,7 +938,8 @@ class Model(_message.Message):
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationRecord]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    outputs: _containers.RepeatedScalarFieldContainer[Output]
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")

@@ -207,6 +207,7 @@ SERVED_MODEL: Example = {
     "length_buckets": [64, 128, 256, 512],
     "layers": [0, 1, 2, 3, 4, 5, 6],
     "operations": ["encode", "attend", "compare", "similarity", "rerank", "tokenize"],
+    "outputs": ["pooled", "tokens", "words", "spans", "static"],
     "labels": [],
     "attention": "bidirectional",
     "attention_kinds": ["probs", "scores", "norm", "block_norm", "projection"],

@@ -32,6 +32,14 @@ class UsageBody(BaseModel):
     truncated_inputs: int = Field(description="Number of truncated inputs.")
 
 
+class SparseVectorBody(BaseModel):
+    """The N vocabulary entries with a positive weight."""
+
+    token_ids: list[int] = Field(description="Ids of the entries, ascending, (N).")
+    tokens: list[str] = Field(description="Texts of the entries in the vocabulary, (N).")
+    weights: list[float] | TensorBody = Field(description="Weights, (N).")
+
+
 class EncodeResultBody(BaseModel):
     """The result of one input; only requested outputs are present."""
 
@@ -44,6 +52,11 @@ class EncodeResultBody(BaseModel):
     word_vectors: Matrix | None = Field(None, description="One vector per word, (W, D): the mean of its tokens.")
     span_vectors: Matrix | None = Field(None, description="One vector per span, (S, D): the mean of its tokens.")
     static_vectors: Matrix | None = Field(None, description="One row of the embedding table per token, (T, E).")
+    sparse: SparseVectorBody | None = Field(None, description="Sparse vector over the vocabulary.")
+    multi_vector: list[list[float]] | TensorBody | None = Field(
+        None, description="Vectors of length 1 for late interaction, (K, D)."
+    )
+    multi_vector_tokens: list[Token] | None = Field(None, description="The K tokens of `multi_vector`.")
 
 
 class EncodeResponseBody(BaseModel):

@@ -15,11 +15,12 @@ from service.engine.schema.encode import (
     EncodeResult,
     LayerReduce,
     ModelInfo,
-    Output,
     Timing,
+    Token,
     TokenizeRequest,
     TokenizeResult,
 )
+from service.engine.schema.operations import Output
 from service.errors import ConflictingFields, UnknownValue
 from service.lifecycle import Lifecycle
 from service.limits import item_limits, reject_spans
@@ -234,7 +235,15 @@ async def _encode_response(response: EncodeResponse) -> pb.EncodeResponse:
             word_vectors=tensor(result.word_vectors),
             span_vectors=tensor(result.span_vectors),
             static_vectors=tensor(result.static_vectors),
+            multi_vector=tensor(result.multi_vector),
+            sparse=None
+            if result.sparse is None
+            else pb.SparseVector(
+                token_ids=result.sparse.token_ids, tokens=result.sparse.tokens, weights=tensor(result.sparse.weights)
+            ),
         )
+        async for token in steps.each(result.multi_vector_tokens or ()):
+            encoded.multi_vector_tokens.append(_token(token))
         await _add_tokens_and_words(encoded, result, steps)
     return message
 
@@ -243,14 +252,18 @@ async def _add_tokens_and_words(
     message: pb.EncodeResult | pb.TokenizeResult, result: EncodeResult | TokenizeResult, steps: Steps
 ) -> None:
     async for token in steps.each(result.tokens or ()):
-        message.tokens.add(
-            id=token.id,
-            text=token.text,
-            start=token.start,
-            end=token.end,
-            word_index=token.word_index,
-            segment=token.segment,
-            special=token.special,
-        )
+        message.tokens.append(_token(token))
     async for word in steps.each(result.words or ()):
         message.words.add(text=word.text, start=word.start, end=word.end, segment=word.segment)
+
+
+def _token(token: Token) -> pb.Token:
+    return pb.Token(
+        id=token.id,
+        text=token.text,
+        start=token.start,
+        end=token.end,
+        word_index=token.word_index,
+        segment=token.segment,
+        special=token.special,
+    )

@@ -75,7 +75,8 @@ def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    unique = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}  # a tied head is stored once
+    heads_first = sorted(tensors, key=lambda name: "embed" in name)
+    unique = {tensors[name].data_ptr(): name for name in heads_first}  # a tied head is stored once, as embeddings
     save_file({name: tensors[name] for name in unique.values()}, directory / "model.safetensors", {"format": "pt"})
 
 

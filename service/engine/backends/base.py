@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model.artifact import Artifact
 from model.manifest import Precision
 from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
-from service.engine.backends.heads import classify_batch, open_classifier
+from service.engine.backends.heads import Heads
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
@@ -143,7 +143,7 @@ class PackedBackend(ABC):
         self._artifact = artifact
         self._max_input_tokens = manifest.max_input_tokens
         self._segment_types = manifest.architecture.type_vocab_size
-        self._classifier = open_classifier(artifact)
+        self._heads = Heads(artifact)
         self.reopen()
 
     @abstractmethod
@@ -178,12 +178,12 @@ class PackedBackend(ABC):
             raise NonFiniteOutput
         hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
         pooled = {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes}
-        logits = classify_batch(self._classifier, tasks, hidden, batch.starts, batch.sizes)
+        results = self._heads.run(tasks, hidden, batch.starts, batch.sizes)
         return [
             TextVectors(
                 hidden=hidden[None, start : start + size] if task.hidden else None,
                 pooled=None if task.pooling is None else pooled[task.pooling][None, index],
-                logits=logits.get(index),
+                **results[index],
             )
             for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
         ]

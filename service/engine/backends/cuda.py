@@ -19,7 +19,7 @@ from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cpu_session import add_weights, session_options
 from service.engine.backends.cuda_session import open_session
-from service.engine.backends.heads import classify_batch, open_classifier
+from service.engine.backends.heads import Heads
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.encode import EncodeTask, TextVectors
@@ -55,7 +55,7 @@ class CudaBackend:
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
         self._segment_types = manifest.architecture.type_vocab_size
-        self._classifier = open_classifier(artifact)
+        self._heads = Heads(artifact)
         self._token_seconds = 1e-6  # until warm-up measures it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
@@ -101,7 +101,7 @@ class CudaBackend:
         modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
         pool_from = [task.pool_from for task in tasks]
         in_graph: set[Pooling] = set() if self._pooling is None or any(pool_from) else {self._pooling}
-        needs_hidden = not modes <= in_graph or any(task.hidden or task.classify for task in tasks)
+        needs_hidden = not modes <= in_graph or any(task.hidden or task.heads for task in tasks)
         pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)
         vectors = dict.fromkeys(modes & in_graph, pooled)
@@ -109,12 +109,12 @@ class CudaBackend:
         # A NaN or an infinity anywhere stays in the sum.
         if not all(np.isfinite(values.sum()) for values in (hidden, *vectors.values())):
             raise NonFiniteOutput
-        logits = classify_batch(self._classifier, tasks, hidden, batch.starts, batch.sizes)
+        results = self._heads.run(tasks, hidden, batch.starts, batch.sizes)
         return [
             TextVectors(
                 hidden=hidden[None, start : start + size] if task.hidden else None,
                 pooled=None if task.pooling is None else vectors[task.pooling][None, index],
-                logits=logits.get(index),
+                **results[index],
             )
             for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
         ]

@@ -1,19 +1,67 @@
-"""The heads of a model: small graphs over rows of hidden states, run with each batch on the thread of the batch."""
+"""The heads of a model, run on the hidden states of each batch, on the thread of the batch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from model.artifact import Artifact
-from model.manifest import ClassificationHead
+from model.manifest import ClassificationHead, MultiVectorHead
 from service.engine.backends.cpu_session import open_cpu_session
-from service.engine.encode.pooling import Floats, pool_batch
-from service.engine.schema.encode import EncodeTask
+from service.engine.backends.sparse_head import SparseWeights
+from service.engine.encode.pooling import Floats, normalize, pool_batch
+from service.engine.schema.encode import EncodeTask, HeadName
 from service.errors import NonFiniteOutput
+
+Results = dict[str, Any]
+"""Fields of `TextVectors`."""
+
+
+class Heads:
+    """The heads of an artifact besides the embedding head. May be called from several threads at the same time."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest
+        self._classifier = None if manifest.classification is None else Classifier(artifact, manifest.classification)
+        self._sparse = None if manifest.sparse is None else SparseWeights(artifact, manifest.sparse)
+        self._multi_vector = None if manifest.multi_vector is None else TokenVectors(artifact, manifest.multi_vector)
+
+    def run(
+        self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
+    ) -> list[Results]:
+        """Return the results that each task asks for, given the hidden states (T, D) of all. Raises `NonFiniteOutput`.
+
+        Operations check that the model has the heads.
+        """
+        results: list[Results] = [{} for _ in tasks]
+        if places := _places(tasks, "classification"):
+            assert self._classifier is not None
+            own = [tasks[place] for place in places]
+            logits = self._classifier.logits(own, hidden, _pick(starts, places), _pick(sizes, places))
+            for place, row in zip(places, logits, strict=True):
+                results[place]["logits"] = row
+        if places := _places(tasks, "multi_vector"):
+            assert self._multi_vector is not None
+            vectors = self._multi_vector.vectors(hidden, _pick(starts, places), _pick(sizes, places))
+            for place, rows in zip(places, vectors, strict=True):
+                results[place]["multi_vector"] = rows
+        for place in _places(tasks, "sparse"):
+            assert self._sparse is not None
+            rows = hidden[starts[place] : starts[place] + sizes[place]]
+            results[place]["sparse"] = self._sparse.weigh(tasks[place].tokens.input_ids, rows)
+        return results
+
+
+def _places(tasks: Sequence[EncodeTask], head: HeadName) -> list[int]:
+    return [place for place, task in enumerate(tasks) if head in task.heads]
+
+
+def _pick(values: Sequence[int], places: Sequence[int]) -> list[int]:
+    return [values[place] for place in places]
 
 
 class Classifier:
-    """The logits of texts, in float32. May be called from several threads at the same time."""
+    """The logits of texts, in float32."""
 
     def __init__(self, artifact: Artifact, head: ClassificationHead) -> None:
         self._head = head
@@ -48,28 +96,16 @@ class Classifier:
         return logits  # type: ignore[no-any-return]
 
 
-def open_classifier(artifact: Artifact) -> Classifier | None:
-    """Return the classifier of a model; None if it has none."""
-    head = artifact.manifest.classification
-    return None if head is None else Classifier(artifact, head)
+class TokenVectors:
+    """One vector of length 1 per token, in float32."""
 
+    def __init__(self, artifact: Artifact, head: MultiVectorHead) -> None:
+        self._first = int(head.skips_first)
+        self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
 
-def classify_batch(
-    classifier: Classifier | None,
-    tasks: Sequence[EncodeTask],
-    hidden: Floats,
-    starts: Sequence[int],
-    sizes: Sequence[int],
-) -> dict[int, Floats]:
-    """Return the logits (C) of the tasks that ask for them, by their place in the batch."""
-    places = [place for place, task in enumerate(tasks) if task.classify]
-    if not places:
-        return {}
-    assert classifier is not None  # checked by the operation
-    logits = classifier.logits(
-        [tasks[place] for place in places],
-        hidden,
-        [starts[place] for place in places],
-        [sizes[place] for place in places],
-    )
-    return dict(zip(places, logits, strict=True))
+    def vectors(self, hidden: Floats, starts: Sequence[int], sizes: Sequence[int]) -> list[Floats]:
+        """Return the vectors (K, dimensions) of N sequences in `hidden` (T, D)."""
+        ranges = [(start + self._first, start + size) for start, size in zip(starts, sizes, strict=True)]
+        rows = np.concatenate([hidden[start:end] for start, end in ranges]).astype(np.float32, copy=False)
+        (vectors,) = self._session.run(None, {"rows": rows})
+        return np.split(normalize(vectors), np.cumsum([end - start for start, end in ranges])[:-1])

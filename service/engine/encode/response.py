@@ -20,6 +20,7 @@ from service.engine.schema.encode import (
     EncodeResult,
     EncodeTask,
     ExplainOperation,
+    HeadName,
     Input,
     MapDType,
     TextVectors,
@@ -33,6 +34,8 @@ from service.spelling import Change, Remedy
 JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
+HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
+"""The outputs that heads compute."""
 RESULT_BYTES = 512
 
 
@@ -55,6 +58,8 @@ class PreparedInput:
     ranges: NDArray[np.intp] | None
     """The tokens [first, last) of each word, then of each span; intp, (W + S, 2)."""
     span_count: int
+    vector_tokens: list[Token] | None = None
+    """The tokens of the output `multi_vector`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +86,23 @@ def layer_vectors(task: LayerTask, hidden: Floats) -> TextVectors:
 
 
 def prepare_input(
-    item: Input, tokens: TokenizedInput, request: EncodeRequest, tokenizer: Tokenizer, path: str
+    item: Input, tokens: TokenizedInput, request: EncodeRequest, tokenizer: Tokenizer, manifest: Manifest, path: str
 ) -> PreparedInput:
     """Find the words and spans of an input; raises `InvalidArgument` for a span without tokens."""
     outputs = request.outputs
-    with_tokens = "tokens" in outputs or "static" in outputs
-    words = words_of(tokens) if with_tokens or "words" in outputs else []
-    described = describe_tokens(tokens, tokenizer.token_texts(tokens), words) if with_tokens else None
-    listed = None
+    with_tokens, with_vectors = "tokens" in outputs or "static" in outputs, "multi_vector" in outputs
+    words = words_of(tokens) if with_tokens or with_vectors or "words" in outputs else []
+    described = vector_tokens = listed = None
+    if with_tokens or with_vectors:
+        every = describe_tokens(tokens, tokenizer.token_texts(tokens), words)
+        described = [*every] if with_tokens else None
+        vector_tokens = every[_first_vector(manifest) :] if with_vectors else None
     if described is not None and tokens.source.prompt:
         first, last = tokens.prompt_range
         listed = np.delete(np.arange(len(tokens)), slice(first, last))
         del described[first:last]
     if "words" not in outputs and "spans" not in outputs:
-        return PreparedInput(tokens, listed, described, None, None, 0)
+        return PreparedInput(tokens, listed, described, None, None, 0, vector_tokens)
     vector_words = words if "words" in outputs else []
     ranges = overlapping_tokens(
         tokens, [(word.segment, (word.start, word.end)) for word in vector_words] + [(0, span) for span in item.spans]
@@ -102,7 +110,14 @@ def prepare_input(
     for number, (first, last) in enumerate(ranges[len(vector_words) :].tolist()):
         if first == last:
             raise empty_span(tokens, 0, item.spans[number], f"{path}.spans[{number}]")
-    return PreparedInput(tokens, listed, described, words if "words" in outputs else None, ranges, len(item.spans))
+    own_words = words if "words" in outputs else None
+    return PreparedInput(tokens, listed, described, own_words, ranges, len(item.spans), vector_tokens)
+
+
+def _first_vector(manifest: Manifest) -> int:
+    """Return the index of the first token with a vector of its own in the output `multi_vector`."""
+    assert manifest.multi_vector is not None  # checked with the request
+    return int(manifest.multi_vector.skips_first)
 
 
 def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest) -> int:
@@ -121,9 +136,12 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ma
         values += count * width if "tokens" in outputs else 0
         values += len(item.ranges) * width if item.ranges is not None else 0
         values += count * _static_size(manifest) if "static" in outputs else 0
+        if item.vector_tokens is not None and manifest.multi_vector is not None:
+            values += len(item.vector_tokens) * manifest.multi_vector.dimensions
         size = RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
-        if (item.described or item.words) and not request.padded:
-            size += listed_bytes((*(item.described or ()), *(item.words or ())), request.wire)
+        if not request.padded:
+            parts = (*(item.described or ()), *(item.words or ()), *(item.vector_tokens or ()))
+            size += listed_bytes(parts, request.wire)
         sizes.append(size)
     return total_bytes(sizes, padded=request.padded)
 
@@ -190,11 +208,13 @@ def encode_tasks(
     """Return the tasks of the fast lane if only the last layer is needed, else of the explain lane."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
     pooling = (request.pooling or manifest.embedding.pooling) if "pooled" in request.outputs else None
-    if not hidden and pooling is None:
+    heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
+    if not hidden and pooling is None and not heads:
         return []
     if needs_last_layer_only(request, manifest):
         return [
-            EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest)) for item in prepared
+            EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), heads)
+            for item in prepared
         ]
     assert request.layers is not None
     layers = tuple(layer % (manifest.architecture.num_hidden_layers + 1) for layer in request.layers)

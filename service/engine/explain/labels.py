@@ -32,13 +32,13 @@ def shortest(score: float) -> float:
 
 def label_tasks(texts: Sequence[ComparedText]) -> list[EncodeTask]:
     """Return one task per text."""
-    return [EncodeTask(text.tokens, None, hidden=False, classify=True) for text in texts]
+    return [EncodeTask(text.tokens, None, hidden=False, heads=("classification",)) for text in texts]
 
 
 def occlusion_tasks(texts: Sequence[ComparedText]) -> list[EncodeTask]:
     """Return one task per unit of each text, for the text without the unit, unless no token remains."""
     return [
-        EncodeTask(sequence, None, hidden=False, classify=True)
+        EncodeTask(sequence, None, hidden=False, heads=("classification",))
         for text in texts
         for sequence in text.occluded
         if len(sequence)

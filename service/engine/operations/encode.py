@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from model.manifest import Manifest
 from service.engine.admission import count_characters, estimate_tokens
+from service.engine.encode.head_results import add_head_results, sparse_bytes
 from service.engine.encode.response import (
+    HEAD_OUTPUTS,
     PreparedInput,
     build_results,
     encode_tasks,
@@ -28,8 +30,9 @@ from service.engine.operations.inputs import (
     require,
     select_prompt,
 )
-from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, Output, TextVectors
-from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange
+from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, EncodeResult, TextVectors
+from service.engine.schema.operations import Output, outputs_of
+from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.spelling import Remedy, named
 
 if TYPE_CHECKING:
@@ -57,9 +60,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
         job = lane.submit(encode_tasks(request, manifest, prepared), deadline)
     vectors = await lane.wait(job)
     observation.ran(job.queue_s)
-    results = await engine.run(
-        cost, deadline, build_results, prepared, vectors, request, manifest, engine.dense_layers, engine.static
-    )
+    results = await engine.run(cost, deadline, finish, engine, request, prepared, vectors)
     timing = observation.finish()
     return EncodeResponse(engine.name, lane.precision, results, token_count, truncated, timing, prompt)
 
@@ -100,6 +101,20 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
         require(manifest.explain, "only the last layer is supported for this model", "layers")
     if "static" in request.outputs:
         require(manifest.static, "{outputs.static} is not supported for this model", "outputs")
+    supported = outputs_of(manifest)
+    for output in HEAD_OUTPUTS:
+        if output not in request.outputs:
+            continue
+        if output not in supported:
+            raise UnsupportedByModel(
+                f"{named('outputs', output)} is not supported for this model",
+                f"Use another model. This one supports {', '.join(named('outputs', name) for name in supported)}.",
+                field="outputs", actual=output,
+            )  # fmt: skip
+        if not needs_last_layer_only(request, manifest):
+            raise ConflictingFields(
+                f"other layers are not supported for {named('outputs', output)}", "Leave layers out.", field="layers"
+            )
 
 
 def _check_no_pooled_options(request: EncodeRequest) -> None:
@@ -165,7 +180,7 @@ def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | No
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path)
-        prepared.append(prepare_input(item, kept, request, engine.tokenizer, path))
+        prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
     if not needs_last_layer_only(request, engine.manifest):
         engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, engine.manifest), engine.limits.max_response_bytes
@@ -173,3 +188,16 @@ def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | No
         size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, engine.manifest, limit)
     )
     return prepared
+
+
+def finish(
+    engine: "Engine", request: EncodeRequest, prepared: Sequence[PreparedInput], vectors: Sequence[TextVectors]
+) -> list[EncodeResult]:
+    """Return the results; raise `ResponseTooLarge` for sparse vectors that are too large."""
+    manifest = engine.manifest
+    results = build_results(prepared, vectors, request, manifest, engine.dense_layers, engine.static)
+    if not set(HEAD_OUTPUTS).isdisjoint(request.outputs):
+        add_head_results(results, prepared, vectors, request, engine.tokenizer)
+        size = response_bytes(prepared, request, manifest) + sparse_bytes(results, request)
+        engine.check_response_size(size, len(results), lambda: Remedy("Request fewer inputs or outputs"))
+    return results

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from model.encodings import Offsets
 from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
 from model.tokenizer import TokenizedInput, TokenizerInput
-from service.engine.schema.operations import Operation
+from service.engine.schema.operations import Operation, Output
 
-Output = Literal["pooled", "tokens", "words", "spans", "static"]
+HeadName = Literal["classification", "sparse", "multi_vector"]
+"""The type of a head whose results a backend computes with each batch."""
 LayerReduce = Literal["concat", "mean", "stack"]
 Truncation = Literal["error", "right", "left"]
 DType = Literal["float32", "float16", "int8", "ubinary"]
@@ -128,6 +129,18 @@ class EncodeResult:
     word_vectors: Array | None = None
     span_vectors: Array | None = None
     static_vectors: Array | None = None
+    sparse: "SparseResult | None" = None
+    multi_vector: Array | None = None
+    multi_vector_tokens: list[Token] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SparseResult:
+    """The N vocabulary entries with a positive weight, by id: ids, texts in the vocabulary, and `weights` (N)."""
+
+    token_ids: list[int]
+    tokens: list[str]
+    weights: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +216,14 @@ class EncodeTask:
             not requested.
         hidden: Whether token vectors are needed.
         pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
-        classify: Whether the logits of the classifier are needed.
+        heads: The heads whose results are needed.
     """
 
     tokens: ModelInput
     pooling: Pooling | None
     hidden: bool
     pool_from: int = 0
-    classify: bool = False
+    heads: tuple[HeadName, ...] = ()
 
 
 ExplainOperation = Literal["layers", "maps", "occurrences"]
@@ -230,12 +243,22 @@ class ExplainTask(Protocol):
 class TextVectors:
     """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
 
-    `logits` (C) are those of the classifier.
+    `logits` (C) are those of the classifier, and `multi_vector` (K, dimensions) has one vector of length 1 per token.
     """
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None
     logits: NDArray[np.float32] | None = None
+    sparse: "SparseVector | None" = None
+    multi_vector: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """The vocabulary entries with a positive weight: `token_ids` int32, ascending, and `weights` float32, (N) each."""
+
+    token_ids: NDArray[np.int32]
+    weights: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +312,7 @@ class ModelInfo:
     length_buckets: list[int]
     layers: list[int]
     operations: list[Operation]
+    outputs: list[Output]
     labels: list[str]
     attention: Attention
     attention_kinds: list[str]

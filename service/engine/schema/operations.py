@@ -1,10 +1,11 @@
-"""The operations of the engine, and which of them a model supports."""
+"""The operations of the engine and the outputs of encode, and which of them a model supports."""
 
 from typing import Literal, get_args
 
-from model.manifest import ExplainRecord, Manifest
+from model.manifest import ExplainRecord, Manifest, TensorRecord
 
 Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "tokenize"]
+Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
@@ -23,3 +24,15 @@ def operations_of(manifest: Manifest) -> list[Operation]:
     elif len(head.labels) > 1:
         missing.add("rerank")
     return [operation for operation in OPERATIONS if operation not in missing]
+
+
+def outputs_of(manifest: Manifest) -> list[Output]:
+    """Return the outputs of encode that a model supports."""
+    missing: set[Output] = set()
+    if not isinstance(manifest.static, TensorRecord):
+        missing.add("static")
+    if manifest.sparse is None:
+        missing.add("sparse")
+    if manifest.multi_vector is None:
+        missing.add("multi_vector")
+    return [output for output in get_args(Output) if output not in missing]

@@ -13,10 +13,10 @@ from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResult,
     LayerReduce,
-    Output,
     TokenizeRequest,
     Truncation,
 )
+from service.engine.schema.operations import Output
 from service.lifecycle import Lifecycle
 from service.limits import reject_spans
 from service.rest.codec import (
@@ -171,11 +171,18 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
 
 def _result(result: EncodeResult, encoding_format: EncodingFormat) -> dict[str, Any]:
     body: dict[str, Any] = {"token_count": result.token_count, "truncated": result.truncated}
-    for name in ("tokens", "words"):
+    for name in ("tokens", "words", "multi_vector_tokens"):
         if (items := getattr(result, name)) is not None:
             body[name] = items
-    for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
+    for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
         array: Array | None = getattr(result, name)
         if array is not None:
-            body[name] = array.values if encoding_format == "float" else tensor(array)
+            body[name] = _array(array, encoding_format)
+    if (sparse := result.sparse) is not None:
+        weights = _array(sparse.weights, encoding_format)
+        body["sparse"] = {"token_ids": sparse.token_ids, "tokens": sparse.tokens, "weights": weights}
     return body
+
+
+def _array(array: Array, encoding_format: EncodingFormat) -> Any:
+    return array.values if encoding_format == "float" else tensor(array)

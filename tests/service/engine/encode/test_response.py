@@ -147,7 +147,9 @@ async def test_spans_without_tokens_are_rejected(
 def estimate(model: LoadedModel, request: EncodeRequest) -> int:
     sequences = model.tokenizer.encode([item.source for item in request.inputs])
     pairs = zip(request.inputs, sequences, strict=True)
-    prepared = [prepare_input(item, tokens, request, model.tokenizer, "") for item, tokens in pairs]
+    prepared = [
+        prepare_input(item, tokens, request, model.tokenizer, model.artifact.manifest, "") for item, tokens in pairs
+    ]
     return response_bytes(prepared, request, model.artifact.manifest)
 
 
@@ -243,7 +245,7 @@ def test_suggested_changes_are_sufficient(
     request = EncodeRequest((Input(TokenizerInput(GOLDEN)),), **{"layers": (-1,), **fields})
     manifest = model.artifact.manifest
     (tokens,) = model.tokenizer.encode([request.inputs[0].source])
-    prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, "inputs[0]")]
+    prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, manifest, "inputs[0]")]
     assert suggest_smaller_vectors(prepared, request, manifest, limit) == Remedy(text, changes)
     one_layer = [{"layers": request.layers[:1]}] if request.layers and text == "Request one layer" else []
     for change in [*changes, *one_layer]:

@@ -1,0 +1,86 @@
+"""Weights of vocabulary entries: SPLADE's projection onto the vocabulary, and linear weights of tokens."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from model.artifact import Artifact
+from model.manifest import SparseActivation, SparseHead
+from service.engine.backends.cpu_session import open_cpu_session
+from service.engine.encode.pooling import Floats
+from service.engine.schema.encode import SparseVector
+from service.errors import NonFiniteOutput
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+BLOCK_ROWS, BLOCK_ENTRIES = 512, 4096
+"""Tokens and vocabulary entries whose logits are in memory at the same time, 8 MiB."""
+
+
+class SparseWeights:
+    """The sparse vectors of texts, in float32.
+
+    The logits of all tokens for all entries, (T, V), would take 0.5 GB for 512 tokens and 250,000 entries, so they are
+    computed and reduced in blocks, from the mapped embedding table.
+    """
+
+    def __init__(self, artifact: Artifact, head: SparseHead) -> None:
+        threadpool_limits(1, user_api="blas")  # a batch has one thread; see ExplainBackend
+        self._head = head
+        self._session: onnxruntime.InferenceSession | None = None
+        if head.graph is not None:
+            self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
+        self._decoder = None if head.decoder is None else artifact.map(head.decoder)
+        self._bias = None if head.bias is None else np.array(artifact.map(head.bias)[:])
+        self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
+
+    def weigh(self, input_ids: Sequence[int], hidden: Floats) -> SparseVector:
+        """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
+        rows = hidden.astype(np.float32, copy=False)
+        if self._session is not None:
+            (rows,) = self._session.run(None, {"rows": rows})
+        if self._decoder is None:
+            ids, weights = self._weigh_tokens(np.array(input_ids, dtype=np.int32), rows[:, 0])
+        else:
+            weights = self._project(rows)
+            ids = np.arange(len(weights), dtype=np.int32)
+        if not np.isfinite(weights.sum()):
+            raise NonFiniteOutput
+        kept = (weights > 0) & ~np.isin(ids, self._skipped)
+        return SparseVector(ids[kept], weights[kept])
+
+    def _weigh_tokens(self, token_ids: Floats, logits: Floats) -> tuple[Floats, Floats]:
+        """Return the distinct ids of a text, ascending, and the largest weight of each."""
+        ids, places = np.unique(token_ids, return_inverse=True)
+        weights: Floats = np.zeros(len(ids), dtype=np.float32)
+        np.maximum.at(weights, places, activate(logits, self._head.activation))
+        return ids, weights
+
+    def _project(self, rows: Floats) -> Floats:
+        """Return the weight of each vocabulary entry, (V), for rows (T, E)."""
+        assert self._decoder is not None
+        size, is_max = self._decoder.shape[0], self._head.pooling == "max"
+        pooled: Floats = np.full(size, -np.inf if is_max else 0.0, dtype=np.float32)
+        for start in range(0, size, BLOCK_ENTRIES):
+            block = slice(start, min(size, start + BLOCK_ENTRIES))
+            table = self._decoder[block].T
+            for first in range(0, len(rows), BLOCK_ROWS):
+                logits = rows[first : first + BLOCK_ROWS] @ table
+                if self._bias is not None:
+                    logits += self._bias[block]
+                if is_max:
+                    np.maximum(pooled[block], logits.max(axis=0), out=pooled[block])
+                else:
+                    pooled[block] += activate(logits, self._head.activation).sum(axis=0)
+        return activate(pooled, self._head.activation) if is_max else pooled  # the activation is monotonic
+
+
+def activate(logits: Floats, activation: SparseActivation) -> Floats:
+    """Return the weights of logits."""
+    weights: Floats = np.maximum(logits, 0)
+    if activation != "relu":
+        weights = np.log1p(weights)
+    return np.log1p(weights) if activation == "log1p_log1p_relu" else weights

@@ -1,0 +1,75 @@
+"""Tiny sparse and multi-vector models: SPLADE models of every architecture with a masked-LM head, and BGE-M3."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.model.classifier_cases import DISTILBERT, bert_classifier
+from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
+
+BGE_M3 = "bge-m3"
+MULTI_VECTOR_SIZE = 20
+
+
+def masked_lm(kind: str) -> FamilyCase:
+    """Return a case of `FAMILY_CASES` with a masked-LM head."""
+    case = FAMILY_CASES[kind]
+    architecture = case.architecture.removesuffix("Model").removesuffix("ForMaskedLM") + "ForMaskedLM"
+    return replace(case, architecture=architecture, pooling=None)
+
+
+def bert_masked_lm(name: str, **options: Any) -> FamilyCase:
+    """Return a masked-LM model of an architecture like BERT."""
+    return replace(bert_classifier(name, **options), architecture=f"{name}ForMaskedLM")
+
+
+SPLADE_CASES: dict[str, FamilyCase] = {
+    "bert": bert_masked_lm("Bert"),
+    "roberta": bert_masked_lm("Roberta", pad_token_id=1),
+    "electra": bert_masked_lm("Electra", embedding_size=16),
+    "distilbert": FamilyCase("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
+    "mpnet": masked_lm("mpnet"),
+    "modernbert": masked_lm("modernbert"),
+    "modernbert, biases": masked_lm("modernbert, biases"),
+    "nomic_bert": masked_lm("nomic_bert"),
+    "gte": masked_lm("gte"),
+    "jina_embeddings_v3": masked_lm("jina_embeddings_v3"),
+    "eurobert": masked_lm("eurobert"),
+}
+
+
+def publish_splade(
+    case: FamilyCase, directory: Path, tokenizer: bytes, strategy: str = "max", activation: str = "relu"
+) -> None:
+    """Write a SPLADE model as sentence-transformers does."""
+    case.publish(directory, tokenizer)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
+        {
+            "idx": 1, "name": "1", "path": "1_SpladePooling",
+            "type": "sentence_transformers.sparse_encoder.models.SpladePooling",
+        },
+    ]  # fmt: skip
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
+    (directory / "1_SpladePooling").mkdir()
+    size = json.loads((directory / "config.json").read_text())["vocab_size"]
+    options = {"pooling_strategy": strategy, "activation_function": activation, "word_embedding_dimension": size}
+    (directory / "1_SpladePooling" / "config.json").write_text(json.dumps(options))
+
+
+def publish_bge_m3(directory: Path, tokenizer: bytes) -> None:
+    """Write a model with the three outputs of BGE-M3: an XLM-RoBERTa, cls pooling, and two pickled linear layers."""
+    sizes = SIZES | {"max_position_embeddings": 122, "pad_token_id": 1}
+    case = FamilyCase("XLMRobertaModel", "XLMRobertaConfig", sizes, "metaspace", pooling="cls_token")
+    case.publish(directory, tokenizer)
+    generator = torch.Generator().manual_seed(5)
+    for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", MULTI_VECTOR_SIZE)):
+        layer = {
+            "weight": torch.randn(rows, SIZES["hidden_size"], generator=generator),
+            "bias": torch.randn(rows, generator=generator),
+        }
+        torch.save(layer, directory / name)

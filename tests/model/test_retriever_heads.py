@@ -1,0 +1,103 @@
+"""Sparse and multi-vector heads, compared with transformers and the published formulas."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.families import FAMILIES
+from tests.model.family_cases import oracle_directory
+from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, publish_bge_m3, publish_splade
+
+FIRST_ORDINARY_ID = 5
+
+
+def run(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
+    """Return the hidden states (T, D) of one sequence."""
+    positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
+    with torch.inference_mode():
+        hidden: Tensor = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
+    return hidden
+
+
+def random_ids(checkpoint: Checkpoint, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, length), generator=generator)
+
+
+@pytest.mark.parametrize("kind", SPLADE_CASES)
+def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
+    case = SPLADE_CASES[kind]
+    publish_splade(case, tmp_path, definitions[case.tokenizer])
+    checkpoint = load_checkpoint(tmp_path)
+    sparse = checkpoint.sparse
+    assert sparse is not None
+    assert sparse.decoder is not None
+    oracle = transformers.AutoModelForMaskedLM.from_pretrained(
+        oracle_directory(tmp_path), attn_implementation="eager"
+    ).eval()
+    for length in (1, 17, 118):
+        input_ids = random_ids(checkpoint, length)
+        with torch.inference_mode():
+            expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+            rows = run(checkpoint, input_ids)
+            logits = (rows if sparse.head is None else sparse.head(rows)) @ sparse.decoder.T
+            logits = logits if sparse.bias is None else logits + sparse.bias
+        assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_every_architecture_with_a_masked_lm_head_has_a_case(
+    tmp_path_factory: pytest.TempPathFactory, definitions: dict[str, bytes]
+) -> None:
+    covered = set()
+    for case in SPLADE_CASES.values():
+        directory = tmp_path_factory.mktemp("splade")
+        publish_splade(case, directory, definitions[case.tokenizer])
+        covered.add(load_checkpoint(directory).family.name)
+    same_names = {"xlm-roberta": "roberta", "camembert": "roberta", "new": "gte"}
+    expected = {family.name for family in FAMILIES.values() if family.masked_lm is not None}
+    assert covered == {same_names.get(name, name) for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "activation", "message"),
+    [("mean", "relu", r"unsupported pooling \(mean, relu\)"), ("max", "gelu", r"unsupported pooling \(max, gelu\)")],
+)
+def test_unknown_splade_pooling_is_an_error(
+    tmp_path: Path, definitions: dict[str, bytes], strategy: str, activation: str, message: str
+) -> None:
+    publish_splade(SPLADE_CASES["bert"], tmp_path, definitions["wordpiece"], strategy, activation)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path)
+
+
+def test_heads_of_bge_m3_equal_their_formulas(tmp_path: Path, definitions: dict[str, bytes]) -> None:
+    publish_bge_m3(tmp_path, definitions["metaspace"])
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.sparse is not None
+    assert checkpoint.sparse.head is not None
+    assert checkpoint.multi_vector is not None
+    input_ids = random_ids(checkpoint, 23)
+    oracle = transformers.XLMRobertaModel.from_pretrained(tmp_path).eval()  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        hidden = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state[0].numpy()
+        rows = run(checkpoint, input_ids)
+        logits, vectors = checkpoint.sparse.head(rows).numpy(), checkpoint.multi_vector.head(rows).numpy()
+    for name, computed, size in (("sparse", logits, 1), ("colbert", vectors, MULTI_VECTOR_SIZE)):
+        layer = {key: value.numpy() for key, value in torch.load(tmp_path / f"{name}_linear.pt").items()}
+        assert computed.shape == (23, size)
+        np.testing.assert_allclose(computed, hidden @ layer["weight"].T + layer["bias"], rtol=0, atol=1e-4)
+    assert checkpoint.multi_vector.skips_first
+
+
+def test_pickled_heads_with_code_are_not_run(tmp_path: Path, definitions: dict[str, bytes]) -> None:
+    publish_bge_m3(tmp_path, definitions["metaspace"])
+    (tmp_path / "sparse_linear.pt").write_bytes(b"cos\nsystem\n(S'touch /tmp/attendant-was-here'\ntR.")
+    with pytest.raises(CheckpointError, match="sparse_linear"):
+        load_checkpoint(tmp_path)
+    assert not Path("/tmp/attendant-was-here").exists()

@@ -1,0 +1,39 @@
+"""Artifacts of tiny sparse and multi-vector models, shared by the tests of every layer."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from model.export import export
+from model.sentence_transformers_config import FROM_FILES, SettingOptions
+from tests.model.retriever_cases import BGE_M3, SPLADE_CASES, publish_bge_m3, publish_splade
+from tests.model.tiny_tokenizers import BUILDERS
+
+SPLADE = "splade"
+MAX_INPUT_TOKENS = 64
+
+
+@cache
+def publish_retriever(kind: str) -> Path:
+    """Write the published files of a model, once per process; return their directory."""
+    directory = Path(mkdtemp(prefix="attendant-retriever-")) / "source"
+    directory.mkdir()
+    if kind == BGE_M3:
+        publish_bge_m3(directory, BUILDERS["metaspace"]().to_str().encode())
+        special = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "eos_token": "</s>"}
+    else:
+        publish_splade(SPLADE_CASES["bert"], directory, BUILDERS["wordpiece"]().to_str().encode())
+        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
+    (directory / "tokenizer_config.json").write_text(json.dumps(options))
+    return directory
+
+
+@cache
+def export_retriever(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
+    """Return the directory of the artifact of a model, exported once per process and settings."""
+    out = Path(mkdtemp(prefix="attendant-retriever-")) / "artifact"
+    source = str(publish_retriever(kind))
+    export(source, out, revision=None, name=kind, progress=lambda step: None, settings=settings)
+    return out

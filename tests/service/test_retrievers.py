@@ -1,0 +1,126 @@
+"""Sparse and multi-vector outputs of encode, compared with sentence-transformers and the published formulas."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SparseEncoder
+
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.model.retriever_cases import BGE_M3
+from tests.retrievers import SPLADE, export_retriever, publish_retriever
+from tests.service.conftest import ServiceHarness, open_harness
+
+TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, LoadedModel]:
+    return {
+        kind: LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32"))
+        for kind in (SPLADE, BGE_M3)
+    }
+
+
+@pytest.fixture
+async def splade(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
+    async with open_harness(loaded[SPLADE]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def bge(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
+    async with open_harness(loaded[BGE_M3]) as opened:
+        yield opened
+
+
+async def encode(harness: ServiceHarness, **body: Any) -> list[Any]:
+    response = await harness.post("/v1/encode", body)
+    assert response.status_code == 200, response.text
+    results: list[Any] = response.json()["results"]
+    return results
+
+
+def to_dense(sparse: dict[str, Any], size: int) -> Any:
+    dense = np.zeros(size)
+    dense[sparse["token_ids"]] = sparse["weights"]
+    return dense
+
+
+async def test_splade_equals_sentence_transformers(splade: ServiceHarness) -> None:
+    oracle = SparseEncoder(str(publish_retriever(SPLADE)))
+    expected = oracle.encode(TEXTS, convert_to_sparse_tensor=False).numpy()
+    results = await encode(splade, inputs=TEXTS, outputs=["sparse"])
+    for result, row in zip(results, expected, strict=True):
+        assert result["sparse"]["token_ids"] == np.flatnonzero(row).tolist()
+        np.testing.assert_allclose(to_dense(result["sparse"], len(row)), row, rtol=0, atol=1e-5)
+        assert result["sparse"]["tokens"] == oracle.tokenizer.convert_ids_to_tokens(result["sparse"]["token_ids"])
+
+
+async def test_three_outputs_of_bge_m3_from_one_pass(bge: ServiceHarness) -> None:
+    directory = publish_retriever(BGE_M3)
+    model = transformers.XLMRobertaModel.from_pretrained(directory).eval()  # type: ignore[no-untyped-call]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    layers = {name: torch.load(directory / f"{name}_linear.pt") for name in ("sparse", "colbert")}
+    results = await encode(bge, inputs=TEXTS, outputs=["pooled", "sparse", "multi_vector"])
+    assert bge.sample("attendant_batch_tokens_sum", lane="fast") == sum(result["token_count"] for result in results)
+    special = set(tokenizer.all_special_ids)
+    for text, result in zip(TEXTS, results, strict=True):
+        ids = tokenizer(text, return_tensors="pt")
+        with torch.inference_mode():
+            hidden = model(**ids).last_hidden_state[0]
+            weights = torch.relu(hidden @ layers["sparse"]["weight"].T + layers["sparse"]["bias"])[:, 0]
+            vectors = hidden[1:] @ layers["colbert"]["weight"].T + layers["colbert"]["bias"]
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        np.testing.assert_allclose(result["pooled"], hidden[0], rtol=0, atol=1e-4)
+        expected: dict[int, float] = {}
+        for number, weight in zip(ids["input_ids"][0].tolist(), weights.tolist(), strict=True):
+            if number not in special and weight > 0:
+                expected[number] = max(weight, expected.get(number, 0.0))
+        found = dict(zip(result["sparse"]["token_ids"], result["sparse"]["weights"], strict=True))
+        assert found == pytest.approx(expected, abs=1e-4)
+        np.testing.assert_allclose(result["multi_vector"], vectors, rtol=0, atol=1e-4)
+        assert [token["id"] for token in result["multi_vector_tokens"]] == ids["input_ids"][0].tolist()[1:]
+
+
+@pytest.mark.parametrize("output", ["sparse", "multi_vector"])
+async def test_heads_do_not_depend_on_the_batch(bge: ServiceHarness, output: str) -> None:
+    together = await encode(bge, inputs=TEXTS, outputs=[output])
+    for text, result in zip(TEXTS, together, strict=True):
+        (alone,) = await encode(bge, inputs=text, outputs=[output])
+        if output == "sparse":
+            assert alone["sparse"]["token_ids"] == result["sparse"]["token_ids"]
+            np.testing.assert_allclose(alone["sparse"]["weights"], result["sparse"]["weights"], rtol=0, atol=2e-5)
+        else:
+            np.testing.assert_allclose(alone[output], result[output], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "field"),
+    [
+        ({"outputs": ["multi_vector"]}, "UNSUPPORTED_BY_MODEL", "outputs"),
+        ({"outputs": ["sparse"], "layers": [0]}, "CONFLICTING_FIELDS", "layers"),
+        ({"outputs": ["sparse"], "dtype": "int8"}, "CONFLICTING_FIELDS", "dtype"),
+        ({"outputs": ["sparse"], "normalize": True}, "CONFLICTING_FIELDS", "normalize"),
+    ],
+)
+async def test_invalid_requests(splade: ServiceHarness, body: dict[str, Any], reason: str, field: str) -> None:
+    error = (await splade.post("/v1/encode", {"inputs": TEXTS, **body})).json()["error"]
+    assert (error["reason"], error["field"]) == (reason, field), error
+
+
+async def test_models_list_their_outputs(splade: ServiceHarness, bge: ServiceHarness) -> None:
+    common = ["pooled", "tokens", "words", "spans", "static"]
+    for harness, own in ((splade, ["sparse"]), (bge, ["sparse", "multi_vector"])):
+        assert (await harness.client.get("/v1/model")).json()["outputs"] == common + own
+
+
+async def test_sparse_vectors_over_the_limit_are_rejected_after_inference(loaded: dict[str, LoadedModel]) -> None:
+    async with open_harness(loaded[SPLADE], max_response_bytes=10_000) as small:
+        error = (await small.post("/v1/encode", {"inputs": TEXTS, "outputs": ["sparse"]})).json()["error"]
+        assert error["reason"] == "RESPONSE_TOO_LARGE"
+        assert error["actual"] > error["maximum"] == 10_000
