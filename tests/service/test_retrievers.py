@@ -124,3 +124,43 @@ async def test_sparse_vectors_over_the_limit_are_rejected_after_inference(loaded
         error = (await small.post("/v1/encode", {"inputs": TEXTS, "outputs": ["sparse"]})).json()["error"]
         assert error["reason"] == "RESPONSE_TOO_LARGE"
         assert error["actual"] > error["maximum"] == 10_000
+
+
+QUERY = "bank account money"
+
+
+def maxsim(query: Any, document: Any) -> float:
+    products = np.array(document["multi_vector"]) @ np.array(query["multi_vector"]).T
+    return float(products.max(axis=0).mean())
+
+
+def sparse_product(query: Any, document: Any) -> float:
+    own = dict(zip(query["sparse"]["token_ids"], query["sparse"]["weights"], strict=True))
+    entries = zip(document["sparse"]["token_ids"], document["sparse"]["weights"], strict=True)
+    return float(sum(own.get(number, 0.0) * weight for number, weight in entries))
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "score"), [(BGE_M3, "multi_vector", maxsim), (SPLADE, "sparse", sparse_product)]
+)
+async def test_rerank_uses_the_scores_of_the_heads(
+    loaded: dict[str, LoadedModel], kind: str, output: str, score: Any
+) -> None:
+    """Recomputes scores and effects from the outputs of encode. A word of these texts is one or more whole tokens."""
+    async with open_harness(loaded[kind]) as harness:
+        body = {"query": QUERY, "documents": TEXTS, "effect": "occlusion", "explain_top": 2}
+        results = (await harness.post("/v1/rerank", body)).json()["results"]
+        query, *documents = await encode(harness, inputs=[QUERY, *TEXTS], outputs=[output])
+        expected = np.array([score(query, document) for document in documents])
+        assert [result["index"] for result in results] == np.argsort(-expected, kind="stable").tolist()
+        for result in results:
+            assert result["relevance_score"] == pytest.approx(expected[result["index"]], rel=1e-5, abs=1e-5)
+        for result in results[:2]:
+            text, explanation = TEXTS[result["index"]], result["explanation"]
+            for side, whole in (("query", QUERY), ("document", text)):
+                for unit, effect in zip(explanation[f"{side}_units"], explanation[f"{side}_effects"], strict=True):
+                    shorter = whole[: unit["start"]] + whole[unit["end"] :]
+                    (other,) = await encode(harness, inputs=shorter, outputs=[output])
+                    own = documents[result["index"]]
+                    without = score(other, own) if side == "query" else score(query, other)
+                    assert effect == pytest.approx(expected[result["index"]] - without, rel=1e-4, abs=1e-4)

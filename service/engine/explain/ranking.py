@@ -1,16 +1,15 @@
 """Rankers: how models of different kinds score documents for a query, and what each unit contributes to a score."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Pooling, ScoreActivation
-from service.engine.explain.contributions import Embedder
+from model.manifest import ScoreActivation
 from service.engine.explain.labels import effects, label_tasks, occlusion_tasks, to_scores
 from service.engine.explain.similarity import ComparedText
+from service.engine.explain.text_similarity import TextSimilarity
 from service.engine.schema.encode import Array, EncodeTask, TextVectors
 from service.engine.schema.labels import RankExplanation
 
@@ -80,14 +79,13 @@ def _by_segment(text: ComparedText, changes: NDArray[np.float32]) -> RankExplana
     return RankExplanation(query, document, own, other)
 
 
-@dataclass
-class EmbeddingRanker:
-    """An embedding model: the first text is the query, and the score is the similarity of embeddings."""
+class SimilarityRanker:
+    """A model that represents texts one by one: the first text is the query, and the score is a similarity."""
 
-    texts: list[ComparedText]
-    embedder: Embedder
-    pooling: Pooling
-    _embeddings: Scores | None = None
+    def __init__(self, texts: list[ComparedText], similarity: TextSimilarity) -> None:
+        self.texts = texts
+        self._similarity = similarity
+        self._represented: list[Any] = []
 
     def occluded_sizes(self, document: int) -> list[int]:
         return [size for text in self.explained(document) for size in text.occluded_sizes]
@@ -96,47 +94,49 @@ class EmbeddingRanker:
         return [self.texts[0], self.texts[document + 1]]
 
     def tasks(self) -> list[EncodeTask]:
-        return [EncodeTask(text.tokens, self.pooling, hidden=False, pool_from=text.pool_from) for text in self.texts]
+        return [self._similarity.task(text.tokens, text.pool_from) for text in self.texts]
 
     def scores(self, vectors: Sequence[TextVectors]) -> tuple[Scores, Scores]:
-        pooled = np.concatenate([item.pooled for item in vectors])
-        self._embeddings = self.embedder.embed(pooled)
-        scores: Scores = self._embeddings[1:] @ self._embeddings[0]
+        self._represented = [self._similarity.represent(item) for item in vectors]
+        query, *documents = self._represented
+        scores = self._similarity.scores(query, documents)
         return scores, scores
 
     def occlusion_tasks(self, documents: Sequence[int]) -> list[EncodeTask]:
         """Return the tasks of the query, once, and of the documents."""
         return [
-            EncodeTask(sequence, self.pooling, hidden=False, pool_from=text.pool_from)
+            self._similarity.task(sequence, text.pool_from)
             for text in self._occluded_texts(documents)
             for sequence in text.occluded
             if len(sequence) > text.pool_from
         ]
 
     def explain(self, documents: Sequence[int], vectors: Sequence[TextVectors]) -> list[RankExplanation]:
-        assert self._embeddings is not None
-        results, without = iter(vectors), []
-        for text in self._occluded_texts(documents):
-            embeddings = np.zeros((len(text.units), self._embeddings.shape[1]))  # zeros if no token remains
-            for unit, sequence in enumerate(text.occluded):
-                if len(sequence) > text.pool_from:
-                    pooled = next(results).pooled
-                    assert pooled is not None
-                    embeddings[unit] = self.embedder.embed(pooled)[0]
-            without.append(embeddings)
-        query, explanations = self._embeddings[0], []
-        for document, embeddings in zip(documents, without[1:], strict=True):
-            own = self._embeddings[document + 1]
-            score = own @ query
-            explanations.append(
-                RankExplanation(
-                    self.texts[0].units,
-                    self.texts[document + 1].units,
-                    Array((score - without[0] @ own).astype(np.float32), "float32"),
-                    Array((score - embeddings @ query).astype(np.float32), "float32"),
-                )
-            )
+        results = iter(vectors)
+        without = [
+            [
+                self._similarity.represent(next(results)) if len(sequence) > text.pool_from else None
+                for sequence in text.occluded
+            ]
+            for text in self._occluded_texts(documents)
+        ]
+        query, explanations = self._represented[0], []
+        for document, shorter in zip(documents, without[1:], strict=True):
+            own = self._represented[document + 1]
+            (score,) = self._similarity.scores(query, [own])
+            of_query = [self._score(other, own) for other in without[0]]
+            of_document = [self._score(query, other) for other in shorter]
+            units = self.texts[0].units, self.texts[document + 1].units
+            explanations.append(RankExplanation(*units, _effects(score, of_query), _effects(score, of_document)))
         return explanations
+
+    def _score(self, query: Any, document: Any) -> float:
+        """Return the score of two representations; 0 for a text of which no token remains."""
+        return 0.0 if query is None or document is None else float(self._similarity.scores(query, [document])[0])
 
     def _occluded_texts(self, documents: Sequence[int]) -> list[ComparedText]:
         return [self.texts[0], *(self.texts[document + 1] for document in documents)]
+
+
+def _effects(score: float, without: Sequence[float]) -> Array:
+    return Array((score - np.array(without)).astype(np.float32), "float32")

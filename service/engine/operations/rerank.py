@@ -12,8 +12,9 @@ from service.engine.admission import estimate_tokens
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.labels import shortest
-from service.engine.explain.ranking import EmbeddingRanker, PairRanker, Ranker
+from service.engine.explain.ranking import PairRanker, Ranker, SimilarityRanker
 from service.engine.explain.similarity import ComparedText
+from service.engine.explain.text_similarity import EmbeddingSimilarity, MaxSim, SparseSimilarity, TextSimilarity
 from service.engine.observer import Observation
 from service.engine.operations.costs import DESCRIBED_CHARACTER, INPUT
 from service.engine.operations.inputs import (
@@ -155,11 +156,22 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
         query, *documents = engine.tokenizer.encode(sources, offsets=explained > 0)
         texts = [compare(query, "query")]
         texts += [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(documents)]
-        own = engine.manifest.embedding
-        embedder = Embedder(engine.dense_layers, None, own.similarity == "cosine" or own.normalize)
-        ranker = EmbeddingRanker(texts, embedder, own.pooling)
+        ranker = SimilarityRanker(texts, own_similarity(engine))
     check_size(engine, request, ranker)
     return ranker
+
+
+def own_similarity(engine: "Engine") -> TextSimilarity:
+    """Return the similarity by which a model ranks: of token vectors, else of sparse vectors, else of embeddings."""
+    manifest = engine.manifest
+    if manifest.multi_vector is not None:
+        return MaxSim()
+    if manifest.sparse is not None:
+        return SparseSimilarity()
+    own = manifest.embedding
+    return EmbeddingSimilarity(
+        Embedder(engine.dense_layers, None, own.similarity == "cosine" or own.normalize), own.pooling
+    )
 
 
 def check_size(engine: "Engine", request: RerankRequest, ranker: Ranker) -> None:

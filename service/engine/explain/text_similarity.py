@@ -1,0 +1,95 @@
+"""How a model represents a text, and how similar two representations are: embeddings, sparse vectors, token vectors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.manifest import Pooling
+from service.engine.explain.contributions import Embedder
+from service.engine.schema.encode import EncodeTask, ModelInput, SparseVector, TextVectors
+
+Scores = NDArray[np.float64]
+Floats = NDArray[Any]
+
+
+class TextSimilarity(Protocol):
+    """A similarity of texts that are encoded one by one."""
+
+    def task(self, tokens: ModelInput, pool_from: int, /) -> EncodeTask:
+        """Return the task that encodes a text; `pool_from` is as in `EncodeTask`."""
+
+    def represent(self, vectors: TextVectors, /) -> Any:
+        """Return the representation of a text from the result of its task."""
+
+    def scores(self, query: Any, documents: Sequence[Any], /) -> Scores:
+        """Return the similarity of a query and each of N documents, (N)."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSimilarity:
+    """The dot product of embeddings, which have length 1 if that is their cosine."""
+
+    embedder: Embedder
+    pooling: Pooling
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        return EncodeTask(tokens, self.pooling, hidden=False, pool_from=pool_from)
+
+    def represent(self, vectors: TextVectors) -> Floats:
+        assert vectors.pooled is not None
+        embedding: Floats = self.embedder.embed(vectors.pooled)[0]
+        return embedding
+
+    def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
+        scores: Scores = np.stack(documents) @ query
+        return scores
+
+
+class SparseSimilarity:
+    """The dot product of sparse vectors."""
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        del pool_from  # sparse heads read all tokens
+        return EncodeTask(tokens, None, hidden=False, heads=("sparse",))
+
+    def represent(self, vectors: TextVectors) -> SparseVector:
+        assert vectors.sparse is not None
+        return vectors.sparse
+
+    def scores(self, query: SparseVector, documents: Sequence[SparseVector]) -> Scores:
+        return np.array([sparse_products(query, document)[1].sum() for document in documents])
+
+
+def sparse_products(query: SparseVector, document: SparseVector) -> tuple[NDArray[np.int32], Scores]:
+    """Return the ids that two sparse vectors share, ascending, and the products of their weights."""
+    ids, own, other = np.intersect1d(query.token_ids, document.token_ids, assume_unique=True, return_indices=True)
+    return ids, query.weights[own].astype(np.float64) * document.weights[other]
+
+
+class MaxSim:
+    """Late interaction (Khattab and Zaharia 2020): for each query vector, the largest dot product; their mean.
+
+    The mean is BGE-M3's score. ColBERT's is the sum, which ranks the documents of a query in the same order.
+    """
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        del pool_from  # multi-vector heads read all tokens
+        return EncodeTask(tokens, None, hidden=False, heads=("multi_vector",))
+
+    def represent(self, vectors: TextVectors) -> Floats:
+        assert vectors.multi_vector is not None
+        return vectors.multi_vector
+
+    def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
+        """Multiply all documents at once; one without vectors has the score 0."""
+        sizes = np.array([len(document) for document in documents])
+        scores: Scores = np.zeros(len(documents))
+        if len(query) and sizes.any():
+            products = np.concatenate(documents) @ query.T
+            first = np.cumsum(sizes) - sizes
+            largest = np.maximum.reduceat(products, first[sizes > 0], axis=0)
+            scores[sizes > 0] = largest.mean(axis=1, dtype=np.float64)
+        return scores
