@@ -29,17 +29,12 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
     check_layer_types(types, layers)
     parameters, scaling = config.value("rope_parameters", {}), config.value("rope_scaling", {})
-    rotary = {
-        kind: rotary_from(
-            {
-                "rope_theta": config.number(key, base),
-                **(scaling if kind == "full_attention" else {}),
-                **(parameters.get(kind) or {}),
-            },
-            positions,
-        )
-        for kind, (key, base) in BASES.items()
-    }
+    rotary = {}
+    for kind, (key, base) in BASES.items():
+        # As in transformers, `rope_scaling` overrides `rope_parameters` of the global layers.
+        override = scaling if kind == "full_attention" else {}
+        values = {"rope_theta": config.number(key, base), **(parameters.get(kind) or {}), **override}
+        rotary[kind] = rotary_from(values, positions, "rope_scaling" if override else f"rope_parameters.{kind}")
     return EncoderConfig(
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,

@@ -42,7 +42,11 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     window = config.size("local_attention", 128) // 2
     parameters = config.value("rope_parameters", {})
     rotary = {
-        kind: rotary_from({"rope_theta": config.number(key, base), **(parameters.get(kind) or {})}, positions)
+        kind: rotary_from(
+            {"rope_theta": config.number(key, base), **(parameters.get(kind) or {})},
+            positions,
+            f"rope_parameters.{kind}",
+        )
         for kind, (key, base) in BASES.items()
     }
     check_layer_types(types, layers)

@@ -22,7 +22,9 @@ def read_rotary(config: ConfigReader, default_base: float, positions: int) -> Ro
     """
     base = config.number("rope_theta", default_base)
     scaling, parameters = config.value("rope_scaling", {}), config.value("rope_parameters", {})
-    return rotary_from({"rope_theta": base, **scaling, **parameters}, positions)
+    # transformers replaces all of `rope_parameters` with `rope_scaling`, including the base.
+    path = "rope_scaling" if scaling else "rope_parameters"
+    return rotary_from({"rope_theta": base} | (scaling or parameters), positions, path)
 
 
 def check_scaled_length(length: int) -> int:
@@ -38,13 +40,32 @@ def check_scaled_length(length: int) -> int:
     return length
 
 
-def rotary_from(parameters: Mapping[str, Any], positions: int) -> RotaryConfig:
-    """Return rotary position embeddings of the types "default", "linear" and "dynamic". Raises CheckpointError."""
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    unknown = sorted(parameters.keys() - KEYS)
-    if kind not in ("default", "linear", "dynamic") or unknown or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        found = f"rope_type {kind!r}" + (f" with {unknown[0]}" if unknown else "")
-        raise CheckpointError(f'config.json: unsupported {found}. Supported: "default", "linear" and "dynamic".')
+def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> RotaryConfig:
+    """Return rotary position embeddings of the types "default", "linear" and "dynamic".
+
+    Args:
+        parameters: The values of `path`, with the base as `rope_theta`.
+        positions: The length beyond which dynamic scaling applies.
+        path: The key of config.json that errors name.
+
+    Raises:
+        CheckpointError: unsupported type or key.
+    """
+    type_key = "type" if "type" in parameters and "rope_type" not in parameters else "rope_type"
+    kind = parameters.get(type_key, "default")
+    if kind not in ("default", "linear", "dynamic"):
+        raise CheckpointError(
+            f"config.json: {path}.{type_key}: unsupported ({kind!r}). "
+            'Use a model with "default", "linear" or "dynamic".'
+        )
+    if unknown := sorted(parameters.keys() - KEYS):
+        value = parameters[unknown[0]]
+        raise CheckpointError(f"config.json: {path}.{unknown[0]}: unsupported ({value!r}). Use a model without it.")
+    partial = parameters.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise CheckpointError(
+            f"config.json: {path}.partial_rotary_factor: unsupported ({partial!r}). Use a model with 1.0."
+        )
     base, factor = float(parameters["rope_theta"]), float(parameters.get("factor", 1.0))
     if kind == "dynamic":
         length = int(parameters.get("original_max_position_embeddings", positions))

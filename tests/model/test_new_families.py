@@ -101,14 +101,38 @@ def test_graph_has_the_four_inputs(graphs: Publish, kind: str) -> None:
     [
         ("modernbert", {"attn_logit_softcapping": 30.0}, "unknown key attn_logit_softcapping"),
         ("modernbert", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types is not a list of 4"),
-        ("nomic_bert", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "unsupported rope_type 'yarn'"),
+        (
+            "nomic_bert",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            r"^config\.json: rope_parameters\.rope_type: unsupported \('yarn'\)\. Use a model with ",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"type": "yarn"}}},
+            r"^config\.json: rope_parameters\.full_attention\.type: unsupported \('yarn'\)\. Use a model with ",
+        ),
+        (
+            "gemma3_text",
+            {"rope_scaling": {"rope_type": "llama3"}},
+            r"^config\.json: rope_scaling\.rope_type: unsupported \('llama3'\)\. Use a model with ",
+        ),
+        (
+            "qwen3",
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            r"^config\.json: rope_parameters\.partial_rotary_factor: unsupported \(0\.5\)\. Use a model with 1\.0\.",
+        ),
         ("nomic_bert, published", {"num_experts": 8}, "num_experts: expert layers are not supported"),
         ("nomic_bert, published", {"rotary_emb_fraction": 0.5}, "unsupported rotary_emb_fraction 0.5"),
         ("new", {"logn_attention_scale": True}, "unsupported logn_attention_scale True"),
         ("new", {"position_embedding_type": "absolute"}, "unsupported position_embedding_type 'absolute'"),
         ("mpnet", {"relative_attention_num_buckets": 16}, "unsupported relative_attention_num_buckets 16"),
         ("qwen3", {"use_bidirectional_attention": True}, "unknown key use_bidirectional_attention"),
-        ("qwen3", {"rope_scaling": {"rope_type": "linear", "beta": 2}}, "unsupported rope_type 'default' with beta"),
+        (
+            "qwen3",
+            {"rope_scaling": {"rope_type": "linear", "beta": 2}},
+            r"^config\.json: rope_scaling\.beta: unsupported \(2\)\. Use a model without it\.",
+        ),
+        ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "unknown key rope_scaling"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "unknown key attn_logit_softcapping"),
         ("eurobert", {"is_causal": True}, "unsupported is_causal True"),
         ("jina_embeddings_v3", {"position_embedding_type": "alibi"}, "unsupported position_embedding_type 'alibi'"),
@@ -122,6 +146,25 @@ def test_unsupported_config_is_rejected(
     (directory / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
+
+
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("others", [{}, {"rope_theta": 31.0}])
+def test_rope_scaling_takes_precedence_over_rope_parameters_like_in_transformers(
+    publish: Publish, tmp_path: Path, kind: str, others: dict[str, Any]
+) -> None:
+    directory = shutil.copytree(publish(kind), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    assert config["rope_parameters"]
+    inputs = random_ids(load_checkpoint(directory).encoder, 17)
+    plain = run_encoder(load_checkpoint(directory).encoder, *inputs).hidden_states[-1]
+    changes = {"rope_scaling": {"rope_type": "linear", "factor": 3.0}} | others
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    encoder = load_checkpoint(directory).encoder
+    hidden = run_encoder(encoder, *inputs).hidden_states[-1]
+    expected = run_transformers(encoder, directory, *inputs).hidden_states[-1]
+    assert float((hidden - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+    assert float((hidden - plain).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("kind", FAMILY_CASES)
