@@ -1,6 +1,7 @@
 """Checks before an export, which takes minutes: the output directory and the tokenizer."""
 
 import json
+import string
 from pathlib import Path
 
 from model.artifact import MANIFEST, ArtifactError
@@ -66,8 +67,18 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     try:
         tokenizer = Tokenizer(checkpoint.tokenizer)
         vocab_size, special_tokens = tokenizer.text_vocab_size, len(tokenizer.encode([TokenizerInput("")])[0])
+        letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
         raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+    # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
+    # [UNK]. Each condition alone is legitimate: a model of another script may not distinguish Latin letters, and an
+    # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
+    indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
+    if indistinct and 2 * vocab_size < checkpoint.encoder.config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens, vocab_size in config.json is "
+            f"{checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
+        )
     if vocab_size > checkpoint.encoder.config.vocab_size:
         raise CheckpointError(
             f"tokenizer.json: more tokens than the embedding table ({vocab_size}, "

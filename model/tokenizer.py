@@ -206,7 +206,7 @@ class Tokenizer:
         """
         added = self._tokenizer.get_added_tokens_decoder()
         unused = {number for number, token in added.items() if token.special} - {*self._prefix, *self._suffix}
-        return max(number for number in self._tokenizer.get_vocab().values() if number not in unused) + 1
+        return max((number for number in self._tokenizer.get_vocab().values() if number not in unused), default=-1) + 1
 
     def _split_spelled_special_tokens(self) -> None:
         """Split the spelling of special tokens that are also pieces of the vocabulary, such as `</s>` in a unigram."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from model.artifact import TOKENIZER
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json, reject_pointer
 
 WORDPIECE_TYPES = ("bert", "distilbert", "electra")
@@ -13,6 +14,13 @@ WORDPIECE_TYPES = ("bert", "distilbert", "electra")
 TOKENIZER_CLASSES = tuple(
     f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra") for suffix in ("", "Fast")
 )
+CONVERSION = (
+    "import sys, transformers; transformers.AutoTokenizer.from_pretrained(sys.argv[1])"
+    f".backend_tokenizer.save(sys.argv[1] + '/{TOKENIZER}')"
+)
+"""A program for `python -c "..." DIRECTORY`: no character of it is special within the double quotes of a shell."""
+VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
+"""Patterns of the files that hold a vocabulary. Without one, transformers makes a tokenizer of special tokens only."""
 SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
                   ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
 
@@ -23,29 +31,34 @@ def read_tokenizer(directory: Path) -> bytes:
     Raises:
         CheckpointError: there is neither, or a setting that cannot be converted.
     """
-    path = directory / "tokenizer.json"
+    path = directory / TOKENIZER
     if path.is_file():
         reject_pointer(path)
         return path.read_bytes()
+    if not any(all(any(directory.glob(name)) for name in names) for names in VOCABULARIES):
+        raise CheckpointError(
+            f"{path}: missing, and there is no vocabulary. Download {TOKENIZER} from the model's page, or its "
+            "vocabulary: vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, or tokenizer.model."
+        )
     problem = _find_obstacle(directory)
     if problem is not None:
-        script = f"from transformers import AutoTokenizer as T; T.from_pretrained({str(directory)!r})"
-        script += f".backend_tokenizer.save({str(path)!r})"
         raise CheckpointError(
-            f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece && "
-            f"python -c {shlex.quote(script)}"
+            f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
+            f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
     return _convert_wordpiece(directory).to_str().encode()
 
 
 def _find_obstacle(directory: Path) -> str | None:
-    """Return why the tokenizer cannot be converted here; None if it can."""
+    """Return why the tokenizer cannot be converted here; None if it can. Raises CheckpointError without vocab.txt."""
     config, model_config = _read_config(directory), read_json(directory / "config.json")
     kind = config.get("tokenizer_class") or model_config.get("tokenizer_class")
     if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
         return f"only tokenizers of BERT are converted here (not {kind or model_config.get('model_type')})"
     if not (directory / "vocab.txt").is_file():
-        return "so is vocab.txt"
+        raise CheckpointError(
+            f"{directory / TOKENIZER}: missing, and so is vocab.txt. Download either from the model's page."
+        )
     if config.get("do_basic_tokenize") is False or config.get("never_split"):
         return "tokenizer_config.json has do_basic_tokenize or never_split"
     expected = set(_special_tokens(config).values())

@@ -211,6 +211,33 @@ def test_export_rejects_a_tokenizer_with_one_token_too_many(source: Path, capsys
     )
 
 
+@pytest.mark.parametrize("special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["[UNK]"]])
+def test_export_rejects_a_tokenizer_without_vocabulary(
+    source: Path, special: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers 5 writes one if the files of the vocabulary are missing."""
+    ids = {token: number for number, token in enumerate(special)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(source / "tokenizer.json"))
+    assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
+    size = load_checkpoint(source).encoder.config.vocab_size
+    assert error_line(capsys) == (
+        f"attendant-model: tokenizer.json: no vocabulary ({len(special)} tokens, vocab_size in config.json is {size}). "
+        "Use the tokenizer of the model."
+    )
+
+
+def test_tokenizer_without_latin_letters_is_accepted(source: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(0x1200 + index) for index in range(size // 2))]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer.model = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]")
+    tokenizer.save(str(source / "tokenizer.json"))
+    check_tokenizer(load_checkpoint(source))
+
+
 def test_special_token_of_another_task_may_be_beyond_the_embedding_table(source: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.add_special_tokens(["<image>"])

@@ -136,9 +136,36 @@ def test_other_tokenizers_are_refused(vocabulary: Path, settings: dict[str, Any]
         read_tokenizer(vocabulary)
 
 
-def test_missing_vocabulary_is_named(vocabulary: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "others"),
+    [
+        ("bert", ()),
+        ("roberta", ()),
+        ("roberta", ("vocab.json",)),
+        ("xlm-roberta", ("merges.txt",)),
+        ("gemma3_text", ()),
+    ],
+)
+def test_missing_vocabulary_is_named_without_a_command(
+    vocabulary: Path, model_type: str, others: tuple[str, ...]
+) -> None:
+    """transformers 5 would write a tokenizer of 5 special tokens, which turns every word into [UNK]."""
     (vocabulary / "vocab.txt").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing, and so is vocab\.txt"):
+    config = json.loads((vocabulary / "config.json").read_text())
+    (vocabulary / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    for name in others:
+        (vocabulary / name).write_text("{}")
+    with pytest.raises(CheckpointError) as raised:
+        read_tokenizer(vocabulary)
+    assert str(raised.value) == (
+        f"{vocabulary}/tokenizer.json: missing, and there is no vocabulary. Download tokenizer.json from the model's "
+        "page, or its vocabulary: vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, or tokenizer.model."
+    )
+
+
+def test_bert_vocabulary_in_another_format_is_rejected(vocabulary: Path) -> None:
+    (vocabulary / "vocab.txt").rename(vocabulary / "spiece.model")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing, and so is vocab\.txt\. Download either"):
         read_tokenizer(vocabulary)
 
 
@@ -161,7 +188,8 @@ def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path
         read_tokenizer(directory)
     install, _, command = str(raised.value).partition(" Run: ")[2].partition(" && ")
     assert re.fullmatch(r"pip install [a-z ]+", install)
-    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True)
+    python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}'
+    subprocess.run(["bash", "-c", f"{python}; {command}"], check=True, capture_output=True)
     converted = tokenizers.Tokenizer.from_str(read_tokenizer(directory).decode())
     oracle = tokenizers.Tokenizer.from_file(str(published / "tokenizer.json"))
     assert [converted.encode(text).ids for text in SENTENCES] == [oracle.encode(text).ids for text in SENTENCES]
