@@ -25,7 +25,7 @@ STATUSES = {
     EX_NEGATIVE: "the command finished with a negative result: rejected rows or a missed threshold",
     EX_USAGE: "wrong usage",
     EX_DATAERR: "unusable input: a text, a data file, or model files",
-    EX_UNAVAILABLE: "a server or the engine failed",
+    EX_UNAVAILABLE: "a server, a download or the engine failed",
     EX_SOFTWARE: "internal error",
     EX_CANTCREAT: "output cannot be written",
     EX_CONFIG: "invalid setting, configuration or artifact, or a missing package",

@@ -13,7 +13,7 @@ from typing import Any
 
 from model.free_space import check_free_space
 from model.license import NOTICES
-from model.source_name import HubId, SourceError
+from model.source_name import HubId, HubUnavailableError, SourceError
 from model.weight_files import select_pickled
 
 HUB_FILES = ("*.json", "*.safetensors", "sparse_linear.pt", "colbert_linear.pt", "README.md", *NOTICES)
@@ -21,6 +21,7 @@ HUB_FILES = ("*.json", "*.safetensors", "sparse_linear.pt", "colbert_linear.pt",
 TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
 """Files to download if there is no tokenizer.json."""
 PROGRESS_PERIOD_S = 5.0
+LOCAL_FILES = "use a directory with config.json, tokenizer.json and model.safetensors"
 RETRY = "run the command again: it keeps the complete files"
 SIZE_MISMATCH = re.compile(r"should be of size (\d+) but has size (\d+) \((.*)\)")
 
@@ -152,24 +153,35 @@ def _hub_errors(hub_id: HubId) -> Iterator[None]:
         problem = _describe_error(hub_id, error)
         if problem is None:
             raise
-        raise SourceError(f"{hub_id}: {problem}") from None
+        kind = HubUnavailableError if _is_outage(error) else SourceError
+        raise kind(f"{hub_id}: {problem}") from None
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether the network or the hub failed. Rejected requests and offline mode are not failures."""
+    from huggingface_hub import constants, errors
+
+    response = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    if isinstance(response, errors.HfHubHTTPError):
+        return response.response.status_code == 429 or response.response.status_code >= 500
+    return not constants.HF_HUB_OFFLINE
 
 
 def _describe_error(hub_id: HubId, error: Exception) -> str | None:
     """Return the problem and the remedy for an error of a download; None for one of the local disk."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             return _describe_rejection(hub_id, error.__cause__)
+        reason, remedy = f"the hub is unreachable{_describe_endpoint()}", "Check HF_ENDPOINT and the proxy settings"
+        if constants.HF_HUB_OFFLINE:
+            reason, remedy = "HF_HUB_OFFLINE is set", "Unset it"
         if isinstance(error, errors.IncompleteSnapshotError):
-            return (
-                f"some files are missing in the hub cache, and the hub is unreachable{_describe_endpoint()}. Go online "
-                f"and {RETRY}."
-            )
+            return f"some files are missing in the hub cache, and {reason}. {remedy}, then {RETRY}."
         return (
-            f"not a local directory, not in the hub cache, and the hub is unreachable{_describe_endpoint()}. "
-            "Go online, or use a directory with config.json, tokenizer.json and model.safetensors."
+            f"not a local directory, not in the hub cache, and {reason}. {remedy}, or {LOCAL_FILES}."
+            f"{_suggest_organization(hub_id)}"
         )
     if isinstance(error, errors.HfHubHTTPError):
         return _describe_rejection(hub_id, error)
@@ -194,6 +206,11 @@ def _describe_failure(error: Exception) -> str:
     return f"download interrupted ({kind}). {RETRY.capitalize()}."
 
 
+def _suggest_organization(hub_id: HubId) -> str:
+    """Return a sentence about names without an organization, which only a few old models have."""
+    return "" if "/" in hub_id.model_id else ' Most model IDs are ORG/NAME, such as "BAAI/bge-small-en-v1.5".'
+
+
 def _describe_endpoint() -> str:
     from huggingface_hub import constants
 
@@ -212,7 +229,7 @@ def _describe_rejection(hub_id: HubId, error: Any) -> str:
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
             f"neither a local directory nor a public model on the hub ({status}). Check the name at {page}; for a "
-            "private model, set HF_TOKEN."
+            f"private model, set HF_TOKEN.{_suggest_organization(hub_id)}"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"no such revision ({status}). Choose a branch, tag or commit at {page}/commits/main."

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.console import EX_CANTCREAT, EX_DATAERR
+from model.console import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE
 
 _MODEL_ID = re.compile(r"([A-Za-z0-9_.-]+/)?[A-Za-z0-9_.-]{1,96}")
 _REVISION = re.compile(r"\w[\w./+-]*")
@@ -15,6 +15,12 @@ class SourceError(Exception):
     """An unavailable model source. The message names the cause and a remedy."""
 
     status = EX_DATAERR
+
+
+class HubUnavailableError(SourceError):
+    """A failure of the network or of the hub, after which a retry may succeed."""
+
+    status = EX_UNAVAILABLE
 
 
 class SpaceError(SourceError):

@@ -17,9 +17,9 @@ import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LFS_SUFFIXES = (".safetensors", ".bin")
-FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
-INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<kind>revision|tree)/(?P<revision>[^/?]+)")
-INFO_DEFAULT = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)")
+FILE = re.compile(r"/(?P<id>(?:[^/]+/)?[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+INFO = re.compile(r"/api/models/(?P<id>(?:[^/]+/)?[^/]+)/(?P<kind>revision|tree)/(?P<revision>[^/?]+)")
+INFO_DEFAULT = re.compile(r"/api/models/(?P<id>(?:[^/]+/)?[^/]+)")
 XET_TOKEN = "/xet-token"
 UNREACHABLE = "http://127.0.0.1:9"
 LFS_FILE = re.compile(r"/lfs/(?P<digest>[0-9a-f]{64})")

@@ -19,7 +19,7 @@ from model import hub as hub_module
 from model.__main__ import main
 from model.artifact import Artifact
 from model.model_source import SourceError, locate
-from model.source_name import SpaceError
+from model.source_name import HubUnavailableError, SpaceError
 from tests.model.hub_server import COMMIT, HubServer, Repository, hub_in_process
 
 OTHER_COMMIT = "f" * 40
@@ -105,8 +105,15 @@ def test_missing_model_is_named_with_its_page(hub: HubServer) -> None:
     with pytest.raises(SourceError, match=re.escape(
         "owner/other: neither a local directory nor a public model on the hub (401). Check the name at "
         f"{hub.url}/owner/other; for a private model, set HF_TOKEN."
-    )):  # fmt: skip
+    )) as raised:  # fmt: skip
         locate("owner/other")
+    assert raised.value.status == 65
+
+
+def test_missing_model_without_organization_has_a_hint(hub: HubServer) -> None:
+    with pytest.raises(SourceError, match=r"set HF_TOKEN\. Most model IDs are ORG/NAME, such as "):
+        locate("bge-small")
+    assert hub.requests
 
 
 def test_token_gives_access_to_private_and_gated_models(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +162,7 @@ def test_missing_revision_is_named(hub: HubServer) -> None:
 def test_failure_of_hub_is_described(hub: HubServer, status: int, message: str) -> None:
     """A captive portal responds with 200 and a page."""
     hub.failure = status
-    with pytest.raises(SourceError, match=f"^{MODEL}: {message}"):
+    with pytest.raises(HubUnavailableError, match=f"^{MODEL}: {message}"):
         locate(MODEL)
 
 
@@ -173,7 +180,7 @@ def test_interrupted_download_resumes_where_it_stopped(
 def test_next_run_keeps_complete_files_after_interruption(hub: HubServer) -> None:
     hub.repositories[MODEL] = replace(hub.repositories[MODEL], interrupt_after=0, interruptions=100)
     with pytest.raises(
-        SourceError, match=r"download interrupted \(RemoteProtocolError\)\. Run the command again: it keeps"
+        HubUnavailableError, match=r"download interrupted \(RemoteProtocolError\)\. Run the command again: it keeps"
     ):
         locate(MODEL)
     hub.repositories[MODEL].interruptions = 0
@@ -221,7 +228,7 @@ def test_incomplete_download_is_an_error_offline(hub: HubServer, monkeypatch: py
     with pytest.raises(SourceError, match="interrupted"):
         locate(MODEL)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SourceError, match="some files are missing in the hub cache, and the hub is unreachable"):
+    with pytest.raises(SourceError, match="some files are missing in the hub cache, and HF_HUB_OFFLINE is set"):
         locate(MODEL)
 
 
@@ -282,6 +289,6 @@ def test_export_of_revision_records_its_commit(
 
 def test_errors_of_the_hub_are_one_line(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.failure = 500
-    assert main(["export", MODEL, "-o", str(tmp_path / "out")]) == 65
+    assert main(["export", MODEL, "-o", str(tmp_path / "out")]) == 69
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
     assert lines == [f"attendant-model: {MODEL}: the hub failed at {hub.url} (500). Retry later."]

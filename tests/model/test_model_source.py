@@ -92,12 +92,18 @@ def test_missing_directory_is_not_looked_up_in_the_hub(name: str) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["owner/some-model", "some-model"])
-def test_hub_id_is_rejected_when_offline_and_not_cached(name: str) -> None:
-    with pytest.raises(
-        SourceError, match=f"^{name}: not a local directory, not in the hub cache, and the hub is unreachable"
-    ):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("owner/some-model", ""), ("some-model", ' Most model IDs are ORG/NAME, such as "BAAI/bge-small-en-v1.5".')],
+)
+def test_hub_id_is_rejected_when_offline_and_not_cached(name: str, hint: str) -> None:
+    with pytest.raises(SourceError) as raised:
         locate(name)
+    assert (str(raised.value), raised.value.status) == (
+        f"{name}: not a local directory, not in the hub cache, and HF_HUB_OFFLINE is set. Unset it, or use a directory "
+        f"with config.json, tokenizer.json and model.safetensors.{hint}",
+        65,
+    )
 
 
 def test_hub_id_is_rejected_when_hub_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,8 +111,14 @@ def test_hub_id_is_rejected_when_hub_is_unreachable(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(SourceError, match="the hub is unreachable"):
+    with pytest.raises(SourceError) as raised:
         locate("owner/model")
+    assert (str(raised.value), raised.value.status) == (
+        "owner/model: not a local directory, not in the hub cache, and the hub is unreachable at http://127.0.0.1:9. "
+        "Check HF_ENDPOINT and the proxy settings, or use a directory with config.json, tokenizer.json and "
+        "model.safetensors.",
+        69,
+    )
 
 
 @pytest.mark.usefixtures("offline")
