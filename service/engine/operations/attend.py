@@ -51,10 +51,10 @@ def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec
     if request.kind not in kinds:
         known = ", ".join(named("kind", kind) for kind in kinds)
         raise UnsupportedByModel(
-            f"{named('kind', request.kind)} is not supported for this model",
+            f"not supported for this model{_explain_absence(request.kind, manifest)}",
             f"Use {known}." if known else "Use another model.",
-            field="kind",
-        )
+            field="kind", actual=request.kind,
+        )  # fmt: skip
     last = manifest.architecture.num_hidden_layers
     if request.layers is not None:
         check_layers(request.layers, manifest, first=1)
@@ -69,6 +69,14 @@ def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec
     _check_sparsity(request)
     _check_precision(request, spec)
     return spec
+
+
+def _explain_absence(kind: str, manifest: Manifest) -> str:
+    """Return why a model lacks a kind of map: only causality and windows leave pairs of tokens without scores."""
+    if kind != "scores":
+        return ""
+    causal = manifest.architecture.attention == "causal"
+    return f", because its attention {'is causal' if causal else 'has windows'}"
 
 
 def _check_heads(heads: Sequence[int], last: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model.manifest import Manifest
+from model.manifest import Attention, Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.operations.attend import check_attend
 from service.engine.operations.compare import check_compare
@@ -96,11 +96,25 @@ def test_kinds_that_the_model_lacks_are_unsupported(manifest: Manifest, limits: 
     assert check_attend(AttendRequest((TEXT,)), plain).kind == "probs"
     with pytest.raises(UnsupportedByModel) as raised:
         check_attend(AttendRequest((TEXT,), kind="norm"), plain)
-    assert raised.value.message == 'kind: "norm" is not supported for this model. Use "probs", "scores".'
+    assert raised.value.message == 'kind: not supported for this model ("norm"). Use "probs", "scores".'
+    assert raised.value.actual == "norm"
     occurrences = (Occurrence("a", word_index=0), Occurrence("b", word_index=0))
     assert check_compare(CompareRequest(occurrences, top_contributors=0), limits, plain) == tuple(range(7))
     with pytest.raises(UnsupportedByModel, match=r"^top_contributors: .* Set it to 0\.$"):
         check_compare(CompareRequest(occurrences), limits, plain)
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"), [("causal", "its attention is causal"), ("bidirectional", "its attention has windows")]
+)
+def test_unsupported_scores_name_the_reason(manifest: Manifest, attention: Attention, reason: str) -> None:
+    plain = with_kinds(manifest, "probs", "norm")
+    architecture = plain.architecture.model_copy(update={"attention": attention})
+    with pytest.raises(UnsupportedByModel) as raised:
+        check_attend(AttendRequest((TEXT,), kind="scores"), plain.model_copy(update={"architecture": architecture}))
+    assert raised.value.message == (
+        f'kind: not supported for this model, because {reason} ("scores"). Use "probs", "norm".'
+    )
 
 
 WORD = Occurrence("a", word_index=0)
