@@ -1,5 +1,6 @@
 """Lines that `attendant-model` prints about an artifact: its embedding settings, training and evaluations."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,17 +65,24 @@ class EmbeddingSettings:
             origin = self.origins.get(name)
             yield f"{labels.get(name, name)}: {value}" + (f" ({origin})" if origin else "")
 
-    def warning(self) -> str | None:
-        """Return a warning about settings that no file of the model contains; None without one."""
+    def warning(self, source: str, revision: str | None = None) -> str | None:
+        """Return a warning about settings that no file of the model contains; None without one.
+
+        Args:
+            source: The source of the export, for the command that sets them.
+            revision: The option `--revision`.
+        """
         values = {"pooling": f"{self.pooling} pooling", "normalize": "no normalization"}
         assumed = [name for name in values if self.origins.get(name) == ASSUMED]
         if not assumed:
             return None
-        options = {"pooling": "--pooling", "normalize": "--normalize or --no-normalize"}
+        options = {"pooling": f"--pooling {self.pooling}", "normalize": "--no-normalize"}
+        command = ["attendant-model export", shlex.quote(source), *([f"--revision {revision}"] if revision else [])]
+        command += ["-o DIR", *(options[name] for name in assumed)]
         return (
-            f"warning: assumed {' and '.join(values[name] for name in assumed)} (no modules.json). The embeddings are "
-            "wrong if the model was trained with other settings. See its model card and set "
-            f"{' and '.join(options[name] for name in assumed)}."
+            f"warning: assumed {' and '.join(values[name] for name in assumed)}, which no file of the model sets. The "
+            "embeddings are wrong if the model was trained with other settings. If its model card names others, "
+            f"change the options of this command, run it, and serve DIR: {' '.join(command)}"
         )
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from model.model_source import ModelSource, locate
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import measure_parity
 from model.prompts import resolve_roles
-from model.sentence_transformers_config import FROM_FILES, SettingOptions
+from model.sentence_transformers_config import FROM_FILES, SettingOptions, assume_pooling
 
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
 OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
@@ -100,8 +100,10 @@ def export(  # noqa: PLR0913  # the options of the command
     check_space(out, located)
     progress(f"reading {located.source}")
     checkpoint = load_checkpoint(located.directory, settings)
+    embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
+    checkpoint = replace(checkpoint, embedding_config=embedding)
     check_tokenizer(checkpoint)
-    _report_settings(checkpoint, progress)
+    _report_settings(checkpoint, source, revision, progress)
     if restricts_commercial_use(located.license):
         progress(
             f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
@@ -119,7 +121,7 @@ def export(  # noqa: PLR0913  # the options of the command
     return manifest
 
 
-def _report_settings(checkpoint: Checkpoint, progress: Progress) -> None:
+def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, progress: Progress) -> None:
     embedding = checkpoint.embedding_config
     settings = EmbeddingSettings(
         embedding.pooling,
@@ -137,7 +139,7 @@ def _report_settings(checkpoint: Checkpoint, progress: Progress) -> None:
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
     if (classifier := checkpoint.classifier) is not None:
         progress(describe_classifier(classifier.labels, classifier.pooling, classifier.activation))
-    elif warning := settings.warning():  # the embeddings of a classifier have no training of their own
+    elif warning := settings.warning(source, revision):  # the embeddings of a classifier have no training of their own
         progress(warning)
 
 
@@ -224,7 +226,10 @@ def _write_variant(
 
 
 def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
-    progress(f"largest difference {parity.max_abs_difference:.2e}, limit {parity.tolerance:.0e}")
+    progress(
+        f"largest difference between {graph} and torch in any output value: {parity.max_abs_difference:.2e}, "
+        f"limit {parity.tolerance:.0e}"
+    )
     if not parity.max_abs_difference <= parity.tolerance:
         if graph == INT8_GRAPH:
             raise ParityError(

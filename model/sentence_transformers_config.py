@@ -102,6 +102,16 @@ def read_embedding_config(directory: Path, hidden_size: int, options: SettingOpt
     return replace(embedding, **changes, origins=origins)
 
 
+def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConfig:
+    """Return `embedding` with last pooling if attention is causal and neither a file nor an option sets the pooling.
+
+    Only the last token of a causal model attends to the whole text.
+    """
+    if causal and embedding.origins["pooling"] == ASSUMED:
+        return replace(embedding, pooling="last")
+    return embedding
+
+
 def _read_module_settings(directory: Path, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
     """Return `embedding` with pooling, dense layers and normalization of modules.json."""
     if read_optional_json(directory / "sentence_bert_config.json").get("do_lower_case"):

@@ -1,9 +1,12 @@
 """Embedding settings as `export` and `verify` print them."""
 
+import shlex
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from model.__main__ import _parser
 from model.description import EmbeddingSettings
 from model.manifest import ASSUMED
 
@@ -31,17 +34,24 @@ def test_settings_show_prompts_and_dense_layers() -> None:
 @pytest.mark.parametrize(
     ("assumed", "expected"),
     [
-        (("pooling", "normalize"), "assumed mean pooling and no normalization (no modules.json)"),
-        (("pooling",), "assumed mean pooling (no modules.json)"),
-        (("normalize",), "assumed no normalization (no modules.json)"),
+        (("pooling", "normalize"), "assumed mean pooling and no normalization, which no file of the model sets."),
+        (("pooling",), "assumed mean pooling, which no file of the model sets."),
+        (("normalize",), "assumed no normalization, which no file of the model sets."),
     ],
 )
-def test_warning_names_assumed_settings_and_options(assumed: tuple[str, ...], expected: str) -> None:
-    warning = replace(SETTINGS, origins=dict.fromkeys(assumed, ASSUMED)).warning()
+def test_warning_names_assumed_settings_and_the_command_that_sets_them(
+    assumed: tuple[Literal["pooling", "normalize"], ...], expected: str
+) -> None:
+    """`attendant serve`, which also prints the warning, has no such options."""
+    warning = replace(SETTINGS, origins=dict.fromkeys(assumed, ASSUMED)).warning("my models/a", "v1")
     assert warning is not None
     assert expected in warning
-    assert ("--pooling" in warning, "--normalize" in warning) == ("pooling" in assumed, "normalize" in assumed)
+    words = shlex.split(warning.rpartition(": ")[2])
+    options = _parser().parse_args(words[1:])
+    assert (words[0], options.source, options.revision) == ("attendant-model", "my models/a", "v1")
+    assert options.pooling == ("mean" if "pooling" in assumed else None)
+    assert options.normalize is (False if "normalize" in assumed else None)
 
 
 def test_no_warning_without_assumptions() -> None:
-    assert SETTINGS.warning() is None
+    assert SETTINGS.warning("default") is None

@@ -20,7 +20,7 @@ from model.export_checks import check_tokenizer
 from model.tokenizer import Tokenizer
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE
+from tests.model.conftest import HIDDEN_SIZE, Publish
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model_records import add_records
 from tests.service.conftest import open_harness
@@ -209,6 +209,19 @@ def test_export_rejects_a_tokenizer_with_one_token_too_many(source: Path, capsys
         f"attendant-model: tokenizer.json: more tokens than the embedding table ({size + 1}, limit {size}). "
         "Use the tokenizer of the model."
     )
+
+
+def test_export_assumes_last_pooling_of_causal_models(
+    publish: Publish, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = publish("causal-bert")
+    assert main(["export", str(source), "-o", str(tmp_path / "out"), "--no-explain"]) == 0
+    err = capsys.readouterr().err
+    assert "warning: assumed last pooling and no normalization, which no file of the model sets." in err
+    assert f": attendant-model export {source} -o DIR --pooling last --no-normalize\n" in err
+    assert "largest difference between fast.onnx and torch in any output value: " in err
+    manifest = Artifact.open(tmp_path / "out").manifest
+    assert (manifest.embedding.pooling, manifest.origins["pooling"]) == ("last", "assumed")
 
 
 @pytest.mark.parametrize("special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["[UNK]"]])

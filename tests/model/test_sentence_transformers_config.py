@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
-from model.sentence_transformers_config import SettingOptions
+from model.sentence_transformers_config import SettingOptions, assume_pooling
 
 
 def write_modules(directory: Path, *names: str) -> None:
@@ -73,6 +73,25 @@ def test_unsupported_pooling_is_rejected(source: Path, config: dict[str, Any]) -
         CheckpointError, match=r"Pooling/config\.json: unsupported pooling .*Supported: mean, cls, max, last"
     ):
         load_checkpoint(source)
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "expected"),
+    [
+        ((), SettingOptions(), "last"),
+        ((), SettingOptions(pooling="max"), "max"),
+        (("Pooling",), SettingOptions(), "mean"),
+        (("Pooling",), SettingOptions(normalize=True), "mean"),
+    ],
+)
+def test_causal_models_have_last_pooling_unless_it_is_set(
+    source: Path, files: tuple[str, ...], options: SettingOptions, expected: str
+) -> None:
+    if files:
+        write_modules(source, *files)
+    embedding = load_checkpoint(source, options).embedding_config
+    assert assume_pooling(embedding, causal=True).pooling == expected
+    assert assume_pooling(embedding, causal=False) == embedding
 
 
 @pytest.mark.parametrize(("function", "expected"), [("Tanh", "tanh"), ("linear.Identity", "identity")])
