@@ -229,10 +229,15 @@ Each model is served with one command, for example:
 ```
 
 The encoder is rebuilt from config.json and the weights. Code in a repository is never executed, and unknown tensors and
-unknown keys of config.json that may change the result are errors. The last column says what the tests of this project
-have run: the published weights, or random weights of the architecture, which agree with transformers: hidden states to
-1e-5 of their largest value, attention probabilities to 1e-5. For the other models, compare a few embeddings with their
-model card before you rely on them: only the weights of the default model are available where the tests run.
+unknown keys of config.json that may change the result are errors.
+
+The last column names the weights that this project's tests use. Only the default model is tested with its published
+weights, because the test machines have no others. For every other model, the tests use a small model of the same
+architecture with random weights: its hidden states match transformers to 1e-5 of their largest value, and its attention
+probabilities to 1e-5. Before you rely on such a model, compare a few embeddings with the examples on its model card.
+
+The architectures `roberta`, `camembert`, `electra` and `distilbert` have no row, because none of the models chosen for
+this table uses them. They are supported and tested with random weights, too.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
 [CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.
@@ -244,7 +249,7 @@ BACKENDS = """
 
 Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares its vectors with golden
 vectors at every start. A precision that is too inaccurate is refused with the measured cosine, or replaced by float32
-under `auto`. Variants that an
-architecture cannot have are refused at export. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions
-and is the architecture `jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
+under `auto`. An export with a variant that the architecture does not support is an error. jina-embeddings-v3 is
+published as `xlm-roberta` with rotary positions and is the architecture `jina_embeddings_v3` here. The CUDA backend has
+not been run on a GPU.
 """
