@@ -50,6 +50,7 @@ class ModelFacts:
     vocab_size: int
     attention_kinds: list[str]
     labels: list[str]
+    outputs: list[str]
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -111,7 +112,8 @@ def draw_spans(draw: st.DrawFn, text: str) -> list[list[int]]:
 
 @st.composite
 def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
-    outputs = draw(optional(st.lists(st.sampled_from(get_args(Output)), min_size=1, max_size=4)))
+    names = st.sampled_from([*facts.outputs * 6, *get_args(Output)])
+    outputs = draw(optional(st.lists(names, min_size=1, max_size=4)))
     has_spans = outputs is not ... and "spans" in outputs
     drawn = draw(
         body(

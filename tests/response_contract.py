@@ -104,7 +104,8 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
         if "tokens" in outputs or "static" in outputs:
             assert len(result["tokens"]) == count
             check_tokens(result["tokens"], result.get("words"), item)
-        for output in outputs:
+        check_heads(result, outputs, dtype, facts.vocab_size)
+        for output in (name for name in outputs if name not in ("sparse", "multi_vector")):
             name = "pooled" if output == "pooled" else f"{output.removesuffix('s')}_vectors"
             name = "static_vectors" if output == "static" else name
             values = to_array(result[name], dtype)
@@ -112,6 +113,32 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
             assert_finite(values)
         if "pooled" in outputs and dtype == "float32" and not stacked and request.get("normalize", True) is True:
             assert abs(np.linalg.norm(to_array(result["pooled"])) - 1) < 1e-3
+
+
+def check_heads(result: Any, outputs: list[str], dtype: str, vocab_size: int) -> None:
+    if "sparse" in outputs:
+        check_sparse(result["sparse"], vocab_size)
+    if "multi_vector" in outputs:
+        vectors = to_array(result["multi_vector"], dtype)
+        assert len(vectors) == len(result["multi_vector_tokens"]) <= result["token_count"]
+        assert np.abs(np.linalg.norm(vectors.astype(np.float64), axis=1) - 1).max(initial=0) < 1e-3
+
+
+def check_sparse(sparse: Any, vocab_size: int) -> None:
+    ids, weights = sparse["token_ids"], to_array(sparse["weights"])
+    assert ids == sorted(set(ids))
+    assert set(ids) <= set(range(vocab_size))
+    assert len(ids) == len(sparse["tokens"]) == len(weights)
+    assert (weights > 0).all()
+    assert_finite(weights)
+
+
+def assert_sparse_close(left: Any, right: Any, tolerance: float) -> None:
+    """Compare sparse vectors from two APIs or two batches; an entry with a weight near 0 may be missing from one."""
+    weights = [dict(zip(sparse["token_ids"], to_array(sparse["weights"]), strict=True)) for sparse in (left, right)]
+    for number in {*weights[0], *weights[1]}:
+        a, b = (float(own.get(number, 0.0)) for own in weights)
+        assert abs(a - b) <= tolerance * max(1.0, a, b), number
 
 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:

@@ -23,10 +23,12 @@ from tests.conftest import EXAMPLES
 from tests.label_requests import check_classify, check_rerank, compare_classify, compare_rerank
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
+from tests.model.retriever_cases import BGE_M3
 from tests.operation_requests import requests, to_message
 from tests.request_strategies import Body, ModelFacts
 from tests.response_contract import (
     assert_close,
+    assert_sparse_close,
     check_attend,
     check_compare,
     check_encode,
@@ -36,12 +38,13 @@ from tests.response_contract import (
     tensor_to_array,
     to_array,
 )
+from tests.retrievers import SPLADE, export_retriever
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 from tests.shared_models import load_anew
 
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
-SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, *FAMILIES)
+SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, SPLADE, BGE_M3, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
@@ -98,6 +101,9 @@ def clients(
     """Clients for the default model, its weights with causal attention, and tiny models: with heads, of each family."""
     if request.param in (CROSS_ENCODER, CLASSIFIER):
         artifact = export_classifier(request.param, SettingOptions(normalize=True))
+        model = load_anew(Settings(model_dir=artifact, precision="float32"))
+    elif request.param in (SPLADE, BGE_M3):
+        artifact = export_retriever(request.param, SettingOptions(normalize=True))
         model = load_anew(Settings(model_dir=artifact, precision="float32"))
     elif request.param in FAMILIES:
         out = tmp_path_factory.mktemp("family") / request.param
@@ -212,7 +218,9 @@ def check_alone(clients: Clients, request: Body, body: Any) -> None:
     assert set(expected) == set(result)
     dtype = request.get("dtype", "float32")
     for name in expected:
-        if name == "pooled" or name.endswith("_vectors"):
+        if name == "sparse":
+            assert_sparse_close(expected[name], result[name], tolerance(clients, dtype))
+        elif name in ("pooled", "multi_vector") or name.endswith("_vectors"):
             assert_close(to_array(expected[name], dtype), to_array(result[name], dtype), tolerance(clients, dtype))
         else:
             assert expected[name] == result[name]
@@ -286,11 +294,17 @@ def compare_encode(clients: Clients, request: Body, body: Any, result: Any) -> N
     dtype = request.get("dtype", "float32")
     for actual, expected in zip(result.results, body["results"], strict=True):
         assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
-        for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors"):
+        for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
             assert actual.HasField(name) == (name in expected)
             if name in expected:
                 rest = to_array(expected[name], dtype)
                 assert_close(tensor_to_array(getattr(actual, name)), rest, tolerance(clients, dtype))
+        assert actual.HasField("sparse") == ("sparse" in expected)
+        if "sparse" in expected:
+            weights = tensor_to_array(actual.sparse.weights)
+            found = {"token_ids": list(actual.sparse.token_ids), "weights": weights}
+            assert_sparse_close(found, expected["sparse"], tolerance(clients, dtype))
+        assert len(actual.multi_vector_tokens) == len(expected.get("multi_vector_tokens", ()))
 
 
 def compare_attend(clients: Clients, request: Body, body: Any, result: Any) -> None:

@@ -146,7 +146,7 @@ def sparse_product(query: Any, document: Any) -> float:
 async def test_rerank_uses_the_scores_of_the_heads(
     loaded: dict[str, LoadedModel], kind: str, output: str, score: Any
 ) -> None:
-    """Recomputes scores and effects from the outputs of encode. A word of these texts is one or more whole tokens."""
+    """Recomputes scores and effects from the outputs of encode alone."""
     async with open_harness(loaded[kind]) as harness:
         body = {"query": QUERY, "documents": TEXTS, "effect": "occlusion", "explain_top": 2}
         results = (await harness.post("/v1/rerank", body)).json()["results"]
@@ -156,11 +156,14 @@ async def test_rerank_uses_the_scores_of_the_heads(
         for result in results:
             assert result["relevance_score"] == pytest.approx(expected[result["index"]], rel=1e-5, abs=1e-5)
         for result in results[:2]:
-            text, explanation = TEXTS[result["index"]], result["explanation"]
-            for side, whole in (("query", QUERY), ("document", text)):
+            explanation, own = result["explanation"], documents[result["index"]]
+            for side, text in (("query", QUERY), ("document", TEXTS[result["index"]])):
+                (whole,) = await encode(harness, inputs=text, outputs=["tokens"])
+                tokens = [token for token in whole["tokens"] if not token["special"]]
                 for unit, effect in zip(explanation[f"{side}_units"], explanation[f"{side}_effects"], strict=True):
-                    shorter = whole[: unit["start"]] + whole[unit["end"] :]
-                    (other,) = await encode(harness, inputs=shorter, outputs=[output])
-                    own = documents[result["index"]]
+                    kept = [token["id"] for token in tokens if token["word_index"] != unit["word_index"]]
+                    if not kept:
+                        continue
+                    (other,) = await encode(harness, inputs=[{"token_ids": kept}], outputs=[output])
                     without = score(other, own) if side == "query" else score(query, other)
                     assert effect == pytest.approx(expected[result["index"]] - without, rel=1e-4, abs=1e-4)

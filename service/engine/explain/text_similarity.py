@@ -84,12 +84,11 @@ class MaxSim:
         return vectors.multi_vector
 
     def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
-        """Multiply all documents at once; one without vectors has the score 0."""
-        sizes = np.array([len(document) for document in documents])
-        scores: Scores = np.zeros(len(documents))
-        if len(query) and sizes.any():
-            products = np.concatenate(documents) @ query.T
-            first = np.cumsum(sizes) - sizes
-            largest = np.maximum.reduceat(products, first[sizes > 0], axis=0)
-            scores[sizes > 0] = largest.mean(axis=1, dtype=np.float64)
-        return scores
+        """Multiply the documents one by one, which takes less time than copying them to one array."""
+        columns = np.ascontiguousarray(query.T)
+        return np.array([_mean_of_largest(document @ columns) for document in documents], dtype=np.float64)
+
+
+def _mean_of_largest(products: Floats) -> float:
+    """Return the mean of the largest product of each query vector, for products (K, Q); 0 without vectors."""
+    return float(products.max(axis=0).mean(dtype=np.float64)) if products.size else 0.0
