@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from model.manifest import KINDS, POOLINGS, Similarity
+from model.manifest import KINDS, POOLINGS
 from service.engine.schema.encode import DType, LayerReduce, MapDType
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
 from service.engine.schema.operations import Output
-from service.engine.schema.similarity import Effect, Pairs, SimilarityUnit
+from service.engine.schema.similarity import Effect, Pairs, SimilarityFunction, SimilarityUnit
 from service.pb import encoder_pb2 as pb
 
 Body = dict[str, Any]
@@ -177,12 +177,14 @@ def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     """Generate similarity requests. A few without `explain` have an option that requires it, which is an error."""
     texts = st.one_of(SHORT_TEXTS, SHORT_TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
     prompts = st.sampled_from(["query: ", "", "\u3000"])
+    has_heads = "sparse" in facts.outputs
+    functions = [*get_args(SimilarityFunction) * 3] if has_heads else ["cosine", "dot"] * 5 + ["maxsim", "sparse"]
     drawn = draw(
         body(
             queries=texts,
             documents=texts,
             pairs=optional(st.sampled_from(get_args(Pairs))),
-            similarity=optional(st.sampled_from(get_args(Similarity))),
+            similarity=optional(st.sampled_from(functions)),
             dimensions=optional(st.integers(0, facts.hidden_size + 1)),
             truncation=st.sampled_from([..., "error", "right", "left", "right"]),
             query_prompt=optional(prompts),

@@ -230,17 +230,17 @@ def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
     counts = tuple(map(len, texts.values()))
     assert scores.shape == (counts[:1] if zipped else counts)
     assert_finite(scores)
-    cosine = request.get("similarity", "cosine") == "cosine"
-    assert response["similarity"] == ("cosine" if cosine else "dot")
-    if cosine:
+    function = request.get("similarity", "cosine")
+    assert response["similarity"] == function
+    if function == "cosine":
         assert np.abs(scores).max() <= 1 + 1e-5
     explain = request.get("explain", False)
     for name in SIDES:
         for text, result in zip(texts[name], response[name], strict=True):
             assert ("units" in result) == explain
             for unit in result.get("units", ()):
-                assert not unit["special"]
-                assert unit["text"] == text[unit["start"] : unit["end"]]
+                assert not unit["special"] or function == "maxsim"
+                assert unit["special"] or unit["text"] == text[unit["start"] : unit["end"]]
     tokens = sum(result["token_count"] for name in SIDES for result in response[name])
     assert response["usage"]["tokens"] == tokens
     assert ("pairs" in response) == explain
@@ -249,7 +249,18 @@ def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
         assert places == ([(index, index) for index in range(counts[0])] if zipped else list(np.ndindex(counts)))
         for pair in response["pairs"]:
             score = scores[pair["query"]] if zipped else scores[pair["query"], pair["document"]]
-            _check_pair(pair, request, response, float(score))
+            check_terms = _check_head_pair if function in ("maxsim", "sparse") else _check_pair
+            check_terms(pair, request, response, float(score))
+
+
+def _check_head_pair(pair: Any, request: Any, response: Any, score: float) -> None:
+    del response
+    assert pair["contributions"] is None
+    terms = pair["matches" if request["similarity"] == "maxsim" else "products"]
+    assert "top_k" not in request or len(terms) <= request["top_k"]
+    values = [term["value"] for term in terms]
+    assert values == sorted(values, key=lambda value: -abs(value))
+    assert abs(sum(values) + pair["rest"]["dropped"] - score) <= 1e-5 * max(1, abs(score))
 
 
 def _check_pair(pair: Any, request: Any, response: Any, score: float) -> None:

@@ -119,6 +119,8 @@ class SimilarityFunction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SIMILARITY_FUNCTION_UNSPECIFIED: _ClassVar[SimilarityFunction]
     SIMILARITY_FUNCTION_COSINE: _ClassVar[SimilarityFunction]
     SIMILARITY_FUNCTION_DOT: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_MAXSIM: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_SPARSE: _ClassVar[SimilarityFunction]
 
 class Effect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -217,6 +219,8 @@ PAIRS_ZIP: Pairs
 SIMILARITY_FUNCTION_UNSPECIFIED: SimilarityFunction
 SIMILARITY_FUNCTION_COSINE: SimilarityFunction
 SIMILARITY_FUNCTION_DOT: SimilarityFunction
+SIMILARITY_FUNCTION_MAXSIM: SimilarityFunction
+SIMILARITY_FUNCTION_SPARSE: SimilarityFunction
 EFFECT_UNSPECIFIED: Effect
 EFFECT_NONE: Effect
 EFFECT_LEAVE_ONE_OUT: Effect
@@ -623,7 +627,7 @@ class SimilarityText(_message.Message):
     def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ...) -> None: ...
 
 class SimilarityPair(_message.Message):
-    __slots__ = ("query", "document", "score", "matrix", "top", "rest", "query_effects", "document_effects")
+    __slots__ = ("query", "document", "score", "matrix", "top", "rest", "query_effects", "document_effects", "matches", "products")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +636,8 @@ class SimilarityPair(_message.Message):
     REST_FIELD_NUMBER: _ClassVar[int]
     QUERY_EFFECTS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    MATCHES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     query: int
     document: int
     score: float
@@ -640,7 +646,29 @@ class SimilarityPair(_message.Message):
     rest: ContributionRest
     query_effects: _containers.RepeatedScalarFieldContainer[float]
     document_effects: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, query: _Optional[int] = ..., document: _Optional[int] = ..., score: _Optional[float] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., top: _Optional[_Union[TopContributions, _Mapping]] = ..., rest: _Optional[_Union[ContributionRest, _Mapping]] = ..., query_effects: _Optional[_Iterable[float]] = ..., document_effects: _Optional[_Iterable[float]] = ...) -> None: ...
+    matches: _containers.RepeatedCompositeFieldContainer[TokenMatch]
+    products: _containers.RepeatedCompositeFieldContainer[SharedEntry]
+    def __init__(self, query: _Optional[int] = ..., document: _Optional[int] = ..., score: _Optional[float] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., top: _Optional[_Union[TopContributions, _Mapping]] = ..., rest: _Optional[_Union[ContributionRest, _Mapping]] = ..., query_effects: _Optional[_Iterable[float]] = ..., document_effects: _Optional[_Iterable[float]] = ..., matches: _Optional[_Iterable[_Union[TokenMatch, _Mapping]]] = ..., products: _Optional[_Iterable[_Union[SharedEntry, _Mapping]]] = ...) -> None: ...
+
+class TokenMatch(_message.Message):
+    __slots__ = ("query_unit", "document_unit", "value")
+    QUERY_UNIT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_UNIT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    query_unit: int
+    document_unit: int
+    value: float
+    def __init__(self, query_unit: _Optional[int] = ..., document_unit: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class SharedEntry(_message.Message):
+    __slots__ = ("token_id", "token", "value")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    token: str
+    value: float
+    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class TopContributions(_message.Message):
     __slots__ = ("query_units", "document_units", "values")

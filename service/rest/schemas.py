@@ -4,10 +4,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model.manifest import Similarity
 from service.engine.schema.encode import Token, Word
 from service.engine.schema.explain import OccurrenceResult, Unit
-from service.engine.schema.similarity import ContributionRest, UnavailableReason
+from service.engine.schema.similarity import (
+    ContributionRest,
+    SharedEntry,
+    SimilarityFunction,
+    TokenMatch,
+    UnavailableReason,
+)
 from service.error_reasons import Reason
 
 
@@ -183,6 +188,8 @@ class SimilarityPairBody(BaseModel):
     document_effects: list[float] | None = Field(
         description="Score less the score without each document unit, (V); null without `effect`."
     )
+    matches: list[TokenMatch] | None = Field(None, description="Terms of the score, with `maxsim`.")
+    products: list[SharedEntry] | None = Field(None, description="Terms of the score, with `sparse`.")
 
 
 class SimilarityResponseBody(BaseModel):
@@ -190,7 +197,7 @@ class SimilarityResponseBody(BaseModel):
 
     model: str = Field(description="Name of the served model.")
     precision: str = Field(description="Precision of inference.")
-    similarity: Similarity = Field(description="The similarity function.")
+    similarity: SimilarityFunction = Field(description="The similarity function.")
     scores: list[list[float]] | list[float] = Field(
         description="Scores of Q queries and N documents, (Q, N), or (Q) for zipped pairs."
     )

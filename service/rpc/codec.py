@@ -29,6 +29,7 @@ ENUM_PREFIXES = {
     "pairs": "PAIRS",
     "pooling": "POOLING",
     "segments": "SEGMENTS",
+    "similarity": "SIMILARITY_FUNCTION",
     "special_tokens": "SPECIAL_TOKENS",
     "truncation": "TRUNCATION",
     "unit": "UNIT_KIND",

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import get_args
 
-from model.manifest import Similarity
 from service.engine.schema.encode import AppliedPrompt, Array
 from service.engine.schema.explain import Unit
 from service.engine.schema.similarity import (
     Effect,
     PairResult,
     Pairs,
+    SimilarityFunction,
     SimilarityRequest,
     SimilarityResponse,
     SimilarityText,
@@ -22,7 +22,7 @@ from service.steps import Steps
 
 # The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
 PAIRS = ("all", *get_args(Pairs))
-SIMILARITIES = (None, *get_args(Similarity))
+SIMILARITIES = (None, *get_args(SimilarityFunction))
 UNITS = ("token", *get_args(SimilarityUnit))
 EFFECTS = ("none", *get_args(Effect))
 
@@ -106,6 +106,14 @@ def _pair(pair: PairResult) -> pb.SimilarityPair:
         ),
         query_effects=_floats(pair.query_effects),
         document_effects=_floats(pair.document_effects),
+        matches=[
+            pb.TokenMatch(query_unit=match.query_unit, document_unit=match.document_unit, value=match.value)
+            for match in pair.matches or ()
+        ],
+        products=[
+            pb.SharedEntry(token_id=entry.token_id, token=entry.token, value=entry.value)
+            for entry in pair.products or ()
+        ],
     )
 
 

@@ -167,3 +167,57 @@ async def test_rerank_uses_the_scores_of_the_heads(
                     (other,) = await encode(harness, inputs=[{"token_ids": kept}], outputs=[output])
                     without = score(other, own) if side == "query" else score(query, other)
                     assert effect == pytest.approx(expected[result["index"]] - without, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+@pytest.mark.parametrize(
+    ("kind", "function", "output", "score"),
+    [
+        (BGE_M3, "maxsim", "multi_vector", maxsim),
+        (BGE_M3, "sparse", "sparse", sparse_product),
+        (SPLADE, "sparse", "sparse", sparse_product),
+    ],
+)
+async def test_similarity_of_heads_is_the_sum_of_its_terms(
+    loaded: dict[str, LoadedModel], kind: str, function: str, output: str, score: Any, top_k: int | None
+) -> None:
+    async with open_harness(loaded[kind]) as harness:
+        body = {"queries": TEXTS[:2], "documents": TEXTS, "similarity": function, "explain": True, "top_k": top_k}
+        response = (await harness.post("/v1/similarity", body)).json()
+        assert response["similarity"] == function
+        encoded = await encode(harness, inputs=TEXTS, outputs=[output])
+        for pair in response["pairs"]:
+            expected = score(encoded[pair["query"]], encoded[pair["document"]])
+            assert pair["score"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+            assert response["scores"][pair["query"]][pair["document"]] == pytest.approx(pair["score"], abs=1e-5)
+            terms = pair["matches" if function == "maxsim" else "products"]
+            assert sum(term["value"] for term in terms) + pair["rest"]["dropped"] == pytest.approx(expected, abs=1e-5)
+            assert top_k is None or len(terms) <= top_k
+            if function == "maxsim":
+                check_matches(response, pair, encoded)
+
+
+def check_matches(response: Any, pair: Any, encoded: list[Any]) -> None:
+    query, document = encoded[pair["query"]], encoded[pair["document"]]
+    products = np.array(query["multi_vector"]) @ np.array(document["multi_vector"]).T
+    for match in pair["matches"]:
+        row = products[match["query_unit"]]
+        assert match["value"] == pytest.approx(row.max() / len(products), abs=1e-5)
+        assert row[match["document_unit"]] == pytest.approx(row.max(), abs=1e-5)
+    texts = [unit["text"] for unit in response["queries"][pair["query"]]["units"]]
+    assert texts == [token["text"] for token in query["multi_vector_tokens"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"similarity": "maxsim"}, "similarity", "UNSUPPORTED_BY_MODEL"),
+        ({"dimensions": 3}, "dimensions", "CONFLICTING_FIELDS"),
+        ({"explain": True, "effect": "occlusion"}, "effect", "CONFLICTING_FIELDS"),
+        ({"explain": True, "unit": "word"}, "unit", "CONFLICTING_FIELDS"),
+    ],
+)
+async def test_invalid_similarities(splade: ServiceHarness, changes: dict[str, Any], field: str, reason: str) -> None:
+    body = {"queries": TEXTS, "documents": TEXTS, "similarity": "sparse", **changes}
+    error = (await splade.post("/v1/similarity", body)).json()["error"]
+    assert (error["field"], error["reason"]) == (field, reason), error

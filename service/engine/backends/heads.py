@@ -15,6 +15,7 @@ from service.errors import NonFiniteOutput
 
 Results = dict[str, Any]
 """Fields of `TextVectors`."""
+NO_RESULTS: Results = {}
 
 
 class Heads:
@@ -33,6 +34,8 @@ class Heads:
 
         Operations check that the model has the heads.
         """
+        if not any(task.heads for task in tasks):
+            return [NO_RESULTS] * len(tasks)
         results: list[Results] = [{} for _ in tasks]
         if places := _places(tasks, "classification"):
             assert self._classifier is not None

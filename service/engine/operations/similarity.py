@@ -1,19 +1,28 @@
 """Similarity: scores of queries and documents, and what each pair of units contributes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from model.manifest import ONE_TOKEN_POOLINGS, Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.explain.contributions import Embedder
+from service.engine.explain.head_similarity import HeadSimilarity, token_text
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
+from service.engine.explain.text_similarity import MaxSim, SparseSimilarity
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT
 from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
 from service.engine.operations.occlusion import check_occlusion
 from service.engine.schema.encode import Limits
-from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse, SimilaritySpec, UnavailableReason
+from service.engine.schema.operations import HEAD_OF_SIMILARITY, outputs_of
+from service.engine.schema.similarity import (
+    SimilarityFunction,
+    SimilarityRequest,
+    SimilarityResponse,
+    SimilaritySpec,
+    UnavailableReason,
+)
 from service.errors import (
     ConflictingFields,
     Empty,
@@ -23,7 +32,7 @@ from service.errors import (
     UnsupportedByModel,
     WrongShape,
 )
-from service.spelling import Remedy
+from service.spelling import Remedy, named
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -71,6 +80,8 @@ async def similarity(engine: "Engine", request: SimilarityRequest, deadline: flo
 def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manifest, *, linear: bool) -> SimilaritySpec:
     """Check all fields; `linear`: whether the dense layers of the model are linear."""
     _check_texts(request, limits)
+    if request.similarity in HEAD_OF_SIMILARITY:
+        _check_head(request, manifest)
     if request.pairs == "zip" and len(request.queries) != len(request.documents):
         raise WrongShape(
             "{pairs.zip} requires as many documents as queries", "Send one document per query.",
@@ -87,13 +98,34 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
         request.similarity or manifest.embedding.similarity,
         find_prompt(request.query_prompt_name, request.query_prompt, limits, manifest, "query"),
         find_prompt(request.document_prompt_name, request.document_prompt, limits, manifest, "document"),
-        _unavailable(manifest, linear),
+        None if request.similarity in HEAD_OF_SIMILARITY else _unavailable(manifest, linear),
     )
     if request.explain:
         _check_explanation(request, manifest)
     else:
         _check_no_explanation(request)
     return spec
+
+
+def _check_head(request: SimilarityRequest, manifest: Manifest) -> None:
+    """Check that the model has the head of the similarity function, and that no field needs embeddings."""
+    function = request.similarity
+    outputs = outputs_of(manifest)
+    supported = [name for name in get_args(SimilarityFunction) if HEAD_OF_SIMILARITY.get(name, "pooled") in outputs]
+    if function not in supported:
+        raise UnsupportedByModel(
+            "not supported for this model",
+            f"Use {' or '.join(named('similarity', name) for name in supported)}.",
+            field="similarity", actual=function,
+        )  # fmt: skip
+    requires = f"requires embeddings, but similarity is {named('similarity', str(function))}"
+    for field, is_set in {
+        "dimensions": request.dimensions is not None,
+        "effect": request.effect != "none",
+        "unit": request.unit != "token",
+    }.items():
+        if is_set:
+            raise ConflictingFields(requires, f"Leave {field} out.", field=field)
 
 
 def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
@@ -191,8 +223,37 @@ def similarity_cost(
     return size, tokens, min(explanation, limits.max_queue_tokens)
 
 
-def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) -> PreparedSimilarity:
+def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) -> PreparedSimilarity | HeadSimilarity:
     """Tokenize the texts and find their units."""
+    texts = tokenize(engine, request, spec)
+    prepared: PreparedSimilarity | HeadSimilarity
+    if spec.similarity in HEAD_OF_SIMILARITY:
+        function = MaxSim() if spec.similarity == "maxsim" else SparseSimilarity()
+        prepared = HeadSimilarity(request, texts, function, engine.tokenizer)
+    else:
+        prepared = prepare_embeddings(engine, request, spec, texts)
+    top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
+    remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
+    engine.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
+    return prepared
+
+
+def prepare_embeddings(
+    engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec, texts: list[ComparedText]
+) -> PreparedSimilarity:
+    """Check the cost of explaining the similarity of embeddings."""
+    unit_length = spec.similarity == "cosine" or engine.manifest.embedding.normalize
+    embedder = Embedder(engine.dense_layers, request.dimensions, unit_length)
+    prepared = PreparedSimilarity(request, spec, engine.manifest, embedder, texts)
+    if request.explain:
+        check_explanation_size(request, [len(text.tokens) for text in texts], engine.manifest, engine.limits)
+    if request.effect == "occlusion":
+        check_occlusion(prepared.occluded_sizes(), engine.limits, occlusion_remedy(request, engine.manifest))
+    return prepared
+
+
+def tokenize(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) -> list[ComparedText]:
+    """Tokenize the texts and find their units; with maxsim, these are all tokens with a vector."""
     manifest, texts = engine.manifest, []
     for side, side_texts, prompt, prompt_field in (
         ("queries", request.queries, spec.query_prompt, "query_prompt"),
@@ -202,16 +263,9 @@ def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) 
         tokenized = engine.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
         for index, tokens in enumerate(tokenized):
             kept = check_length(tokens, manifest, request.truncation, f"{side}[{index}]", prompt_field)
-            unit = request.unit if request.explain else None
-            texts.append(ComparedText.of(kept, engine.tokenizer, manifest, unit))
-    unit_length = spec.similarity == "cosine" or manifest.embedding.normalize
-    embedder = Embedder(engine.dense_layers, request.dimensions, unit_length)
-    prepared = PreparedSimilarity(request, spec, manifest, embedder, texts)
-    if request.explain:
-        check_explanation_size(request, [len(text.tokens) for text in texts], manifest, engine.limits)
-    if request.effect == "occlusion":
-        check_occlusion(prepared.occluded_sizes(), engine.limits, occlusion_remedy(request, manifest))
-    top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
-    remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
-    engine.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
-    return prepared
+            if request.explain and spec.similarity == "maxsim" and manifest.multi_vector is not None:
+                texts.append(token_text(kept, engine.tokenizer, int(manifest.multi_vector.skips_first)))
+            else:
+                unit = request.unit if request.explain else None
+                texts.append(ComparedText.of(kept, engine.tokenizer, manifest, unit))
+    return texts

@@ -6,6 +6,8 @@ from model.manifest import ExplainRecord, Manifest, TensorRecord
 
 Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "tokenize"]
 Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
+HEAD_OF_SIMILARITY = {"maxsim": "multi_vector", "sparse": "sparse"}
+"""The output that a similarity function of a head needs. The others need embeddings."""
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 

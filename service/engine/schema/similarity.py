@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from model.manifest import Similarity
 from service.engine.schema.encode import AppliedPrompt, Array, Timing, Truncation, Wire
 from service.engine.schema.explain import Unit
 
 Pairs = Literal["all", "zip"]
 SimilarityUnit = Literal["token", "word"]
 Effect = Literal["none", "leave_one_out", "occlusion"]
+SimilarityFunction = Literal["cosine", "dot", "maxsim", "sparse"]
+"""Functions of embeddings, of token vectors and of sparse vectors."""
 UnavailableReason = Literal["max_pooling", "nonlinear_dense_layers"]
 
 
@@ -35,7 +36,7 @@ class SimilarityRequest:
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     pairs: Pairs = "all"
-    similarity: Similarity | None = None
+    similarity: SimilarityFunction | None = None
     dimensions: int | None = None
     truncation: Truncation = "error"
     query_prompt_name: str | None = None
@@ -65,7 +66,7 @@ class SimilarityRequest:
 class SimilaritySpec:
     """The similarity function and the prompts of a request, and why contributions are unavailable, if they are."""
 
-    similarity: Similarity
+    similarity: SimilarityFunction
     query_prompt: AppliedPrompt | None
     document_prompt: AppliedPrompt | None
     unavailable: UnavailableReason | None
@@ -104,11 +105,33 @@ class ContributionRest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMatch:
+    """A query token and the document token with the largest dot product, by their places in `units`.
+
+    `value` is the dot product divided by the number of query tokens.
+    """
+
+    query_unit: int
+    document_unit: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEntry:
+    """A vocabulary entry with a weight in the query and in the document; `value` is the product of the weights."""
+
+    token_id: int
+    token: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class PairResult:
     """The explanation of one pair of U query units and V document units.
 
     The contributions (U, V) and the four terms of `rest` sum to the score. They are None if they are unavailable;
-    `matrix` and `top` exclude each other. Effects, (U) and (V), are None if none were requested.
+    `matrix` and `top` exclude each other. Effects, (U) and (V), are None if none were requested. `matches` are the
+    terms of a score with maxsim, and `products` those of one with sparse vectors.
     """
 
     query: int
@@ -119,6 +142,8 @@ class PairResult:
     rest: ContributionRest | None
     query_effects: Array | None
     document_effects: Array | None
+    matches: list[TokenMatch] | None = None
+    products: list[SharedEntry] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +152,7 @@ class SimilarityResponse:
 
     model: str
     precision: str
-    similarity: Similarity
+    similarity: SimilarityFunction
     scores: Array
     queries: list[SimilarityText]
     documents: list[SimilarityText]

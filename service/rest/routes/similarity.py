@@ -5,12 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from model.manifest import Similarity
 from service.engine.schema.encode import Array, Truncation
 from service.engine.schema.similarity import (
     Effect,
     PairResult,
     Pairs,
+    SimilarityFunction,
     SimilarityRequest,
     SimilarityResponse,
     SimilarityText,
@@ -31,8 +31,10 @@ class SimilarityBody(StrictModel):
     queries: Texts = Field(description="A text or a list of texts.")
     documents: Texts = Field(description="A text or a list of texts.")
     pairs: Pairs = Field("all", description="Pairs to compare: each query with each document, or by position.")
-    similarity: Similarity | None = Field(
-        None, description="Similarity function; null selects dot if the model is configured for it, else cosine."
+    similarity: SimilarityFunction | None = Field(
+        None,
+        description="Similarity function. null selects dot if the model is configured for it, else cosine. maxsim and "
+        "sparse require a model with such a head.",
     )
     dimensions: int | None = Field(
         None,
@@ -127,7 +129,8 @@ def _pair(pair: PairResult) -> dict[str, Any]:
             "document_units": pair.top.document_units,
             "values": pair.top.values.values,
         }
-    return {
+    terms = {name: values for name in ("matches", "products") if (values := getattr(pair, name)) is not None}
+    return terms | {
         "query": pair.query,
         "document": pair.document,
         "score": pair.score,
