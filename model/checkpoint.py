@@ -23,11 +23,14 @@ from model.heads import (
     Classifier,
     MultiVector,
     Sparse,
+    TokenClassifier,
     is_classifier,
+    is_token_classifier,
     read_classifier,
     read_linear_sparse,
     read_multi_vector,
     read_splade,
+    read_token_classifier,
 )
 from model.manifest import TrainingRecord
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
@@ -61,6 +64,7 @@ class Checkpoint:
     """The task whose adapters were merged."""
     training: TrainingRecord | None = None
     classifier: Classifier | None = None
+    token_classifier: TokenClassifier | None = None
     sparse: Sparse | None = None
     multi_vector: MultiVector | None = None
 
@@ -104,6 +108,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         task=settings.task,
         training=read_training(directory),
         classifier=load_classifier(directory, family, config, tensors, encoder) if is_classifier(config) else None,
+        token_classifier=load_token_classifier(family, config, tensors, encoder),
         sparse=load_sparse(directory, family, config, tensors, encoder),
         multi_vector=read_multi_vector(directory, encoder.config.hidden_size),
     )
@@ -115,6 +120,16 @@ def load_classifier(
     """Return the classifier of a checkpoint with these weights. Raises CheckpointError."""
     options, size = read_optional_json(directory / SENTENCE_TRANSFORMERS), encoder.config.hidden_size
     return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
+
+
+def load_token_classifier(
+    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
+) -> TokenClassifier | None:
+    """Return the token classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
+    if not is_token_classifier(config):
+        return None
+    layout = family.token_classifier_layout(config)
+    return read_token_classifier(config, layout, head_tensors(family, tensors), encoder.config.hidden_size)
 
 
 def load_sparse(

@@ -12,13 +12,19 @@ import torch
 from model.checkpoint import Checkpoint
 from model.export_records import WeightStore
 from model.heads import RowHead
-from model.manifest import ClassificationHead, GraphRecord, MultiVectorHead, SparseHead
+from model.manifest import ClassificationHead, GraphRecord, MultiVectorHead, SparseHead, TokenClassificationHead
 from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import TOLERANCE
 
-OUTPUTS = {"classification": "logits", "sparse": "features", "multi_vector": "vectors"}
+OUTPUTS = {
+    "classification": "logits",
+    "token_classification": "logits",
+    "sparse": "features",
+    "multi_vector": "vectors",
+}
 """The output of the graph of each type of head."""
+WritableHead = ClassificationHead | TokenClassificationHead | SparseHead | MultiVectorHead
 TESTED_ROWS = (1, 2, 33)
 
 
@@ -26,7 +32,7 @@ TESTED_ROWS = (1, 2, 33)
 class WrittenHead:
     """The records of a head, and of its graph, which has the name of the type; a projection alone has no graph."""
 
-    head: ClassificationHead | SparseHead | MultiVectorHead
+    head: WritableHead
     graph: GraphRecord | None
     report: GraphReport
 
@@ -42,6 +48,9 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             activation=classifier.activation,
         )
         yield _write(root, record, classifier.head)
+    if (tokens := checkpoint.token_classifier) is not None:
+        labels = TokenClassificationHead(graph="token_classification", labels=tokens.labels)
+        yield _write(root, labels, tokens.head)
     if (sparse := checkpoint.sparse) is not None:
         yield _write(
             root,
@@ -72,7 +81,7 @@ def special_ids(tokenizer: bytes) -> tuple[int, ...]:
     return tuple(sorted(token["id"] for token in added if token.get("special")))
 
 
-def _write(root: Path, record: ClassificationHead | SparseHead | MultiVectorHead, head: RowHead | None) -> WrittenHead:
+def _write(root: Path, record: WritableHead, head: RowHead | None) -> WrittenHead:
     if head is None:
         return WrittenHead(record, None, GraphReport(parity=ParityRecord(batches=0, max_abs_difference=0, tolerance=0)))
     path = root / f"{record.type}.onnx"

@@ -144,6 +144,14 @@ class ClassificationHead(Record):
     activation: ScoreActivation
 
 
+class TokenClassificationHead(Record):
+    """The labels of tokens. `graph` computes logits (N, C) of rows (N, D)."""
+
+    type: Literal["token_classification"] = "token_classification"
+    graph: str
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class SparseHead(Record):
     """Weights of vocabulary entries: `pooling` over tokens of `activation` of logits.
 
@@ -173,7 +181,10 @@ class MultiVectorHead(Record):
     skips_first: bool
 
 
-Head = Annotated[EmbeddingHead | ClassificationHead | SparseHead | MultiVectorHead, Field(discriminator="type")]
+Head = Annotated[
+    EmbeddingHead | ClassificationHead | TokenClassificationHead | SparseHead | MultiVectorHead,
+    Field(discriminator="type"),
+]
 
 
 class Architecture(Record):
@@ -301,6 +312,11 @@ class Manifest(Record):
     def classification(self) -> ClassificationHead | None:
         """The head that classifies texts or scores pairs."""
         return next((head for head in self.heads if isinstance(head, ClassificationHead)), None)
+
+    @property
+    def token_classification(self) -> TokenClassificationHead | None:
+        """The head that labels tokens."""
+        return next((head for head in self.heads if isinstance(head, TokenClassificationHead)), None)
 
     @property
     def sparse(self) -> SparseHead | None:

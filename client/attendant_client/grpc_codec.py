@@ -29,6 +29,7 @@ from attendant_client.types import (
     LayerSimilarity,
     OccurrenceResult,
     SparseMatrix,
+    SparseVector,
     Token,
     TokenizeResponse,
     TokenizeResult,
@@ -152,6 +153,9 @@ def _encode(messages: Sequence[pb.EncodeResponse]) -> EncodeResponse:
             word_vectors=_optional(result, "word_vectors"),
             span_vectors=_optional(result, "span_vectors"),
             static_vectors=_optional(result, "static_vectors"),
+            sparse=_sparse_vector(result.sparse) if result.HasField("sparse") else None,
+            multi_vector=_optional(result, "multi_vector"),
+            multi_vector_tokens=_tokens(result.multi_vector_tokens) if result.HasField("multi_vector") else None,
         )
         for result in message.results
     ]
@@ -165,6 +169,11 @@ def _encode(messages: Sequence[pb.EncodeResponse]) -> EncodeResponse:
         _set(message, "prompt_name"),
         _set(message, "prompt"),
     )
+
+
+def _sparse_vector(message: pb.SparseVector) -> SparseVector:
+    token_ids = np.asarray(message.token_ids, dtype=np.int32)
+    return SparseVector(token_ids, list(message.tokens), _tensor(message.weights))
 
 
 def _tokenize(messages: Sequence[pb.TokenizeResponse]) -> TokenizeResponse:
@@ -241,6 +250,7 @@ def _model(messages: Sequence[pb.Model]) -> ModelInfo:
         values[name] = enum_name(enum, values[name])
     values["attention_kinds"] = [enum_name(pb.AttentionKind, kind) for kind in message.attention_kinds]
     values["operations"] = [enum_name(pb.Operation, operation) for operation in message.operations]
+    values["outputs"] = [enum_name(pb.Output, output) for output in message.outputs]
     values["labels"] = list(message.labels)
     values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)

@@ -24,6 +24,7 @@ from attendant_client.types import (
     LayerSimilarity,
     OccurrenceResult,
     SparseMatrix,
+    SparseVector,
     Token,
     TokenizeResponse,
     TokenizeResult,
@@ -112,6 +113,9 @@ def _encode(document: Json) -> EncodeResponse:
             word_vectors=_optional(result.get("word_vectors")),
             span_vectors=_optional(result.get("span_vectors")),
             static_vectors=_optional(result.get("static_vectors")),
+            sparse=_sparse_vector(result.get("sparse")),
+            multi_vector=_optional(result.get("multi_vector")),
+            multi_vector_tokens=None if "multi_vector" not in result else _tokens(result["multi_vector_tokens"]),
         )
         for result in document["results"]
     ]
@@ -125,6 +129,12 @@ def _encode(document: Json) -> EncodeResponse:
         document["prompt_name"],
         document["prompt"],
     )
+
+
+def _sparse_vector(value: Json) -> SparseVector | None:
+    if value is None:
+        return None
+    return SparseVector(np.asarray(value["token_ids"], dtype=np.int32), value["tokens"], _tensor(value["weights"]))
 
 
 def _tokenize(document: Json) -> TokenizeResponse:

@@ -56,8 +56,8 @@ class ModelInfo:
     """The served model.
 
     `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
-    the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify";
-    `labels` are the labels of its classifier, if any.
+    the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify",
+    and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any.
     """
 
     name: str
@@ -81,6 +81,7 @@ class ModelInfo:
     version: str
     similarity: str
     operations: list[str]
+    outputs: list[str]
     labels: list[str]
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-Output = Literal["pooled", "tokens", "words", "spans", "static"]
+Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
 Layers = Sequence[int] | Literal["all"]
 
 

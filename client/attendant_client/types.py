@@ -1,4 +1,7 @@
-"""Requests and responses. Shapes: T tokens, W words, S spans, D hidden size, R rows and C columns of a map."""
+"""Requests and responses.
+
+Shapes: T tokens, W words, S spans, D hidden size, E width of the embedding table, R rows and C columns of a map.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +57,18 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseVector:
+    """The N vocabulary entries with a positive weight, in ascending order of their ids."""
+
+    token_ids: NDArray[np.int32]
+    """int32, (N)"""
+    tokens: list[str]
+    """Texts of the entries in the vocabulary."""
+    weights: Array
+    """(N)"""
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeResult:
     """The result for one input. Unrequested outputs are None. With N layers, arrays have a leading axis of size N."""
 
@@ -71,6 +86,11 @@ class EncodeResult:
     """(S, D)"""
     static_vectors: Array | None
     """(T, E)"""
+    sparse: SparseVector | None
+    multi_vector: Array | None
+    """Vectors of length 1 for late interaction, (K, D)"""
+    multi_vector_tokens: list[Token] | None
+    """Tokens of `multi_vector`, K"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,14 @@ def _no_rows(config: ConfigReader) -> int:
     return 0
 
 
+TOKEN_CLASSIFIER = HeadLayout("classifier")
+"""Token classifiers of most architectures."""
 BERT_CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pooler.dense", "tanh"))
 """Classifiers of BERT, GTE and Nomic BERT."""
 ROBERTA_CLASSIFIER = ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "tanh"))
 """Classifiers of RoBERTa, MPNet and Jina."""
-CAUSAL_CLASSIFIER = ClassifierLayout(HeadLayout("score"), "last")
+CAUSAL_TOKEN_CLASSIFIER = HeadLayout("score")
+CAUSAL_CLASSIFIER = ClassifierLayout(CAUSAL_TOKEN_CLASSIFIER, "last")
 """Classifiers of causal language models."""
 
 
@@ -49,6 +52,7 @@ class Family:
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
         classifier: The classifier, or a function that returns it for a configuration.
+        token_classifier: The token classifier, or a function that returns it for a configuration.
         masked_lm: Returns the masked-LM head for a configuration; None for causal language models.
     """
 
@@ -64,6 +68,7 @@ class Family:
     first_position: Callable[[ConfigReader], int] = _no_rows
     unused: str = UNUSED
     classifier: ClassifierLayout | Callable[[ConfigReader], ClassifierLayout] = BERT_CLASSIFIER
+    token_classifier: HeadLayout | Callable[[ConfigReader], HeadLayout] = TOKEN_CLASSIFIER
     masked_lm: Callable[[ConfigReader], VocabularyLayout] | None = None
 
     def published_name(self, name: str) -> str:
@@ -115,6 +120,11 @@ class Family:
         return (
             self.classifier if isinstance(self.classifier, ClassifierLayout) else self.classifier(ConfigReader(config))
         )
+
+    def token_classifier_layout(self, config: Mapping[str, Any]) -> HeadLayout:
+        """Return the token classifier of a config.json. Raises CheckpointError."""
+        layout = self.token_classifier
+        return layout if isinstance(layout, HeadLayout) else layout(ConfigReader(config))
 
     def is_unused(self, name: str) -> bool:
         """Return whether a tensor, by its name without prefix, is known and not needed."""

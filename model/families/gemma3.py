@@ -3,7 +3,7 @@
 from model.encoder import EncoderConfig, LayerConfig
 from model.families import llama_names
 from model.families.config_reader import ConfigReader
-from model.families.family import CAUSAL_CLASSIFIER, Family
+from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, Family
 from model.families.modernbert import check_layer_types
 from model.families.rotary import rotary_from
 
@@ -63,4 +63,9 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("gemma3_text", read_config, NAMES, ("", "model."), norm_offset=1.0, classifier=CAUSAL_CLASSIFIER),)
+FAMILIES = (
+    Family(
+        "gemma3_text", read_config, NAMES, ("", "model."), norm_offset=1.0, classifier=CAUSAL_CLASSIFIER,
+        token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+    ),
+)  # fmt: skip

@@ -97,6 +97,11 @@ def read_classifier(config: ConfigReader) -> ClassifierLayout:
     return ClassifierLayout(read_prediction_head(config, "classifier"), pooling)
 
 
+def read_token_classifier(config: ConfigReader) -> HeadLayout:
+    """Return the token classifier of a configuration."""
+    return read_prediction_head(config, "classifier")
+
+
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head of a configuration."""
     return VocabularyLayout(read_prediction_head(config, None), "decoder", ("decoder.bias",))
@@ -105,6 +110,6 @@ def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
 FAMILIES = (
     Family(
         "modernbert", read_config, NAMES, ("", "model."), fused=FUSED, classifier=read_classifier,
-        masked_lm=read_masked_lm,
+        token_classifier=read_token_classifier, masked_lm=read_masked_lm,
     ),
 )  # fmt: skip

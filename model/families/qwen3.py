@@ -2,7 +2,7 @@
 
 from model.encoder import EncoderConfig, LayerConfig
 from model.families.config_reader import ConfigReader
-from model.families.family import CAUSAL_CLASSIFIER, Family
+from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, Family
 from model.families.llama_names import NAMES
 from model.families.modernbert import check_layer_types
 from model.families.rotary import read_rotary
@@ -49,4 +49,9 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-FAMILIES = (Family("qwen3", read_config, NAMES, ("", "model."), classifier=CAUSAL_CLASSIFIER),)
+FAMILIES = (
+    Family(
+        "qwen3", read_config, NAMES, ("", "model."), classifier=CAUSAL_CLASSIFIER,
+        token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+    ),
+)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError
-from model.heads.row_head import HeadLayout, RowHead
+from model.heads.row_head import HeadLayout, RowHead, read_labels
 from model.manifest import ClassifierPooling, ScoreActivation
 
 ARCHITECTURE = "ForSequenceClassification"
@@ -54,20 +54,10 @@ def read_classifier(
         CheckpointError: a tensor or a value of config.json is missing or invalid.
     """
     head = RowHead(layout.layers, tensors, hidden_size)
-    labels = _read_labels(config, head.out_features)
+    labels = read_labels(config, head.out_features)
     # transformers reads the last token that is not padding, and some tokenizers append the padding token to each text.
     skipped = config.get("pad_token_id") if layout.pooling == "last" else None
     return Classifier(head, layout.pooling, skipped, labels, _read_activation(config, options, len(labels)))
-
-
-def _read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names of the labels; without names in config.json, those that transformers uses."""
-    names = config.get("id2label")
-    if not names:
-        return tuple(f"LABEL_{index}" for index in range(count))
-    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(count))):
-        raise CheckpointError(f"config.json: id2label does not name the {count} labels of the weights. Correct it.")
-    return tuple(str(names.get(str(index), names.get(index))) for index in range(count))
 
 
 def _read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,16 @@ class RowHead(nn.Module):
         """Return (N, K) for rows (N, D)."""
         output: Tensor = self.output(self.norm(self.activation(self.dense(rows))))
         return output
+
+
+def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names of the labels; without names in config.json, those that transformers uses."""
+    names = config.get("id2label")
+    if not names:
+        return tuple(f"LABEL_{index}" for index in range(count))
+    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(count))):
+        raise CheckpointError(f"config.json: id2label does not name the {count} labels of the weights. Correct it.")
+    return tuple(str(names.get(str(index), names.get(index))) for index in range(count))
 
 
 def _read_linear(name: str, tensors: Mapping[str, Tensor], in_features: int) -> nn.Linear:

@@ -29,7 +29,8 @@ Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
 BERT_FAMILIES = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-TOLERANCE = 1e-5
+TOLERANCE = 2e-5
+"""The rounding of float32 depends on the CPU: up to 1.2e-5 on an AMD EPYC with AVX512 (eurobert), else below 1e-5."""
 TINY_TEXTS = (
     TokenizerInput("The miller counts his boats."),
     TokenizerInput("Rain."),

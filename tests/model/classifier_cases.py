@@ -6,6 +6,7 @@ from typing import Any
 from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
 
 LABELS: dict[str, Any] = {"id2label": {0: "billing", 1: "delivery", 2: "other"}}
+TAGS: dict[str, Any] = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}}
 CROSS_ENCODER: dict[str, Any] = {"num_labels": 1}
 
 
@@ -52,3 +53,14 @@ CLASSIFIER_CASES: dict[str, FamilyCase] = {
     "gemma3_text": classifier("gemma3_text", **CROSS_ENCODER),
 }
 """Architectures, and the ways in which classifiers of one architecture differ."""
+
+TOKEN_CLASSIFIER_CASES: dict[str, FamilyCase] = {
+    kind: replace(
+        case,
+        architecture=case.architecture.replace("ForSequenceClassification", "ForTokenClassification"),
+        options={**{key: value for key, value in case.options.items() if key != "num_labels"}, **TAGS},
+    )
+    for kind, case in CLASSIFIER_CASES.items()
+    if kind not in ("bert, one label", "bert, multi-label", "bert, regression", "eurobert, bos", "eurobert, mean")
+    and kind != "gemma3_text"  # transformers has no token classifier of it
+}

@@ -16,7 +16,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.families import FAMILIES
 from model.heads import Classifier
-from tests.model.classifier_cases import CLASSIFIER_CASES
+from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import oracle_directory
 
 Publish = Callable[[str], Path]
@@ -158,3 +158,22 @@ def test_missing_and_misshapen_tensors_are_errors(publish_classifier: Publish, t
 def test_every_architecture_has_a_case(publish_classifier: Publish) -> None:
     covered = {load_checkpoint(publish_classifier(kind)).family.name for kind in CLASSIFIER_CASES}
     assert covered == FAMILIES.keys() - {"attendant"}
+
+
+@pytest.mark.parametrize("kind", TOKEN_CLASSIFIER_CASES)
+def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
+    case = TOKEN_CLASSIFIER_CASES[kind]
+    case.publish(tmp_path, definitions[case.tokenizer])
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.token_classifier is not None
+    assert checkpoint.token_classifier.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    oracle = transformers.AutoModelForTokenClassification.from_pretrained(
+        oracle_directory(tmp_path), attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(1)
+    input_ids = torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, 31), generator=generator)
+    positions, zeros = torch.arange(31)[None], torch.zeros_like(input_ids)
+    with torch.inference_mode():
+        expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+        logits = checkpoint.token_classifier.head(checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0])
+    assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
