@@ -1,10 +1,11 @@
-"""Requests to classify and rerank that combine all fields, and checks of the responses."""
+"""Requests to classify, token-classify and rerank that combine all fields, and checks of the responses."""
 
 from typing import Any, get_args
 
 import numpy as np
 from hypothesis import strategies as st
 
+from service.engine.schema.entities import Aggregation
 from service.engine.schema.labels import EXPLAIN_TOP, LabelEffect
 from service.engine.schema.similarity import SimilarityUnit
 from service.pb import encoder_pb2 as pb
@@ -21,6 +22,14 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 
 def classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
     return body(inputs=inputs(facts, spans=False), top_k=optional(st.integers(0, 4)), **OPTIONS)
+
+
+def token_classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
+    return body(
+        inputs=inputs(facts, spans=False),
+        aggregation=st.sampled_from([..., *get_args(Aggregation)]),
+        truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+    )
 
 
 def rerank_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
@@ -40,6 +49,11 @@ def rerank_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
 def classify_message(request: Body) -> pb.ClassifyRequest:
     plain = {name: request[name] for name in ("top_k", "raw_scores") if name in request}
     return pb.ClassifyRequest(inputs=to_inputs(request["inputs"]), **to_enums(request, **ENUMS), **plain)
+
+
+def token_classify_message(request: Body) -> pb.TokenClassifyRequest:
+    enums = to_enums(request, truncation="TRUNCATION", aggregation="AGGREGATION")
+    return pb.TokenClassifyRequest(inputs=to_inputs(request["inputs"]), **enums)
 
 
 def rerank_message(request: Body) -> pb.RerankRequest | None:
@@ -98,6 +112,31 @@ def check_rerank(request: Body, response: Any) -> None:
             effects = result["explanation"][f"{side}_effects"]
             assert len(effects) == len(units)
             assert np.isfinite(effects).all()
+
+
+def check_token_classify(request: Body, response: Any, labels: list[str]) -> None:
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    aggregated = request.get("aggregation", "simple") != "none"
+    known = {label.split("-", 1)[-1] for label in labels} if aggregated else set(labels)
+    for item, result in zip(items, response["results"], strict=True):
+        texts = (item, "") if isinstance(item, str) else (item.get("text", ""), item.get("pair", ""))
+        for entity in result["entities"]:
+            assert entity["label"] in known - {"O"}
+            assert 0 < entity["score"] <= 1
+            if not (isinstance(item, dict) and "token_ids" in item) and entity["start"] < entity["end"]:
+                assert entity["text"] == texts[entity["segment"]][entity["start"] : entity["end"]]
+
+
+def compare_token_classify(body: Any, message: Any, tolerance: float) -> None:
+    for actual, expected in zip(message.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        places = [(entity.label, entity.segment, entity.start, entity.end) for entity in actual.entities]
+        others = [(item["label"], item["segment"], item["start"], item["end"]) for item in expected["entities"]]
+        if places == others:  # two labels of a token may have scores so close that batches decide differently
+            for entity, item in zip(actual.entities, expected["entities"], strict=True):
+                assert abs(entity.score - item["score"]) <= tolerance
+        else:
+            assert abs(len(places) - len(others)) <= 2
 
 
 def compare_classify(body: Any, message: Any, tolerance: float) -> None:

@@ -7,17 +7,18 @@ from tempfile import mkdtemp
 
 from model.export import export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
-from tests.model.classifier_cases import CLASSIFIER_CASES
+from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.tiny_tokenizers import BUILDERS
 
-CROSS_ENCODER, CLASSIFIER = "bert, one label", "bert"
+CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER = "bert, one label", "bert", "tokens"
+CASES = {**CLASSIFIER_CASES, TOKEN_CLASSIFIER: TOKEN_CLASSIFIER_CASES["bert"]}
 MAX_INPUT_TOKENS = 64
 
 
 @cache
 def publish_classifier(kind: str) -> Path:
-    """Write the published files of a case of `CLASSIFIER_CASES`, once per process; return their directory."""
-    case = CLASSIFIER_CASES[kind]
+    """Write the published files of a case of `CASES`, once per process; return their directory."""
+    case = CASES[kind]
     directory = Path(mkdtemp(prefix="attendant-classifier-")) / "source"
     directory.mkdir()
     case.publish(directory, BUILDERS[case.tokenizer]().to_str().encode())

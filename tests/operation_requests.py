@@ -5,7 +5,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.label_requests import classify_bodies, classify_message, rerank_bodies, rerank_message
+from tests.label_requests import (
+    classify_bodies,
+    classify_message,
+    rerank_bodies,
+    rerank_message,
+    token_classify_bodies,
+    token_classify_message,
+)
 from tests.request_strategies import (
     Body,
     ModelFacts,
@@ -25,6 +32,7 @@ BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
     "similarity": similarity_bodies,
     "rerank": rerank_bodies,
     "classify": classify_bodies,
+    "token_classify": token_classify_bodies,
     "tokenize": tokenize_bodies,
     "embeddings": embeddings_bodies,
 }
@@ -32,7 +40,8 @@ BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
 
 def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
     """Draw pairs of an operation and its body; most often of the operations with the most fields."""
-    frequent = ["encode", "attend"] if not facts.labels else ["rerank", "classify"] * 4
+    frequent = ["rerank", "classify"] * 4 if facts.labels else ["encode", "attend"]
+    frequent += ["token_classify"] * 8 if facts.token_labels else []
     return st.sampled_from([*BODIES, *frequent]).flatmap(
         lambda operation: st.tuples(st.just(operation), BODIES[operation](facts))
     )
@@ -40,6 +49,7 @@ def requests(facts: ModelFacts) -> st.SearchStrategy[tuple[str, Body]]:
 
 def to_message(operation: str, request: Body) -> Any:
     """Convert a body to a gRPC message, or return None if the proto lacks one of its fields."""
-    if operation == "rerank":
-        return rerank_message(request)
-    return classify_message(request) if operation == "classify" else to_vector_message(operation, request)
+    own: dict[str, Callable[[Body], Any]] = {
+        "rerank": rerank_message, "classify": classify_message, "token_classify": token_classify_message,
+    }  # fmt: skip
+    return own[operation](request) if operation in own else to_vector_message(operation, request)

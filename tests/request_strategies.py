@@ -50,6 +50,7 @@ class ModelFacts:
     vocab_size: int
     attention_kinds: list[str]
     labels: list[str]
+    token_labels: list[str]
     outputs: list[str]
 
 

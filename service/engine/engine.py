@@ -22,9 +22,11 @@ from service.engine.operations.costs import INLINE_COST
 from service.engine.operations.encode import encode
 from service.engine.operations.rerank import rerank
 from service.engine.operations.similarity import similarity
+from service.engine.operations.token_classify import token_classify
 from service.engine.operations.tokenize import decode, tokenize
 from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
+from service.engine.schema.entities import TokenClassifyRequest, TokenClassifyResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
@@ -168,6 +170,10 @@ class Engine:
     def classify(self, request: ClassifyRequest) -> Awaitable[ClassifyResponse]:
         """Return the labels of the inputs."""
         return classify(self, request, self._deadline(request))
+
+    def token_classify(self, request: TokenClassifyRequest) -> Awaitable[TokenClassifyResponse]:
+        """Return the entities of the inputs."""
+        return token_classify(self, request, self._deadline(request))
 
     def tokenize(self, request: TokenizeRequest) -> Awaitable[TokenizeResponse]:
         """Return tokens and words of the inputs, untruncated."""

@@ -52,6 +52,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         operations=operations_of(manifest),
         outputs=outputs_of(manifest),
         labels=[] if manifest.classification is None else list(manifest.classification.labels),
+        token_labels=[] if manifest.token_classification is None else list(manifest.token_classification.labels),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,

@@ -74,6 +74,11 @@ class EncoderServiceStub:
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.SerializeToString,
                 response_deserializer=attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.FromString,
                 _registered_method=True)
+        self.TokenClassify = channel.unary_unary(
+                '/attendant.v1.EncoderService/TokenClassify',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -155,6 +160,13 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TokenClassify(self, request, context):
+        """TokenClassify returns the entities of each input. Requires a model with a token classifier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenize returns the tokens and words of each input, untruncated and without inference.
         """
@@ -213,6 +225,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Classify,
                     request_deserializer=attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.FromString,
                     response_serializer=attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'TokenClassify': grpc.unary_unary_rpc_method_handler(
+                    servicer.TokenClassify,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -424,6 +441,33 @@ class EncoderService:
             '/attendant.v1.EncoderService/Classify',
             attendant_dot_v1_dot_encoder__pb2.ClassifyRequest.SerializeToString,
             attendant_dot_v1_dot_encoder__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TokenClassify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/TokenClassify',
+            attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,7 @@ from service.rest.openapi import complete_document
 from service.rest.requests import RequestReader
 from service.rest.routes import (
     docs,
+    entities,
     explain,
     health,
     labels,
@@ -61,7 +62,7 @@ def make_app(
     files = page.read_page()
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, openai, tei)),
+        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, entities, openai, tei)),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
@@ -84,6 +85,7 @@ def make_app(
             *explain.BODIES,
             *similarity.BODIES,
             *labels.BODIES,
+            *entities.BODIES,
             *openai.BODIES,
             *tei_bodies.BODIES,
             *oip_bodies.BODIES,

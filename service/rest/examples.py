@@ -130,6 +130,20 @@ CLASSIFY_RESPONSE: Example = HEAD | {
     ],
     "usage": {"tokens": 8, "truncated_inputs": 0},
 }
+TOKEN_CLASSIFY_REQUEST: Example = {"inputs": ["Ada Lovelace lived in London."]}
+TOKEN_CLASSIFY_RESPONSE: Example = HEAD | {
+    "results": [
+        {
+            "token_count": 9,
+            "truncated": False,
+            "entities": [
+                {"label": "PER", "score": 0.99, "text": "Ada Lovelace", "start": 0, "end": 12, "segment": 0},
+                {"label": "LOC", "score": 0.98, "text": "London", "start": 22, "end": 28, "segment": 0},
+            ],
+        }
+    ],
+    "usage": {"tokens": 9, "truncated_inputs": 0},
+}
 EMBEDDINGS_REQUEST: Example = {"model": MODEL, "input": [TEXT, "river bank floods"]}
 EMBEDDINGS_RESPONSE: Example = {
     "object": "list",
@@ -209,6 +223,7 @@ SERVED_MODEL: Example = {
     "operations": ["encode", "attend", "compare", "similarity", "rerank", "tokenize"],
     "outputs": ["pooled", "tokens", "words", "spans", "static"],
     "labels": [],
+    "token_labels": [],
     "attention": "bidirectional",
     "attention_kinds": ["probs", "scores", "norm", "block_norm", "projection"],
     "limits": LIMITS,
@@ -270,6 +285,7 @@ REQUESTS: dict[str, Example] = {
     "similarity": SIMILARITY_REQUEST,
     "rerank": RERANK_REQUEST,
     "classify": CLASSIFY_REQUEST,
+    "token_classify": TOKEN_CLASSIFY_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
     "tei_root": TEI_REQUEST,
     "tei_embed": TEI_REQUEST,
@@ -291,6 +307,7 @@ RESPONSES: dict[str, Any] = {
     "similarity": SIMILARITY_RESPONSE,
     "rerank": RERANK_RESPONSE,
     "classify": CLASSIFY_RESPONSE,
+    "token_classify": TOKEN_CLASSIFY_RESPONSE,
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [SERVED_MODEL]},
     "retrieve_model": SERVED_MODEL,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.engine.schema.encode import Token, Word
+from service.engine.schema.entities import Entity
 from service.engine.schema.explain import OccurrenceResult, Unit
 from service.engine.schema.similarity import (
     ContributionRest,
@@ -264,6 +265,23 @@ class ClassifyResponseBody(BaseModel):
     model: str = Field(description="Name of the served model.")
     precision: str = Field(description="Precision of inference.")
     results: list[ClassifyResultBody] = Field(description="One result per input, in the order of the inputs.")
+    usage: UsageBody
+
+
+class TokenClassifyResultBody(BaseModel):
+    """The entities of one input."""
+
+    token_count: int = Field(description="Tokens that the model read, special tokens included.")
+    truncated: bool = Field(description="Whether the input was truncated.")
+    entities: list[Entity] = Field(description="The entities, in the order of the text.")
+
+
+class TokenClassifyResponseBody(BaseModel):
+    """The response of /v1/token-classify."""
+
+    model: str = Field(description="Name of the served model.")
+    precision: str = Field(description="Precision of inference.")
+    results: list[TokenClassifyResultBody] = Field(description="One result per input, in the order of the inputs.")
     usage: UsageBody
 
 

@@ -19,6 +19,7 @@ DTYPE_NUMBERS: dict[DType | MapDType, int] = {
 }
 
 ENUM_PREFIXES = {
+    "aggregation": "AGGREGATION",
     "dtype": "DTYPE",
     "effect": "EFFECT",
     "head_reduce": "HEAD_REDUCE",

@@ -42,6 +42,7 @@ def model_message(info: ModelInfo) -> pb.Model:
         similarity=enum_label("SIMILARITY_FUNCTION", info.similarity),
         operations=[enum_label("OPERATION", operation) for operation in info.operations],
         labels=info.labels,
+        token_labels=info.token_labels,
         outputs=[enum_label("OUTPUT", output) for output in info.outputs],
         attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),

@@ -29,6 +29,7 @@ from service.pb import encoder_pb2_grpc
 from service.request_log import RequestLog, RequestRecord, current_record
 from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs
 from service.rpc.context import add_models, add_timing, deadline_of, identity_of
+from service.rpc.entities import token_classify_request, token_classify_response
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
 from service.rpc.labels import classify_request, classify_response, rerank_request, rerank_response
 from service.rpc.messages import Rejected, reject_malformed
@@ -110,6 +111,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         response = await engine.classify(classify_request(request, self._limits(engine), deadline_of(context)))
         _add_metadata(context, response, engine.info)
         return await classify_response(response)
+
+    async def TokenClassify(
+        self, request: pb.TokenClassifyRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TokenClassifyResponse:
+        engine = self._lifecycle.models.find(request.model or None)
+        work = engine.token_classify(token_classify_request(request, self._limits(engine), deadline_of(context)))
+        response = await work
+        _add_metadata(context, response, engine.info)
+        return await token_classify_response(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)

@@ -20,8 +20,15 @@ from model.sentence_transformers_config import SettingOptions
 from service.config import Settings
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
-from tests.label_requests import check_classify, check_rerank, compare_classify, compare_rerank
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.label_requests import (
+    check_classify,
+    check_rerank,
+    check_token_classify,
+    compare_classify,
+    compare_rerank,
+    compare_token_classify,
+)
+from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
 from tests.model.retriever_cases import BGE_M3
 from tests.operation_requests import requests, to_message
@@ -44,7 +51,7 @@ from tests.serving import ServiceThread
 from tests.shared_models import load_anew
 
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
-SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, SPLADE, BGE_M3, *FAMILIES)
+SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
@@ -65,7 +72,7 @@ class Clients:
     """Status of each request, by request ID."""
 
     def post(self, operation: str, request: Body) -> httpx.Response:
-        response = self.rest.post(f"/v1/{operation}", json=request)
+        response = self.rest.post(f"/v1/{operation.replace('_', '-')}", json=request)
         self.codes[response.headers["x-request-id"]] = str(response.status_code)
         return response
 
@@ -74,7 +81,8 @@ class Clients:
         request_id = f"call-{len(self.codes)}"
         self.codes[request_id] = "OK"
         try:
-            response = getattr(self.stub, operation.capitalize())(message, metadata=(("x-request-id", request_id),))
+            method = getattr(self.stub, operation.title().replace("_", ""))
+            response = method(message, metadata=(("x-request-id", request_id),))
             return list(response) if operation == "attend" else response
         except grpc.RpcError as error:
             self.codes[request_id] = error.code().name
@@ -99,7 +107,7 @@ def clients(
     request: pytest.FixtureRequest, access_log: Lines, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Clients]:
     """Clients for the default model, its weights with causal attention, and tiny models: with heads, of each family."""
-    if request.param in (CROSS_ENCODER, CLASSIFIER):
+    if request.param in (CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER):
         artifact = export_classifier(request.param, SettingOptions(normalize=True))
         model = load_anew(Settings(model_dir=artifact, precision="float32"))
     elif request.param in (SPLADE, BGE_M3):
@@ -198,6 +206,8 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
         check_rerank(request, body)
     elif operation == "classify":
         check_classify(request, body, facts.labels)
+    elif operation == "token_classify":
+        check_token_classify(request, body, facts.token_labels)
     elif operation == "tokenize":
         items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
         for item, result in zip(items, body["results"], strict=True):
@@ -282,6 +292,8 @@ def compare_responses(clients: Clients, operation: str, request: Body, body: Any
         compare_rerank(body, result, 10 * clients.tolerance)
     elif operation == "classify":
         compare_classify(body, result, 10 * clients.tolerance)
+    elif operation == "token_classify":
+        compare_token_classify(body, result, 10 * clients.tolerance)
     else:
         for actual, expected in zip(result.results, body["results"], strict=True):
             assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]

@@ -28,6 +28,7 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_SIMILARITY: _ClassVar[Operation]
     OPERATION_RERANK: _ClassVar[Operation]
     OPERATION_CLASSIFY: _ClassVar[Operation]
+    OPERATION_TOKEN_CLASSIFY: _ClassVar[Operation]
     OPERATION_TOKENIZE: _ClassVar[Operation]
 
 class LayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -129,6 +130,15 @@ class Effect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EFFECT_LEAVE_ONE_OUT: _ClassVar[Effect]
     EFFECT_OCCLUSION: _ClassVar[Effect]
 
+class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AGGREGATION_UNSPECIFIED: _ClassVar[Aggregation]
+    AGGREGATION_NONE: _ClassVar[Aggregation]
+    AGGREGATION_SIMPLE: _ClassVar[Aggregation]
+    AGGREGATION_FIRST: _ClassVar[Aggregation]
+    AGGREGATION_AVERAGE: _ClassVar[Aggregation]
+    AGGREGATION_MAX: _ClassVar[Aggregation]
+
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRECISION_UNSPECIFIED: _ClassVar[Precision]
@@ -164,6 +174,7 @@ OPERATION_COMPARE: Operation
 OPERATION_SIMILARITY: Operation
 OPERATION_RERANK: Operation
 OPERATION_CLASSIFY: Operation
+OPERATION_TOKEN_CLASSIFY: Operation
 OPERATION_TOKENIZE: Operation
 LAYER_REDUCE_UNSPECIFIED: LayerReduce
 LAYER_REDUCE_CONCAT: LayerReduce
@@ -225,6 +236,12 @@ EFFECT_UNSPECIFIED: Effect
 EFFECT_NONE: Effect
 EFFECT_LEAVE_ONE_OUT: Effect
 EFFECT_OCCLUSION: Effect
+AGGREGATION_UNSPECIFIED: Aggregation
+AGGREGATION_NONE: Aggregation
+AGGREGATION_SIMPLE: Aggregation
+AGGREGATION_FIRST: Aggregation
+AGGREGATION_AVERAGE: Aggregation
+AGGREGATION_MAX: Aggregation
 PRECISION_UNSPECIFIED: Precision
 PRECISION_FLOAT32: Precision
 PRECISION_BFLOAT16: Precision
@@ -800,6 +817,56 @@ class Label(_message.Message):
     effects: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ..., effects: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class TokenClassifyRequest(_message.Message):
+    __slots__ = ("model", "inputs", "aggregation", "truncation")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    aggregation: Aggregation
+    truncation: Truncation
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., truncation: _Optional[_Union[Truncation, str]] = ...) -> None: ...
+
+class TokenClassifyResponse(_message.Message):
+    __slots__ = ("model", "precision", "results", "usage")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: Precision
+    results: _containers.RepeatedCompositeFieldContainer[TokenClassifyResult]
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[TokenClassifyResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class TokenClassifyResult(_message.Message):
+    __slots__ = ("token_count", "truncated", "entities")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    ENTITIES_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    truncated: bool
+    entities: _containers.RepeatedCompositeFieldContainer[Entity]
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ...) -> None: ...
+
+class Entity(_message.Message):
+    __slots__ = ("label", "score", "text", "start", "end", "segment")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    score: float
+    text: str
+    start: int
+    end: int
+    segment: int
+    def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -893,7 +960,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -934,6 +1001,7 @@ class Model(_message.Message):
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -967,7 +1035,8 @@ class Model(_message.Message):
     operations: _containers.RepeatedScalarFieldContainer[Operation]
     labels: _containers.RepeatedScalarFieldContainer[str]
     outputs: _containers.RepeatedScalarFieldContainer[Output]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ...) -> None: ...
+    token_labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")

@@ -26,6 +26,8 @@ class Heads:
         self._classifier = None if manifest.classification is None else Classifier(artifact, manifest.classification)
         self._sparse = None if manifest.sparse is None else SparseWeights(artifact, manifest.sparse)
         self._multi_vector = None if manifest.multi_vector is None else TokenVectors(artifact, manifest.multi_vector)
+        tokens = manifest.token_classification
+        self._tokens = None if tokens is None else open_cpu_session(artifact, tokens.graph, 1, arena=False)
 
     def run(
         self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
@@ -43,6 +45,10 @@ class Heads:
             logits = self._classifier.logits(own, hidden, _pick(starts, places), _pick(sizes, places))
             for place, row in zip(places, logits, strict=True):
                 results[place]["logits"] = row
+        for place in _places(tasks, "token_classification"):
+            assert self._tokens is not None
+            rows = hidden[starts[place] : starts[place] + sizes[place]].astype(np.float32, copy=False)
+            (results[place]["token_logits"],) = self._tokens.run(None, {"rows": rows})
         if places := _places(tasks, "multi_vector"):
             assert self._multi_vector is not None
             vectors = self._multi_vector.vectors(hidden, _pick(starts, places), _pick(sizes, places))

@@ -12,7 +12,7 @@ from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, Tra
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.operations import Operation, Output
 
-HeadName = Literal["classification", "sparse", "multi_vector"]
+HeadName = Literal["classification", "token_classification", "sparse", "multi_vector"]
 """The type of a head whose results a backend computes with each batch."""
 LayerReduce = Literal["concat", "mean", "stack"]
 Truncation = Literal["error", "right", "left"]
@@ -243,12 +243,14 @@ class ExplainTask(Protocol):
 class TextVectors:
     """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
 
-    `logits` (C) are those of the classifier, and `multi_vector` (K, dimensions) has one vector of length 1 per token.
+    `logits` (C) are those of the classifier, `token_logits` (T, C) those of the token classifier, and `multi_vector`
+    (K, dimensions) has one vector of length 1 per token.
     """
 
     hidden: NDArray[np.float32] | None
     pooled: NDArray[np.float32] | None
     logits: NDArray[np.float32] | None = None
+    token_logits: NDArray[np.float32] | None = None
     sparse: "SparseVector | None" = None
     multi_vector: NDArray[np.float32] | None = None
 
@@ -314,6 +316,7 @@ class ModelInfo:
     operations: list[Operation]
     outputs: list[Output]
     labels: list[str]
+    token_labels: list[str]
     attention: Attention
     attention_kinds: list[str]
     limits: Limits

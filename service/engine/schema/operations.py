@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from model.manifest import ExplainRecord, Manifest, TensorRecord
 
-Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "tokenize"]
+Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "tokenize"]
 Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
 HEAD_OF_SIMILARITY = {"maxsim": "multi_vector", "sparse": "sparse"}
 """The output that a similarity function of a head needs. The others need embeddings."""
@@ -25,6 +25,8 @@ def operations_of(manifest: Manifest) -> list[Operation]:
         missing.add("classify")
     elif len(head.labels) > 1:
         missing.add("rerank")
+    if manifest.token_classification is None:
+        missing.add("token_classify")
     return [operation for operation in OPERATIONS if operation not in missing]
 
 

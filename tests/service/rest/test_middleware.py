@@ -22,6 +22,7 @@ ROUTES = {
     ("post", "/v1/similarity"),
     ("post", "/v1/rerank"),
     ("post", "/v1/classify"),
+    ("post", "/v1/token-classify"),
     ("get", "/v1/model"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),

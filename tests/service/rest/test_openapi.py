@@ -22,6 +22,7 @@ OPERATIONS = {
     "similarity": ("/v1/similarity", "post"),
     "rerank": ("/v1/rerank", "post"),
     "classify": ("/v1/classify", "post"),
+    "token_classify": ("/v1/token-classify", "post"),
     "get_model": ("/v1/model", "get"),
     "create_embeddings": ("/v1/embeddings", "post"),
     "list_models": ("/v1/models", "get"),

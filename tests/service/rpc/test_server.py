@@ -80,6 +80,7 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
         "Similarity",
         "Rerank",
         "Classify",
+        "TokenClassify",
         "Tokenize",
         "GetModel",
         "ListModels",
