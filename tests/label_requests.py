@@ -102,7 +102,8 @@ def check_rerank(request: Body, response: Any) -> None:
     for place, result in enumerate(results):
         assert ("document" in result) == request.get("return_documents", False)
         if "document" in result:
-            assert result["document"] == request["documents"][result["index"]]
+            sent = request["documents"][result["index"]]
+            assert result["document"] == ({"text": sent} if isinstance(sent, str) else sent)
         assert ("explanation" in result) == (place < explained)
         for side, text in (("query", request["query"]), ("document", texts[result["index"]])):
             if "explanation" not in result:

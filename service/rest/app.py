@@ -23,6 +23,7 @@ from service.rest.middleware import RequestMiddleware, api_of, error_response, m
 from service.rest.openapi import complete_document
 from service.rest.requests import RequestReader
 from service.rest.routes import (
+    cohere,
     docs,
     entities,
     explain,
@@ -62,7 +63,7 @@ def make_app(
     files = page.read_page()
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, entities, openai, tei)),
+        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, entities, openai, tei, cohere)),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
@@ -88,9 +89,10 @@ def make_app(
             *entities.BODIES,
             *openai.BODIES,
             *tei_bodies.BODIES,
+            *cohere.BODIES,
             *oip_bodies.BODIES,
         ),
-        (ErrorBody, OpenAIErrorBody, tei_bodies.TeiErrorBody, oip_bodies.OipErrorBody),
+        (ErrorBody, OpenAIErrorBody, tei_bodies.TeiErrorBody, oip_bodies.OipErrorBody, cohere.CohereErrorBody),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from service.rest import compatible_examples
+
 Example = dict[str, Any]
 
 MODEL = "all-MiniLM-L6-v2"
@@ -103,22 +105,31 @@ RERANK_REQUEST: Example = {
     "effect": "occlusion",
     "explain_top": 1,
 }
-RERANK_RESPONSE: Example = HEAD | {
-    "results": [
-        {
-            "index": 1,
-            "relevance_score": 0.98,
-            "explanation": {
-                "query_units": [UNIT],
-                "document_units": [UNIT],
-                "query_effects": [0.21],
-                "document_effects": [0.35],
+RERANK_RESPONSE: Example = (
+    {"id": compatible_examples.REQUEST_ID, "object": "list"}
+    | HEAD
+    | {
+        "results": [
+            {
+                "index": 1,
+                "relevance_score": 0.98,
+                "explanation": {
+                    "query_units": [UNIT],
+                    "document_units": [UNIT],
+                    "query_effects": [0.21],
+                    "document_effects": [0.35],
+                },
             },
+            {"index": 0, "relevance_score": 0.02},
+        ],
+        "usage": {"tokens": 31, "truncated_inputs": 0, "total_tokens": 31},
+        "meta": {
+            "api_version": {"version": "1"},
+            "billed_units": {"input_tokens": 31},
+            "tokens": {"input_tokens": 31},
         },
-        {"index": 0, "relevance_score": 0.02},
-    ],
-    "usage": {"tokens": 31, "truncated_inputs": 0},
-}
+    }
+)
 CLASSIFY_REQUEST: Example = {"inputs": ["The parcel has not arrived."], "top_k": 2}
 CLASSIFY_RESPONSE: Example = HEAD | {
     "results": [
@@ -296,6 +307,7 @@ REQUESTS: dict[str, Example] = {
     "tei_similarity": TEI_SIMILARITY_REQUEST,
     "tei_tokenize": {"inputs": TEXT},
     "tei_decode": {"ids": [101, 2769, 2924, 102]},
+    **compatible_examples.REQUESTS,
     "oip_model_infer": OIP_INFER_REQUEST,
     "oip_model_version_infer": OIP_INFER_REQUEST,
 }
@@ -322,6 +334,7 @@ RESPONSES: dict[str, Any] = {
     "tei_tokenize": [[{"id": 2769, "text": "money", "special": False, "start": 0, "stop": 5}]],
     "tei_decode": ["money bank"],
     "tei_info": TEI_INFO,
+    **compatible_examples.RESPONSES,
     "oip_live": {"live": True},
     "oip_ready": {"ready": True},
     "oip_server_metadata": OIP_SERVER,

@@ -59,7 +59,10 @@ INFERENCE_HEADERS = {
     "x-attendant-precision": {"description": "Precision of inference.", "schema": _TEXT},
     "server-timing": {"description": "Milliseconds of each stage.", "schema": _TEXT},
 }
-INFERENCE = ("encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "create_embeddings")
+INFERENCE = (
+    "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "create_embeddings", "cohere_rerank",
+    "cohere_embed",
+)  # fmt: skip
 """Operations of which each response has the headers `INFERENCE_HEADERS`."""
 _REQUEST_HEADERS = [
     {

@@ -17,7 +17,10 @@ from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import native, oip, openai, tei
+from service.rest.routes import cohere, native, oip, openai, tei
+
+NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS))
+"""Paths for the fast lane whose requests may name a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class LoadShedder:
         """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
         if path in tei.FAST_PATHS:
             return Target(path, None)
-        if path == openai.EMBEDDINGS_PATH or (path == native.ENCODE_PATH and native.is_for_fast_lane(body)):
+        if path in NAMED_PATHS or (path == native.ENCODE_PATH and native.is_for_fast_lane(body)):
             return Target(path, native.model_of(body))
         endpoint, name = oip.parse_infer_path(path)
         is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers

@@ -215,33 +215,6 @@ class SimilarityResponseBody(BaseModel):
     document_prompt: str | None = Field(description="Prompt of documents; null if none was applied.")
 
 
-class RankExplanationBody(BaseModel):
-    """The effects of U query units and V document units on a score."""
-
-    query_units: list[Unit] = Field(description="Tokens or words of the query.")
-    document_units: list[Unit] = Field(description="Tokens or words of the document.")
-    query_effects: list[float] = Field(description="Score less the score without each query unit, (U).")
-    document_effects: list[float] = Field(description="Score less the score without each document unit, (V).")
-
-
-class RankedDocumentBody(BaseModel):
-    """A document and its score."""
-
-    index: int = Field(description="Index of the document in the request.")
-    relevance_score: float = Field(description="The score. Scores of different models are not comparable.")
-    document: str | dict[str, str] | None = Field(None, description="The document, with `return_documents`.")
-    explanation: RankExplanationBody | None = Field(None, description="With `effect`, for the best documents.")
-
-
-class RerankResponseBody(BaseModel):
-    """The response of /v1/rerank."""
-
-    model: str = Field(description="Name of the served model.")
-    precision: str = Field(description="Precision of inference.")
-    results: list[RankedDocumentBody] = Field(description="The documents, best first.")
-    usage: UsageBody
-
-
 class LabelBody(BaseModel):
     """A label and its score."""
 

@@ -58,6 +58,43 @@ embedder = HuggingFaceAPIDocumentEmbedder(
 documents = embedder.run([Document(content=text) for text in texts])["documents"]
 vectors = [document.embedding for document in documents]
 """
+COHERE = """
+import cohere
+
+client = cohere.ClientV2("none", base_url=rest)  # the key, if the server requires one
+ranked = client.rerank(model="all-MiniLM-L6-v2", query=texts[0], documents=texts)
+scores = {result.index: result.relevance_score for result in ranked.results}
+embedded = client.embed(
+    model="all-MiniLM-L6-v2", texts=texts, input_type="search_document", embedding_types=["float"], truncate="END"
+)
+vectors = embedded.embeddings.float_
+"""
+LANGCHAIN_COHERE = """
+from langchain_cohere import CohereRerank
+from langchain_core.documents import Document
+
+reranker = CohereRerank(model="all-MiniLM-L6-v2", base_url=rest, cohere_api_key="none")
+documents = reranker.compress_documents([Document(text) for text in texts], texts[0])
+scores = [document.metadata["relevance_score"] for document in documents]
+"""
+LLAMA_INDEX_COHERE_RERANK = """
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.postprocessor.cohere_rerank import CohereRerank
+
+reranker = CohereRerank(model="all-MiniLM-L6-v2", base_url=rest, api_key="none", top_n=3)
+nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+ranked = reranker.postprocess_nodes(nodes, query_str=texts[0])
+scores = {node.text: node.score for node in ranked}
+"""
+LLAMA_INDEX_TEI_RERANK = """
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+reranker = TextEmbeddingInference(base_url=rest, top_n=3)  # requires a cross-encoder
+nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+ranked = reranker.postprocess_nodes(nodes, query_str=texts[0])
+scores = {node.text: node.score for node in ranked}
+"""
 TRITONCLIENT = """
 import numpy as np
 import tritonclient.http as triton  # tritonclient.grpc has the same classes, for grpc_address

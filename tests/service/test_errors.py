@@ -125,6 +125,14 @@ def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_error_has_a_cohere_representation(kind: type[ServiceError]) -> None:
+    response = error_response(RequestRecord("cohere", "id-1"), make(kind))
+    body = json.loads(bytes(response.body))
+    assert set(body) == {"id", "message"}
+    assert (response.status_code, body["id"]) == (kind.http_status, "id-1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
     """TEI has its own statuses for overload and for a model without the required head."""
     response = error_response(RequestRecord("tei", "id-1"), make(kind))

@@ -83,11 +83,33 @@ async def test_order_does_not_saturate_with_the_scores(ranking: ServiceHarness) 
 async def test_top_n_and_documents(ranking: ServiceHarness) -> None:
     every = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
     assert len(every["results"]) == len(DOCUMENTS)
-    sent = [{"text": document} if index % 2 else document for index, document in enumerate(DOCUMENTS)]
+    sent = [{"text": document, "id": [index]} if index % 2 else document for index, document in enumerate(DOCUMENTS)]
     best = await post(ranking, "/v1/rerank", query=QUERY, documents=sent, top_n=2, return_documents=True)
     assert [result["index"] for result in best["results"]] == [result["index"] for result in every["results"][:2]]
-    assert all(result["document"] == sent[result["index"]] for result in best["results"])
+    objects = [{"text": document} if isinstance(document, str) else document for document in sent]
+    assert all(result["document"] == objects[result["index"]] for result in best["results"])
     assert best["usage"] == every["usage"]
+
+
+async def test_rank_fields_are_joined(ranking: ServiceHarness) -> None:
+    documents = [{"title": text, "id": 7, "body": other} for text, other in zip(DOCUMENTS, TEXTS, strict=False)]
+    joined = [f"{other}\n{text}" for text, other in zip(DOCUMENTS, TEXTS, strict=False)]
+    expected = await post(ranking, "/v1/rerank", query=QUERY, documents=joined)
+    body = await post(
+        ranking, "/v1/rerank", query=QUERY, documents=documents, rank_fields=["body", "title"], return_documents=True
+    )
+    assert [result["relevance_score"] for result in body["results"]] == [
+        pytest.approx(result["relevance_score"], abs=1e-5) for result in expected["results"]
+    ]
+    assert all(result["document"] == documents[result["index"]] for result in body["results"])
+
+
+@pytest.mark.parametrize("field", ["max_chunks_per_doc", "max_tokens_per_doc"])
+async def test_limits_of_cohere_allow_truncation(ranking: ServiceHarness, field: str) -> None:
+    request = {"query": QUERY, "documents": ["bank " * 70]}
+    expected = await post(ranking, "/v1/rerank", **request, truncation="right")
+    body = await post(ranking, "/v1/rerank", **request, **{field: 10})
+    assert body["results"] == expected["results"]
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
@@ -215,7 +237,13 @@ async def test_unsupported_operations_name_the_supported_ones(
         ({"documents": ["a"] * 1001}, "documents", "TOO_MANY"),
         ({"documents": ["bank " * 70]}, "documents[0]", "TOO_LONG"),
         ({"documents": ["b" * 5000]}, "documents[0]", "TOO_LONG"),
-        ({"documents": [{"txt": "a"}]}, "documents[0].txt", "UNKNOWN_FIELD"),
+        ({"documents": [{"txt": "a"}]}, "documents[0].text", "MISSING_FIELD"),
+        ({"documents": [{"text": 3}]}, "documents[0].text", "WRONG_TYPE"),
+        ({"documents": [{"title": "a"}, "b"], "rank_fields": ["title"]}, "documents[1]", "CONFLICTING_FIELDS"),
+        ({"documents": [{"title": "a"}], "rank_fields": ["title", "text"]}, "documents[0]", "MISSING_FIELD"),
+        ({"documents": [{"title": ["a"]}], "rank_fields": ["title"]}, "documents[0]", "WRONG_TYPE"),
+        ({"rank_fields": []}, "rank_fields", "EMPTY"),
+        ({"documents": ["bank " * 70], "max_tokens_per_doc": 9, "truncation": "error"}, "documents[0]", "TOO_LONG"),
         ({"documents": [3]}, "documents[0]", "WRONG_TYPE"),
         ({"top_n": 0}, "top_n", "OUT_OF_RANGE"),
         ({"explain_top": 2}, "explain_top", "CONFLICTING_FIELDS"),

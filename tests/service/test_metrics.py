@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine.model_loader import LoadedModel
 from service.errors import DeadlineExceeded
 from service.metrics import (
+    FAST_APIS,
     FAST_LANE,
     LANE_REJECTIONS,
     LANES,
@@ -48,7 +49,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
     exposed = families(generate_latest(fresh.metrics.registry).decode())
     assert labels(exposed["attendant_rejected_requests"], "reason", "api", "lane") == {
         (reason, api, lane)
-        for api, own_lanes in (("rest", LANES), ("openai", (FAST_LANE,)), ("tei", (FAST_LANE,)), ("oip", LANES))
+        for api, own_lanes in (("rest", LANES), ("oip", LANES), *((api, (FAST_LANE,)) for api in FAST_APIS))
         for reasons, lanes in ((LANE_REJECTIONS, own_lanes), (OTHER_REJECTIONS, (NO_LANE,)))
         for reason in reasons
         for lane in lanes
@@ -59,7 +60,12 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
     }
     durations = labels(exposed["attendant_request_duration_seconds"], "api", "lane")
     requests = labels(exposed["attendant_requests"], "api", "endpoint", "code")
-    for api, endpoint in (("rest", "/v1/encode"), ("openai", "/v1/embeddings"), ("tei", "/embed")):
+    for api, endpoint in (
+        ("rest", "/v1/encode"),
+        ("openai", "/v1/embeddings"),
+        ("tei", "/embed"),
+        ("cohere", "/v2/embed"),
+    ):
         assert (api, "fast") in durations
         assert {(api, endpoint, code) for code in ("200", "500", "503", "504")} <= requests
 

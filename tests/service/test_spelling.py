@@ -13,15 +13,16 @@ from service.oip.inputs import InferSpelling
 from service.oip.parameters import TYPES
 from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
-from service.rest.routes import native, openai, tei_bodies, tei_conversion
+from service.rest.routes import cohere, native, openai, tei_bodies, tei_conversion
 from service.rpc.codec import ENUM_PREFIXES, PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
-TEI, OPENAI, INFER = tei_conversion.TEI, openai.OPENAI, InferSpelling("text")
+TEI, OPENAI, COHERE, INFER = tei_conversion.TEI, openai.OPENAI, cohere.COHERE, InferSpelling("text")
 ENGINE_FOLDER = Path(service.engine.__file__).parent
 
 API_NAMES = {
-    "encoding_format", "truncate", "input_type", "source_sentence", "sentences", "prompt_tokens_details",
+    "encoding_format", "truncate", "output_dimension", "embedding_types",
+    "input_type", "source_sentence", "sentences", "prompt_tokens_details",
     *(value.name for enum in encoder_pb2.DESCRIPTOR.enum_types_by_name.values() for value in enum.values),
 }  # fmt: skip
 """Names of fields and values that only an API has."""
@@ -39,6 +40,7 @@ def too_long(path: str) -> ServiceError:
         (PROTO, "inputs[1]", "set truncation to TRUNCATION_RIGHT"),
         (OPENAI, "input[1]", "set truncate to true"),
         (TEI, "inputs[1]", "set truncate to true"),
+        (COHERE, "texts[1]", 'set truncate to "END"'),
         (INFER, "text[1]", 'set truncation to "right"'),
     ],
 )
@@ -61,6 +63,9 @@ def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: 
         (TEI, "queries", "inputs.source_sentence"),
         (TEI, "queries[0]", "inputs.source_sentence"),
         (TEI, "documents[3]", "inputs.sentences[3]"),
+        (COHERE, "inputs[2]", "texts[2]"),
+        (COHERE, "dimensions", "output_dimension"),
+        (COHERE, "prompt_name", "input_type"),
         (INFER, "inputs", "text"),
         (InferSpelling("input_ids"), "inputs[2].token_ids", "input_ids[2]"),
         (INFER, "layers[1]", "parameters.layers[1]"),
@@ -95,6 +100,7 @@ def test_suggestion_of_an_option_that_the_api_lacks_is_left_out() -> None:
 def test_options_that_errors_suggest_exist() -> None:
     assert {OPENAI.option(field) for field in openai.OPTIONS} <= set(openai.EmbeddingsBody.model_fields)
     assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
+    assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
     assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
 

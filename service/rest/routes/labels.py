@@ -1,9 +1,10 @@
 """The native API of labels and rankings: /v1/classify and /v1/rerank."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, Tag
+from pydantic import Field
 
 from service.engine.schema.encode import Truncation
 from service.engine.schema.labels import (
@@ -26,18 +27,20 @@ from service.rest.codec import (
     StrictModel,
     at_most,
     body_schema,
-    by_type,
     to_inputs,
 )
-from service.rest.problems import ITEM_TAG, OTHER_TAG
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
-from service.rest.schemas import ClassifyResponseBody, RerankResponseBody, responses
+from service.rest.routes.ranking import DocumentBody, Documents, RerankResponseBody, meta, to_object, to_texts
+from service.rest.schemas import ClassifyResponseBody, responses
 from service.steps import convert
 
 RAW_SCORES_DESCRIPTION = "Whether to return logits instead of scores."
 EFFECT_DESCRIPTION = "Whether to measure what each unit contributes to a score, by encoding the text without the unit."
 UNIT_DESCRIPTION = "Units of effects."
+TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `right`."
+VERSION = "1"
+"""Version of Cohere's API that shares /v1/rerank."""
 
 
 class ClassifyBody(StrictModel):
@@ -54,29 +57,21 @@ class ClassifyBody(StrictModel):
     unit: SimilarityUnit = Field("word", description=UNIT_DESCRIPTION)
 
 
-class DocumentBody(StrictModel):
-    """A document to rank."""
-
-    text: str = Field(description="The text of the document.")
-
-
-Document = Annotated[
-    Annotated[str, Tag(OTHER_TAG)] | Annotated[DocumentBody, Tag(ITEM_TAG)], by_type(str, OTHER_TAG, ITEM_TAG)
-]
-
-
 class RerankBody(StrictModel):
     """The body of POST /v1/rerank."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
     query: str = Field(description="The query.")
-    documents: Annotated[list[Document], FirstError(), at_most("documents")] = Field(
-        description="The documents, each a text or an object with `text`."
+    documents: Documents = Field(description="The documents, each a text or an object with `text` and other fields.")
+    rank_fields: Annotated[list[str], FirstError(), at_most("spans")] | None = Field(
+        None, description="Fields of the documents to rank, in this order. null is `text`."
     )
     top_n: int | None = Field(
         None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
     )
-    return_documents: bool = Field(False, description="Whether to return the documents, as they were sent.")
+    return_documents: bool = Field(
+        False, description="Whether to return the documents as objects: a text as `{text}`, an object as it was sent."
+    )
     raw_scores: bool = Field(False, description=RAW_SCORES_DESCRIPTION)
     truncation: Truncation = Field("error", description=TRUNCATION_DESCRIPTION)
     effect: LabelEffect = Field("none", description=EFFECT_DESCRIPTION)
@@ -86,6 +81,8 @@ class RerankBody(StrictModel):
         description="Number of documents to return effects for, best first. null is 3. Requires `effect`.",
         json_schema_extra={"minimum": 1},
     )
+    max_chunks_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
+    max_tokens_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
 
 
 BODIES = (ClassifyBody, RerankBody)
@@ -129,19 +126,39 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return the documents by their relevance to the query, best first."""
         body = await reader.read(request, RerankBody)
         engine = lifecycle.models.find(body.model)
-        fields = body.model_dump(exclude={"model", "documents", "return_documents"})
-        documents = tuple(item if isinstance(item, str) else item.text for item in body.documents)
-        response = await engine.rerank(RerankRequest(documents=documents, **fields, deadline=reader.deadline(request)))
+        response = await engine.rerank(_rerank_request(body, reader.deadline(request)))
         sent = body.documents if body.return_documents else None
+        tokens = response.token_count
         document = {
+            "id": request.scope["record"].request_id,
+            "object": "list",
             "model": response.model,
             "precision": response.precision,
             "results": await convert(lambda result: _ranked(result, sent), response.results),
-            "usage": usage_body(response.token_count, response.truncated_inputs),
+            "usage": usage_body(tokens, response.truncated_inputs) | {"total_tokens": tokens},
+            "meta": meta(VERSION, tokens),
         }
         return await json_response(request, document, metadata_headers(response, engine.info.digest))
 
     return router
+
+
+def _rerank_request(body: RerankBody, deadline: float | None) -> RerankRequest:
+    truncation: Truncation = body.truncation
+    limits = (body.max_chunks_per_doc, body.max_tokens_per_doc)
+    if "truncation" not in body.model_fields_set and limits != (None, None):
+        truncation = "right"
+    return RerankRequest(
+        query=body.query,
+        documents=to_texts(body.documents, body.rank_fields),
+        top_n=body.top_n,
+        raw_scores=body.raw_scores,
+        truncation=truncation,
+        effect=body.effect,
+        unit=body.unit,
+        explain_top=body.explain_top,
+        deadline=deadline,
+    )
 
 
 def _classified(result: ClassifyResult) -> dict[str, Any]:
@@ -158,11 +175,10 @@ def _label(label: LabelScore) -> dict[str, Any]:
     return body if label.effects is None else body | {"effects": label.effects.values}
 
 
-def _ranked(result: RankedDocument, documents: list[str | DocumentBody] | None) -> dict[str, Any]:
+def _ranked(result: RankedDocument, documents: Sequence[str | DocumentBody] | None) -> dict[str, Any]:
     body: dict[str, Any] = {"index": result.index, "relevance_score": result.score}
     if documents is not None:
-        document = documents[result.index]
-        body["document"] = document if isinstance(document, str) else {"text": document.text}
+        body["document"] = to_object(documents[result.index])
     if (explanation := result.explanation) is not None:
         body["explanation"] = {
             "query_units": explanation.query_units,

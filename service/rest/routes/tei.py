@@ -10,7 +10,7 @@ from service.engine.schema.encode import EncodeRequest, EncodeResponse, Tokenize
 from service.engine.schema.similarity import SimilarityRequest
 from service.errors import ConflictingFields, Unavailable
 from service.lifecycle import Lifecycle
-from service.rest.codec import JSON
+from service.rest.codec import JSON, cut
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
@@ -27,7 +27,6 @@ from service.rest.routes.tei_bodies import (
 from service.rest.routes.tei_conversion import (
     check_not_empty,
     compute_headers,
-    cut,
     describe_model,
     describe_tokens,
     items_of,

@@ -14,6 +14,7 @@ from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo
 from service.engine.schema.labels import ClassifyResponse, RerankResponse
 from service.engine.schema.similarity import SimilarityResponse
 from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape
+from service.rest.codec import cut
 from service.rest.responses import metadata_headers
 from service.spelling import Remedy, Spelling
 
@@ -122,13 +123,6 @@ def to_inputs(
 def _prepend(prompt: str, text: str) -> str:
     """Return the text after the prompt; a blank text alone, so that the engine rejects it."""
     return text if not text or text.isspace() else prompt + text
-
-
-def cut(text: str, truncation: Truncation, limit: int) -> str:
-    """Return at most `limit` characters of a text that may be truncated; the engine rejects longer texts."""
-    if truncation == "error" or len(text) <= limit:
-        return text
-    return text[:limit] if truncation == "right" else text[-limit:]
 
 
 def prompt_text(info: ModelInfo, name: str | None, field: str) -> str:

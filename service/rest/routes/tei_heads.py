@@ -12,6 +12,7 @@ from service.engine.schema.encode import Input, Truncation
 from service.engine.schema.labels import ClassifyRequest, LabelScore, RankedDocument, RerankRequest
 from service.errors import ServiceError, Unsupported
 from service.lifecycle import Lifecycle
+from service.rest.codec import cut
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
@@ -22,7 +23,7 @@ from service.rest.routes.tei_bodies import (
     TeiRerankBody,
     TeiSparseValueBody,
 )
-from service.rest.routes.tei_conversion import check_not_empty, check_pairs, compute_headers, cut
+from service.rest.routes.tei_conversion import check_not_empty, check_pairs, compute_headers
 from service.rest.routes.tei_route import HEAD_ERRORS, post
 
 

@@ -39,6 +39,8 @@ ROUTES = {
     ("get", "/info"),
     ("get", "/health"),
     ("get", "/ping"),
+    ("post", "/v2/rerank"),
+    ("post", "/v2/embed"),
     ("get", "/v2"),
     ("get", "/v2/health/live"),
     ("get", "/v2/health/ready"),

@@ -37,6 +37,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
                 ("tei", "/embed", b'{"inputs": "money bank grows"}'),
                 ("tei", "/", b'{"inputs": "money bank grows"}'),
+                ("cohere", "/v2/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
+                ("cohere", "/v2/embed", b'{"texts": ["money bank grows"], "input_type": "classification"}'),
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
                 ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
             ):
@@ -51,7 +53,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 error, expected_error = json.loads(bytes(response.body)), expected.json()
                 if api in ("rest", "openai"):
                     error, expected_error = error["error"], expected_error["error"]
-                message = "message" if api in ("rest", "openai") else "error"
+                message = "message" if api in ("rest", "openai", "cohere") else "error"
                 # The messages differ, because the engine estimates tokens from characters, and the load shedder from
                 # bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
@@ -60,7 +62,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                     version = "/versions/{version}" if "versions" in path else ""
                     endpoint = f"/v2/models/{{name}}{version}/infer"
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 12
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 16
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
