@@ -38,6 +38,7 @@ from service.rest.routes import (
     similarity,
     tei,
     tei_bodies,
+    vllm,
 )
 from service.rest.schemas import ErrorBody, OpenAIErrorBody
 
@@ -63,7 +64,10 @@ def make_app(
     files = page.read_page()
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in (native, explain, similarity, labels, entities, openai, tei, cohere)),
+        *(
+            api.make_router(lifecycle, reader)
+            for api in (native, explain, similarity, labels, entities, openai, tei, cohere, vllm)
+        ),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
@@ -90,9 +94,17 @@ def make_app(
             *openai.BODIES,
             *tei_bodies.BODIES,
             *cohere.BODIES,
+            *vllm.BODIES,
             *oip_bodies.BODIES,
         ),
-        (ErrorBody, OpenAIErrorBody, tei_bodies.TeiErrorBody, oip_bodies.OipErrorBody, cohere.CohereErrorBody),
+        (
+            ErrorBody,
+            OpenAIErrorBody,
+            tei_bodies.TeiErrorBody,
+            oip_bodies.OipErrorBody,
+            cohere.CohereErrorBody,
+            vllm.VllmErrorBody,
+        ),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(

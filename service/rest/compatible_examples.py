@@ -1,4 +1,4 @@
-"""OpenAPI examples of Cohere's API: requests and shortened responses, by operation."""
+"""OpenAPI examples of the APIs of Cohere and vLLM: requests and shortened responses, by operation."""
 
 from typing import Any
 
@@ -37,12 +37,23 @@ COHERE_EMBED_RESPONSE: Example = {
     "texts": [TEXT],
     "meta": COHERE_META,
 }
+VLLM_SCORE_REQUEST: Example = {"model": MODEL, "text_1": TEXT, "text_2": ["river bank floods"]}
+VLLM_HEAD = {"id": REQUEST_ID, "object": "list", "created": 1785542400, "model": MODEL}
+VLLM_USAGE = {"usage": {"prompt_tokens": 10, "total_tokens": 10}}
+VLLM_SCORE_RESPONSE: Example = VLLM_HEAD | {"data": [{"index": 0, "object": "score", "score": 0.42}]} | VLLM_USAGE
+VLLM_CLASSIFY_RESPONSE: Example = (
+    VLLM_HEAD | {"data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}]} | VLLM_USAGE
+)
 
 REQUESTS: dict[str, Example] = {
     "cohere_rerank": COHERE_RERANK_REQUEST,
     "cohere_embed": COHERE_EMBED_REQUEST,
+    **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_REQUEST),
+    "vllm_classify": {"model": MODEL, "input": [TEXT]},
 }
 RESPONSES: dict[str, Example] = {
     "cohere_rerank": COHERE_RERANK_RESPONSE,
     "cohere_embed": COHERE_EMBED_RESPONSE,
+    **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_RESPONSE),
+    "vllm_classify": VLLM_CLASSIFY_RESPONSE,
 }

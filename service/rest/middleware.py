@@ -31,7 +31,7 @@ from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
 from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
-from service.rest.routes import cohere, health, native, oip, oip_conversion, openai, tei, tei_conversion
+from service.rest.routes import cohere, health, native, oip, oip_conversion, openai, tei, tei_conversion, vllm
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
@@ -197,6 +197,8 @@ def api_of(method: str, path: str) -> str:
         return tei.API
     if path in cohere.PATHS:
         return cohere.API
+    if path in vllm.PATHS:
+        return vllm.API
     if path in health.PATHS:
         return health.API
     return oip.API if path == oip.ROOT_PATH or path.startswith(oip.PREFIX) else native.API
@@ -231,6 +233,9 @@ def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes,
     if api == cohere.API:
         error.spell(cohere.COHERE)
         return cohere.render_error(error, request_id), error.http_status
+    if api == vllm.API:
+        error.spell(vllm.VLLM)
+        return vllm.render_error(error), vllm.http_status(error)
     if api == oip.API:
         return oip_conversion.render_error(error), oip_conversion.http_status(error)
     error.spell(NATIVE)

@@ -17,9 +17,9 @@ from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import cohere, native, oip, openai, tei
+from service.rest.routes import cohere, native, oip, openai, tei, vllm
 
-NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS))
+NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS))
 """Paths for the fast lane whose requests may name a model."""
 
 

@@ -31,11 +31,13 @@ OPERATIONS = {
     "/rerank",
     "/v2/rerank",
     "/v2/embed",
+    "/v1/score",
     "/v2/models/all-MiniLM-L6-v2/infer",
 }
 MACHINE_FIELDS = frozenset(
     (
         "backend_reason",
+        "created",
         "digest",
         "length_buckets",
         "max_batch_tokens",

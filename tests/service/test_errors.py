@@ -133,6 +133,16 @@ def test_error_has_a_cohere_representation(kind: type[ServiceError]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_error_has_a_vllm_representation(kind: type[ServiceError]) -> None:
+    """This API returns status 400 for invalid content, and the status as `code`."""
+    response = error_response(RequestRecord("vllm", "id-1"), make(kind))
+    body = json.loads(bytes(response.body))["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert response.status_code == body["code"] == (400 if kind.http_status == 422 else kind.http_status)
+    assert (body["type"] == "InternalServerError") == (kind.http_status >= 500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
     """TEI has its own statuses for overload and for a model without the required head."""
     response = error_response(RequestRecord("tei", "id-1"), make(kind))

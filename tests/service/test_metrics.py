@@ -65,6 +65,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
         ("openai", "/v1/embeddings"),
         ("tei", "/embed"),
         ("cohere", "/v2/embed"),
+        ("vllm", "/score"),
     ):
         assert (api, "fast") in durations
         assert {(api, endpoint, code) for code in ("200", "500", "503", "504")} <= requests

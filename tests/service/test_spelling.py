@@ -13,15 +13,16 @@ from service.oip.inputs import InferSpelling
 from service.oip.parameters import TYPES
 from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
-from service.rest.routes import cohere, native, openai, tei_bodies, tei_conversion
+from service.rest.routes import cohere, native, openai, tei_bodies, tei_conversion, vllm
 from service.rpc.codec import ENUM_PREFIXES, PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
 TEI, OPENAI, COHERE, INFER = tei_conversion.TEI, openai.OPENAI, cohere.COHERE, InferSpelling("text")
+VLLM = vllm.VLLM
 ENGINE_FOLDER = Path(service.engine.__file__).parent
 
 API_NAMES = {
-    "encoding_format", "truncate", "output_dimension", "embedding_types",
+    "encoding_format", "truncate", "output_dimension", "embedding_types", "text_1", "text_2",
     "input_type", "source_sentence", "sentences", "prompt_tokens_details",
     *(value.name for enum in encoder_pb2.DESCRIPTOR.enum_types_by_name.values() for value in enum.values),
 }  # fmt: skip
@@ -41,6 +42,7 @@ def too_long(path: str) -> ServiceError:
         (OPENAI, "input[1]", "set truncate to true"),
         (TEI, "inputs[1]", "set truncate to true"),
         (COHERE, "texts[1]", 'set truncate to "END"'),
+        (VLLM, "input[1]", "set truncate_prompt_tokens to -1"),
         (INFER, "text[1]", 'set truncation to "right"'),
     ],
 )
@@ -101,6 +103,7 @@ def test_options_that_errors_suggest_exist() -> None:
     assert {OPENAI.option(field) for field in openai.OPTIONS} <= set(openai.EmbeddingsBody.model_fields)
     assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
     assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
+    assert VLLM.option("truncation") in vllm.VllmScoreBody.model_fields
     assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
 

@@ -41,6 +41,9 @@ OPERATIONS = {
     "tei_ping": ("/ping", "get"),
     "cohere_rerank": ("/v2/rerank", "post"),
     "cohere_embed": ("/v2/embed", "post"),
+    "vllm_score": ("/score", "post"),
+    "vllm_v1_score": ("/v1/score", "post"),
+    "vllm_classify": ("/classify", "post"),
     "oip_live": ("/v2/health/live", "get"),
     "oip_ready": ("/v2/health/ready", "get"),
     "oip_server_metadata": ("/v2", "get"),
@@ -63,8 +66,8 @@ for _name, _suffix, _method in (
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
-CLASSIFY = {"classify"}
-"""Operations that need a classifier, which the default model lacks, and whose API has status 422 for that."""
+CLASSIFY = {"classify": 422, "vllm_classify": 400}
+"""Statuses of operations that need a classifier, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
 """Operations that always fail."""
 EMPTY = {"tei_health", "tei_ping"}
@@ -102,7 +105,7 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
         validator(document, content["schema"]).validate(body)
     concrete = path.replace("{name}", "all-MiniLM-L6-v2").replace("{version}", "1")
     response = rest.request(method, concrete, json=body)
-    expected = 424 if name in HEADS else 501 if name in UNSUPPORTED else 422 if name in CLASSIFY else 200
+    expected = 424 if name in HEADS else 501 if name in UNSUPPORTED else CLASSIFY.get(name, 200)
     assert response.status_code == expected, response.text
     if name in EMPTY:
         assert "content" not in operation["responses"]["200"]
@@ -121,7 +124,8 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
     "name",
     [
         "encode", "attend", "compare", "tokenize", "create_embeddings", "tei_embed", "tei_similarity", "tei_decode",
-        "oip_model_infer", "cohere_rerank", "cohere_embed",
+        "oip_model_infer", "cohere_rerank", "cohere_embed", "vllm_score",
+        "vllm_classify",
     ],
 )  # fmt: skip
 def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
@@ -153,6 +157,8 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
         "CohereRerankBody",
         "CohereEmbedBody",
         "CohereErrorBody",
+        "VllmScoreBody",
+        "VllmClassifyBody",
         "InferBody",
         "InferInputBody",
         "OipModelBody",
@@ -195,7 +201,17 @@ def test_errors_have_examples_and_headers(document: dict[str, Any], name: str) -
 
 @pytest.mark.parametrize(
     "name",
-    ["encode", "attend", "compare", "similarity", "create_embeddings", "tokenize", "cohere_rerank", "cohere_embed"],
+    [
+        "encode",
+        "attend",
+        "compare",
+        "similarity",
+        "create_embeddings",
+        "tokenize",
+        "cohere_rerank",
+        "cohere_embed",
+        "vllm_score",
+    ],
 )
 def test_described_headers_are_sent(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
     path, method = OPERATIONS[name]

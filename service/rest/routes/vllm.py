@@ -1,0 +1,299 @@
+"""The scoring and classification API of vLLM: /score, /v1/score and /classify."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from model.tokenizer import TokenizerInput
+from service.engine.engine import Engine
+from service.engine.schema.encode import Input, Truncation
+from service.engine.schema.labels import (
+    ClassifyRequest,
+    ClassifyResponse,
+    ClassifyResult,
+    RerankRequest,
+    RerankResponse,
+)
+from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
+from service.errors import Empty, InvalidArgument, OutOfRange, ServiceError, UnsupportedByModel, WrongShape
+from service.lifecycle import Lifecycle
+from service.rest.codec import MODEL_DESCRIPTION, Texts, body_schema, cut
+from service.rest.requests import RequestReader
+from service.rest.responses import json_response, metadata_headers
+from service.rest.schemas import EmbeddingsUsageBody, responses
+from service.spelling import Spelling
+
+API = "vllm"
+SCORE_PATHS, CLASSIFY_PATH = ("/score", "/v1/score"), "/classify"
+PATHS = (*SCORE_PATHS, CLASSIFY_PATH)
+NO_LIMIT = -1
+"""The value of `truncate_prompt_tokens` that selects the model's limit."""
+
+ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
+ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
+
+Scored = RerankResponse | ClassifyResponse | SimilarityResponse
+
+
+class VllmSpelling(Spelling):
+    """Names of vLLM's API in error messages. Texts of /score have names of their own; see `name_text`."""
+
+    def path(self, path: str) -> str:
+        return path.replace("inputs", "input", 1) if path.startswith("inputs") else path
+
+    def value(self, field: str, value: str) -> str:
+        return str(NO_LIMIT) if field == "truncation" else super().value(field, value)
+
+    def option(self, field: str) -> str | None:
+        return "truncate_prompt_tokens" if field == "truncation" else None
+
+
+VLLM = VllmSpelling()
+
+
+class VllmModel(BaseModel):
+    """A JSON object that ignores unknown fields, as vLLM does, and rejects type coercion and NaN."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
+    truncate_prompt_tokens: int | None = Field(
+        None, description="-1 or the model's token limit truncates longer inputs. null rejects them."
+    )
+    use_activation: bool | None = Field(None, description="false returns logits instead of scores.")
+    activation: bool | None = Field(None, description="Older name of `use_activation`.")
+    softmax: bool | None = Field(None, description="Older name of `use_activation`.")
+
+    @property
+    def raw_scores(self) -> bool:
+        """Whether to return logits."""
+        return False in (self.use_activation, self.activation, self.softmax)
+
+    def truncation(self, engine: Engine) -> Truncation:
+        """Return the truncation as the engine names it. Raises `OutOfRange` for another limit than the model's."""
+        limit, actual = engine.info.max_input_tokens, self.truncate_prompt_tokens
+        if actual not in (None, NO_LIMIT, limit):
+            remedy = f"Use {NO_LIMIT} or {limit}."
+            raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
+        return "error" if actual is None else "right"
+
+
+class VllmScoreBody(VllmModel):
+    """The body of POST /score and POST /v1/score."""
+
+    text_1: Texts = Field(description="A text, to compare with each text of `text_2`, or one text for each of them.")
+    text_2: Texts = Field(description="A text or a list of texts.")
+
+
+class VllmClassifyBody(VllmModel):
+    """The body of POST /classify."""
+
+    input: Texts = Field(description="A text or a list of texts.")
+
+
+BODIES = (VllmScoreBody, VllmClassifyBody)
+
+
+class VllmErrorDetailBody(BaseModel):
+    """One error in vLLM's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int = Field(description="HTTP status.")
+
+
+class VllmErrorBody(BaseModel):
+    """The body of every error of vLLM's API."""
+
+    error: VllmErrorDetailBody
+
+
+class VllmResponseBody(BaseModel):
+    """The fields of every response."""
+
+    id: str = Field(description="Request ID.")
+    object: Literal["list"]
+    created: int = Field(description="Time in seconds since 1970.")
+    model: str = Field(description="Name of the served model.")
+    usage: EmbeddingsUsageBody
+
+
+class VllmScoreItemBody(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class VllmScoreResponseBody(VllmResponseBody):
+    """The response of /score and /v1/score."""
+
+    data: list[VllmScoreItemBody] = Field(description="One score per pair, in the order of `text_2`.")
+
+
+class VllmLabelsBody(BaseModel):
+    """The labels of one input."""
+
+    index: int
+    label: str = Field(description="The label with the highest score.")
+    probs: list[float] = Field(description="Score of each label, in the order of the model's labels.")
+    num_classes: int = Field(description="Number of labels.")
+
+
+class VllmClassifyResponseBody(VllmResponseBody):
+    """The response of /classify."""
+
+    data: list[VllmLabelsBody] = Field(description="One result per input, in the order of the inputs.")
+
+
+def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
+    """Return the routes of this API."""
+    router = APIRouter(tags=["vllm"])
+    described = responses(VllmScoreResponseBody, VllmErrorBody, ERRORS)
+    options: dict[str, Any] = {
+        "summary": "Score", "responses": described, "openapi_extra": body_schema(VllmScoreBody)
+    }  # fmt: skip
+
+    @router.post(SCORE_PATHS[0], operation_id="vllm_score", **options)
+    @router.post(SCORE_PATHS[1], operation_id="vllm_v1_score", **options)
+    async def score(request: Request) -> Response:
+        """Return the score of each pair of texts. Requires a cross-encoder or an embedding model."""
+        body = await reader.read(request, VllmScoreBody)
+        engine = lifecycle.models.find(body.model)
+        try:
+            response, scores = await _score(body, engine, reader.deadline(request))
+        except ServiceError as error:
+            if error.field is not None:
+                error.field = name_text(error.field, body)
+            raise
+        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+        document = _document(request, response, data)
+        return await json_response(request, document, metadata_headers(response, engine.info.digest))
+
+    @router.post(
+        CLASSIFY_PATH,
+        operation_id="vllm_classify",
+        summary="Classify",
+        responses=responses(VllmClassifyResponseBody, VllmErrorBody, ERRORS),
+        openapi_extra=body_schema(VllmClassifyBody),
+    )
+    async def classify(request: Request) -> Response:
+        """Return the best label of each input and the scores of all labels. Requires a classifier."""
+        body = await reader.read(request, VllmClassifyBody)
+        engine = lifecycle.models.find(body.model)
+        truncation = body.truncation(engine)
+        inputs = tuple(Input(TokenizerInput(text)) for text in _cut(to_list(body.input), truncation, engine))
+        response = await engine.classify(
+            ClassifyRequest(
+                inputs, raw_scores=body.raw_scores, truncation=truncation, deadline=reader.deadline(request)
+            )
+        )
+        labels = engine.info.labels
+        data = [{"index": index, **_labels(result, labels)} for index, result in enumerate(response.results)]
+        document = _document(request, response, data)
+        return await json_response(request, document, metadata_headers(response, engine.info.digest))
+
+    return router
+
+
+def render_error(error: ServiceError) -> bytes:
+    """Return vLLM's error body."""
+    status = http_status(error)
+    kind = ERROR_TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.field, "code": status}})
+
+
+def http_status(error: ServiceError) -> int:
+    """Return the HTTP status of an error. As in the OpenAI API, invalid content has status 400."""
+    return 400 if isinstance(error, InvalidArgument) else error.http_status
+
+
+async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) -> tuple[Scored, Sequence[float]]:
+    """Return the engine's response and the score of each pair."""
+    truncation = body.truncation(engine)
+    first, second = (_cut(to_list(texts), truncation, engine) for texts in (body.text_1, body.text_2))
+    _check_counts(len(first), len(second))
+    is_zipped = len(first) > 1
+    if not engine.info.labels:
+        similar = await engine.similarity(
+            SimilarityRequest(
+                first, second, pairs="zip" if is_zipped else "all", similarity="cosine", truncation=truncation,
+                deadline=deadline,
+            )
+        )  # fmt: skip
+        values = similar.scores.values if is_zipped else similar.scores.values[0]
+        return similar, [float(str(value)) for value in values]  # the shortest decimals of float32
+    if len(engine.info.labels) > 1:
+        raise UnsupportedByModel("The model has several labels", "Use a cross-encoder or an embedding model.")
+    if is_zipped:
+        inputs = tuple(Input(TokenizerInput(text, pair)) for text, pair in zip(first, second, strict=True))
+        labeled = await engine.classify(
+            ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation, deadline=deadline)
+        )
+        return labeled, [result.labels[0].score for result in labeled.results]
+    ranked = await engine.rerank(
+        RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation, deadline=deadline)
+    )
+    return ranked, [result.score for result in sorted(ranked.results, key=lambda result: result.index)]
+
+
+def _check_counts(first: int, second: int) -> None:
+    for field, count in (("text_1", first), ("text_2", second)):
+        if not count:
+            raise Empty("empty", "Send at least one text.", field=field)
+    if first not in (1, second):
+        raise WrongShape(
+            "another number of texts than text_1", "Send one text in text_1, or as many as in text_2.",
+            field="text_2", actual=second, minimum=first, maximum=first,
+        )  # fmt: skip
+
+
+def name_text(path: str, body: VllmScoreBody) -> str:
+    """Return the path of a text of /score, which is a query, a document or a part of an input for the engine."""
+    name, bracket, rest = path.partition("[")
+    index, _, part = rest.partition("]")
+    if name == "inputs":
+        name = "text_2" if part == ".pair" else "text_1"
+    elif name in ("query", "queries"):
+        name = "text_1"
+    elif name == "documents":
+        name = "text_2"
+    else:
+        return path
+    is_text = isinstance(getattr(body, name), str)
+    return f"{name}[{index}]" if bracket and not is_text else name
+
+
+def to_list(texts: str | list[str]) -> list[str]:
+    """Return one or several texts as a list."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _cut(texts: Sequence[str], truncation: Truncation, engine: Engine) -> tuple[str, ...]:
+    return tuple(cut(text, truncation, engine.info.limits.max_input_characters) for text in texts)
+
+
+def _labels(result: ClassifyResult, labels: Sequence[str]) -> dict[str, Any]:
+    scores = {label.label: label.score for label in result.labels}
+    return {
+        "label": result.labels[0].label,
+        "probs": [scores[label] for label in labels],
+        "num_classes": len(labels),
+    }
+
+
+def _document(request: Request, response: Scored, data: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": request.scope["record"].request_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": response.model,
+        "data": data,
+        "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
+    }

@@ -1,0 +1,165 @@
+"""vLLM's API: combinations of request fields get the native API's numbers, or one of its errors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
+from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.service.test_tei_products import product
+from tests.serving import ServiceThread
+
+EMBEDDER = "embedding model"
+TEXT_OR_LIST = st.one_of(TEXTS, st.lists(TEXTS, max_size=3))
+OPTIONS = {
+    "truncate_prompt_tokens": st.sampled_from([..., ..., None, -1, -1, 64, 3]),
+    "use_activation": optional(st.one_of(st.none(), st.booleans())),
+    "unknown": optional(st.just([1])),
+}
+PAIRS: st.SearchStrategy[Any] = st.one_of(
+    st.tuples(SHORT_TEXTS, TEXT_OR_LIST),
+    st.tuples(st.lists(TEXTS, max_size=2), TEXT_OR_LIST),
+    st.lists(st.tuples(TEXTS, SHORT_TEXTS), min_size=2, max_size=3).map(
+        lambda pairs: ([first for first, _ in pairs], [second for _, second in pairs])
+    ),
+)
+SCORE = st.builds(lambda pair, options: {"text_1": pair[0], "text_2": pair[1], **options}, PAIRS, body(**OPTIONS))
+CLASSIFY = body(input=TEXT_OR_LIST, **OPTIONS)
+
+
+@pytest.fixture(scope="module", params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER])
+def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
+    if request.param != EMBEDDER:
+        model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
+    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+        yield client
+
+
+@product
+@given(request=SCORE, path=st.sampled_from(["/score", "/v1/score"]))
+def test_score_equals_the_native_api(rest: httpx.Client, request: Body, path: str) -> None:
+    response = rest.post(path, json=request)
+    event(str(response.status_code))
+    info = rest.get("/v1/model").json()
+    options = native_options(info, request)
+    first, second = to_list(request["text_1"]), to_list(request["text_2"])
+    if options is None or not first or not second or len(first) not in (1, len(second)) or len(info["labels"]) > 1:
+        check_error(response)
+        return
+    first, second = ([cut(text, info, request) for text in texts] for texts in (first, second))
+    expected = []
+    for index, text in enumerate(second):
+        query = first[index if len(first) > 1 else 0]
+        if info["labels"]:
+            raw = request.get("use_activation") is False
+            native = rest.post("/v1/rerank", json={"query": query, "documents": [text], "raw_scores": raw, **options})
+        else:
+            native_body = {"queries": query, "documents": text, "similarity": "cosine", **options}
+            native = rest.post("/v1/similarity", json=native_body)
+        if native.status_code != 200:
+            check_same_error(response, native)
+            return
+        result = native.json()
+        expected.append(result["results"][0]["relevance_score"] if info["labels"] else result["scores"][0][0])
+    assert response.status_code == 200, response.text
+    data = response.json()["data"]
+    assert [item["index"] for item in data] == list(range(len(second)))
+    assert [item["score"] for item in data] == pytest.approx(expected, abs=2e-3)
+
+
+@product
+@given(request=CLASSIFY)
+def test_classify_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
+    response = rest.post("/classify", json=request)
+    event(str(response.status_code))
+    info = rest.get("/v1/model").json()
+    options = native_options(info, request)
+    if options is None:
+        check_error(response)
+        return
+    raw = request.get("use_activation") is False
+    inputs = [cut(text, info, request) for text in to_list(request["input"])]
+    native = rest.post("/v1/classify", json={"inputs": inputs, "raw_scores": raw, **options})
+    if native.status_code != 200:
+        check_same_error(response, native)
+        return
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["total_tokens"] == native.json()["usage"]["tokens"]
+    for item, result in zip(response.json()["data"], native.json()["results"], strict=True):
+        scores = {label["label"]: label["score"] for label in result["labels"]}
+        assert item["num_classes"] == len(info["labels"])
+        assert item["probs"] == pytest.approx([scores[label] for label in info["labels"]], abs=1e-4)
+        assert item["label"] == info["labels"][item["probs"].index(max(item["probs"]))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "another number of texts than text_1 (1"),
+        ({"text_1": []}, "text_1", "empty"),
+        ({"text_1": ["a", " "], "text_2": ["b", "c"]}, "text_1[1]", "empty or blank"),
+        ({"text_1": ["a", "b"], "text_2": ["b", " "]}, "text_2[1]", "empty or blank"),
+        ({"text_1": " "}, "text_1", "empty or blank"),
+        ({"text_2": ["a", " "]}, "text_2[1]", "empty or blank"),
+        ({"text_2": " "}, "text_2", "empty or blank"),
+        ({"text_2": "bank " * 300}, "text_2", "or set truncate_prompt_tokens to -1"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "Use -1 or "),
+        ({"text_2": [1]}, "text_2[0]", "wrong type"),
+    ],
+)
+def test_errors_have_vllm_names(rest: httpx.Client, changes: dict[str, Any], param: str, message: str) -> None:
+    if len(rest.get("/v1/model").json()["labels"]) > 1:
+        return  # a classifier scores no pairs
+    response = rest.post("/score", json={"text_1": "a", "text_2": ["b", "c"]} | changes)
+    check_error(response)
+    assert response.json()["error"]["param"] == param
+    assert message in response.json()["error"]["message"]
+
+
+def test_response_has_an_id_and_a_time(rest: httpx.Client) -> None:
+    path, request = "/score", {"text_1": "a", "text_2": "b"}
+    if len(rest.get("/v1/model").json()["labels"]) > 1:
+        path, request = "/classify", {"input": "a"}
+    response = rest.post(path, json=request, headers={"x-request-id": "one"}).json()
+    assert (response["id"], response["object"]) == ("one", "list")
+    assert response["created"] > 1_700_000_000
+    assert response["usage"]["total_tokens"] == response["usage"]["prompt_tokens"] > 0
+    other = rest.post(path, json=request | {"model": "other"})
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+def to_list(texts: Any) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def native_options(info: Any, request: Body) -> Body | None:
+    """Return the truncation under the native API's name; None for another limit than the model's."""
+    limit = request.get("truncate_prompt_tokens")
+    if limit not in (None, -1, info["max_input_tokens"]):
+        return None
+    return {"truncation": "error" if limit is None else "right"}
+
+
+def cut(text: str, info: Any, request: Body) -> str:
+    """Return the part of a text within the character limit, if it may be truncated."""
+    limit = info["limits"]["max_input_characters"]
+    return text if request.get("truncate_prompt_tokens") is None else text[:limit]
+
+
+def check_error(response: httpx.Response) -> None:
+    assert response.status_code in (400, 413), response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == (response.status_code, "BadRequestError")
+    assert not any(name in error["message"] for name in ("inputs", "queries", "documents"))
+
+
+def check_same_error(response: httpx.Response, native: httpx.Response) -> None:
+    check_error(response)
+    assert response.status_code == (400 if native.status_code == 422 else native.status_code)
