@@ -28,6 +28,7 @@ from service.rest.routes import (
     entities,
     explain,
     health,
+    infinity,
     labels,
     models,
     native,
@@ -66,7 +67,7 @@ def make_app(
     routers = (
         *(
             api.make_router(lifecycle, reader)
-            for api in (native, explain, similarity, labels, entities, openai, tei, cohere, vllm)
+            for api in (native, explain, similarity, labels, openai, tei, cohere, vllm, infinity)
         ),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
@@ -80,7 +81,7 @@ def make_app(
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
             api = api_of(min(route.methods or ()), route.path)
-            if api != health.API and route.path != models.PATH:  # the list of models belongs to no model
+            if api != health.API and route.path not in (models.PATH, infinity.MODELS_PATH):  # lists belong to no model
                 metrics.create_requests(api, [route.path.replace(":path}", "}")])
     install_error_handlers(app)
     complete_document(
@@ -95,6 +96,7 @@ def make_app(
             *tei_bodies.BODIES,
             *cohere.BODIES,
             *vllm.BODIES,
+            *infinity.BODIES,
             *oip_bodies.BODIES,
         ),
         (
@@ -104,6 +106,7 @@ def make_app(
             oip_bodies.OipErrorBody,
             cohere.CohereErrorBody,
             vllm.VllmErrorBody,
+            infinity.InfinityErrorBody,
         ),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)

@@ -1,4 +1,4 @@
-"""OpenAPI examples of the APIs of Cohere and vLLM: requests and shortened responses, by operation."""
+"""OpenAPI examples of the APIs of Cohere, vLLM and infinity: requests and shortened responses, by operation."""
 
 from typing import Any
 
@@ -44,16 +44,34 @@ VLLM_SCORE_RESPONSE: Example = VLLM_HEAD | {"data": [{"index": 0, "object": "sco
 VLLM_CLASSIFY_RESPONSE: Example = (
     VLLM_HEAD | {"data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}]} | VLLM_USAGE
 )
+INFINITY_HEAD = {"id": REQUEST_ID, "created": 1785542400, "model": MODEL} | VLLM_USAGE
+INFINITY_MODEL: Example = {
+    "id": MODEL,
+    "object": "model",
+    "owned_by": "infinity",
+    "created": 0,
+    "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "batch_size": 512},
+    "backend": "openvino",
+    "capabilities": ["embed", "rerank"],
+}
 
 REQUESTS: dict[str, Example] = {
     "cohere_rerank": COHERE_RERANK_REQUEST,
     "cohere_embed": COHERE_EMBED_REQUEST,
     **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_REQUEST),
     "vllm_classify": {"model": MODEL, "input": [TEXT]},
+    "infinity_embeddings": {"model": MODEL, "input": [TEXT]},
+    "infinity_rerank": {"model": MODEL, "query": TEXT, "documents": ["river bank floods"]},
+    "infinity_classify": {"model": MODEL, "input": [TEXT]},
 }
 RESPONSES: dict[str, Example] = {
     "cohere_rerank": COHERE_RERANK_RESPONSE,
     "cohere_embed": COHERE_EMBED_RESPONSE,
     **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_RESPONSE),
     "vllm_classify": VLLM_CLASSIFY_RESPONSE,
+    "infinity_embeddings": INFINITY_HEAD
+    | {"object": "list", "data": [{"object": "embedding", "embedding": [0.0316, -0.0121, 0.0428], "index": 0}]},
+    "infinity_rerank": INFINITY_HEAD | {"object": "rerank", "results": [{"relevance_score": 0.42, "index": 0}]},
+    "infinity_classify": INFINITY_HEAD | {"object": "classify", "data": [[{"score": 0.9, "label": "positive"}]]},
+    "infinity_models": {"object": "list", "data": [INFINITY_MODEL]},
 }

@@ -31,11 +31,25 @@ from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
 from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
-from service.rest.routes import cohere, health, native, oip, oip_conversion, openai, tei, tei_conversion, vllm
+from service.rest.routes import cohere, health, infinity, native, oip, oip_conversion, openai, tei, tei_conversion, vllm
+from service.spelling import Spelling
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+API_BY_PATH: dict[str, str] = {path: api.API for api in (cohere, infinity, vllm) for path in api.PATHS}
+RENDERERS: dict[str, tuple[Spelling, Callable[[ServiceError, str], tuple[bytes, int]]]] = {
+    openai.API: (openai.OPENAI, lambda error, _: (openai.render_error(error), openai.http_status(error))),
+    tei.API: (
+        tei_conversion.TEI,
+        lambda error, _: (tei_conversion.render_error(error), tei_conversion.http_status(error)),
+    ),
+    cohere.API: (cohere.COHERE, lambda error, request_id: (cohere.render_error(error, request_id), error.http_status)),
+    vllm.API: (vllm.VLLM, lambda error, _: (vllm.render_error(error), vllm.http_status(error))),
+    infinity.API: (infinity.INFINITY, lambda error, _: (infinity.render_error(error), error.http_status)),
+}
+"""Per API: the names in its errors, and the function that renders an error and a request ID as body and status."""
 
 log = logging.getLogger("attendant.rest")
 
@@ -195,10 +209,8 @@ def api_of(method: str, path: str) -> str:
         return openai.API
     if path in tei.PATHS or (path == tei.ROOT_PATH and method == "POST"):
         return tei.API
-    if path in cohere.PATHS:
-        return cohere.API
-    if path in vllm.PATHS:
-        return vllm.API
+    if path in API_BY_PATH:
+        return API_BY_PATH[path]
     if path in health.PATHS:
         return health.API
     return oip.API if path == oip.ROOT_PATH or path.startswith(oip.PREFIX) else native.API
@@ -224,19 +236,11 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
 
 def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes, int]:
     """Return an error in the format of an API, and its HTTP status there."""
-    if api == openai.API:
-        error.spell(openai.OPENAI)
-        return openai.render_error(error), openai.http_status(error)
-    if api == tei.API:
-        error.spell(tei_conversion.TEI)
-        return tei_conversion.render_error(error), tei_conversion.http_status(error)
-    if api == cohere.API:
-        error.spell(cohere.COHERE)
-        return cohere.render_error(error, request_id), error.http_status
-    if api == vllm.API:
-        error.spell(vllm.VLLM)
-        return vllm.render_error(error), vllm.http_status(error)
-    if api == oip.API:
+    if api in RENDERERS:
+        spelling, render = RENDERERS[api]
+        error.spell(spelling)
+        return render(error, request_id)
+    if api == oip.API:  # names of fields depend on the request, so the routes spell errors
         return oip_conversion.render_error(error), oip_conversion.http_status(error)
     error.spell(NATIVE)
     return native_error(error, request_id), error.http_status

@@ -17,9 +17,9 @@ from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import cohere, native, oip, openai, tei, vllm
+from service.rest.routes import cohere, infinity, native, oip, openai, tei, vllm
 
-NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS))
+NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS, *infinity.POST_PATHS))
 """Paths for the fast lane whose requests may name a model."""
 
 
@@ -80,7 +80,12 @@ class LoadShedder:
         if path in tei.FAST_PATHS:
             return Target(path, None)
         if path in NAMED_PATHS or (path == native.ENCODE_PATH and native.is_for_fast_lane(body)):
-            return Target(path, native.model_of(body))
+            return Target(path, _model_of(body))
         endpoint, name = oip.parse_infer_path(path)
         is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers
         return Target(endpoint, name) if is_fast and oip.is_for_fast_lane(body) else None
+
+
+def _model_of(body: bytes) -> str | None:
+    name = native.model_of(body)
+    return None if name == infinity.UNSPECIFIED else name

@@ -61,10 +61,11 @@ CLIENTS = (
     Client(
         "infinity-client",
         "infinity_client",
-        "OpenAI",
-        "one text and several, sync and async, dimensions, errors",
+        "infinity",
+        "embeddings, rerank, classify and models, sync and async, dimensions, errors; the OpenAI API with the base URL "
+        "of `/v1`",
         snippets.INFINITY_CLIENT,
-        "test_openai_clients.py",
+        "test_rerank_clients.py",
     ),
     Client(
         "huggingface-hub",

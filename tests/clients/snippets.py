@@ -18,14 +18,14 @@ vectors = embeddings.embed_documents(texts)
 """
 INFINITY_CLIENT = """
 from infinity_client import Client
-from infinity_client.api.default import embeddings
-from infinity_client.models import OpenAIEmbeddingInputText
-from infinity_client.types import UNSET
+from infinity_client.api.default import embeddings, rerank
+from infinity_client.models import OpenAIEmbeddingInputText, RerankInput
 
-client = Client(base_url=f"{rest}/v1")
-# By default, the client sends 0 dimensions and a modality.
-body = OpenAIEmbeddingInputText(input_=texts, model="all-MiniLM-L6-v2", dimensions=UNSET, modality=UNSET)
+client = Client(base_url=f"{rest}/infinity")
+body = OpenAIEmbeddingInputText(input_=texts)
 vectors = [item.embedding for item in embeddings.sync(client=client, body=body).data]
+ranked = rerank.sync(client=client, body=RerankInput(query=texts[0], documents=texts))
+scores = {item.index: item.relevance_score for item in ranked.results}
 """
 HUGGINGFACE_HUB = """
 from huggingface_hub import InferenceClient

@@ -97,6 +97,9 @@ send(results)
 """
 INFINITY = """
 import asyncio
+from infinity_client.types import UNSET
+
+client = Client(base_url=f"{rest}/v1")
 
 def make_body(value, **options):
     options = {"dimensions": UNSET, "modality": UNSET} | options
@@ -111,7 +114,7 @@ send({
     "one": to_vectors(embeddings.sync(client=client, body=make_body(texts[0]))),
     "async": to_vectors(asyncio.run(embeddings.asyncio(client=client, body=make_body(texts)))),
     "dimensions": to_vectors(embeddings.sync(client=client, body=make_body(texts, dimensions=64))),
-    "usage": embeddings.sync(client=client, body=body).usage.to_dict(),
+    "usage": embeddings.sync(client=client, body=make_body(texts)).usage.to_dict(),
     "invalid": [invalid.status_code, json.loads(invalid.content)["error"]["param"]],
 })
 """

@@ -1,4 +1,4 @@
-"""Clients that rank documents get the native API's numbers: Cohere's, and text-embeddings-inference's.
+"""Clients that rank documents get the native API's numbers: those of Cohere, infinity and text-embeddings-inference.
 
 Each client is installed in its own environment.
 """
@@ -84,6 +84,41 @@ send({
 """
 LLAMA_INDEX = """
 send({"order": list(scores), "scores": list(scores.values())})
+"""
+INFINITY = """
+import asyncio
+from infinity_client.api.default import classify, models
+from infinity_client.models import ClassifyInput
+
+best = RerankInput(query=texts[0], documents=texts, return_documents=True, top_n=1)
+short = OpenAIEmbeddingInputText(input_=texts[0], model="all-MiniLM-L6-v2", dimensions=64)
+
+
+async def run_async():  # in one event loop, because the client keeps its connections
+    return await embeddings.asyncio(client=client, body=body), await rerank.asyncio(client=client, body=best)
+
+
+embedded, reranked = asyncio.run(run_async())
+(listed,) = models.sync(client=client).data
+unsupported = classify.sync_detailed(client=client, body=ClassifyInput(input_=texts))
+unknown = rerank.sync_detailed(client=client, body=RerankInput(query="a", documents=["b"], model="bge"))
+send({
+    "snippet": vectors, "scores": scores,
+    "async": [item.embedding for item in embedded.data],
+    "dimensions": [item.embedding for item in embeddings.sync(client=client, body=short).data],
+    "best": [item.document for item in reranked.results],
+    "models": [listed.id, listed.capabilities, listed.stats.additional_properties["queue_absolute"]],
+    "errors": [unsupported.status_code, unknown.status_code],
+})
+"""
+INFINITY_CLASSIFY = """
+from infinity_client import Client
+from infinity_client.api.default import classify
+from infinity_client.models import ClassifyInput
+
+client = Client(base_url=f"{rest}/infinity")
+result = classify.sync(client=client, body=ClassifyInput(input_=texts))
+send({"labels": [{item.label: item.score for item in labels} for labels in result.data]})
 """
 HUGGINGFACE_HUB = """
 from huggingface_hub import InferenceClient
@@ -180,6 +215,23 @@ def test_huggingface_hub_classifies(classifier: httpx.Client, tmp_path: Path) ->
     (expected,) = classifier.post("/v1/classify", json=body).raise_for_status().json()["results"]
     labels = [[label["label"], pytest.approx(label["score"], abs=1e-4)] for label in expected["labels"]]
     assert (results["best"], results["labels"]) == (labels[0], labels)
+
+
+def test_infinity(rest: httpx.Client, classifier: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
+    results = run("infinity-client", INFINITY, rest, tmp_path)
+    for name in ("snippet", "async"):
+        check_arrays(results[name], native(rest, TEXTS))
+    check_arrays(results["dimensions"], native(rest, TEXTS[:1], dimensions=64))
+    assert list(results["scores"].items()) == list(rank(rest, TEXTS).items())
+    assert results["best"] == [TEXTS[int(next(iter(rank(rest, TEXTS))))]]
+    assert results["models"] == [MODEL, ["embed", "rerank"], 0]
+    assert results["errors"] == [422, 404]
+    environment = ClientEnvironment.create("infinity_client", tmp_path / "classifier")
+    url = str(classifier.base_url).rstrip("/")
+    labels = environment.call(INFINITY_CLASSIFY, rest=url, grpc="", texts=TEXTS[:2])["labels"]
+    expected = classifier.post("/v1/classify", json={"inputs": TEXTS[:2]}).json()["results"]
+    for found, result in zip(labels, expected, strict=True):
+        assert found == pytest.approx({label["label"]: label["score"] for label in result["labels"]}, abs=1e-4)
 
 
 def check_nodes(rest: httpx.Client, results: Any) -> None:

@@ -32,6 +32,7 @@ OPERATIONS = {
     "/v2/rerank",
     "/v2/embed",
     "/v1/score",
+    "/infinity/rerank",
     "/v2/models/all-MiniLM-L6-v2/infer",
 }
 MACHINE_FIELDS = frozenset(

@@ -143,6 +143,14 @@ def test_error_has_a_vllm_representation(kind: type[ServiceError]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_error_has_an_infinity_representation(kind: type[ServiceError]) -> None:
+    response = error_response(RequestRecord("infinity", "id-1"), make(kind))
+    body = json.loads(bytes(response.body))["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert response.status_code == body["code"] == kind.http_status
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
     """TEI has its own statuses for overload and for a model without the required head."""
     response = error_response(RequestRecord("tei", "id-1"), make(kind))

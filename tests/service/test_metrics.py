@@ -66,6 +66,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
         ("tei", "/embed"),
         ("cohere", "/v2/embed"),
         ("vllm", "/score"),
+        ("infinity", "/infinity/rerank"),
     ):
         assert (api, "fast") in durations
         assert {(api, endpoint, code) for code in ("200", "500", "503", "504")} <= requests

@@ -13,7 +13,7 @@ from service.oip.inputs import InferSpelling
 from service.oip.parameters import TYPES
 from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
-from service.rest.routes import cohere, native, openai, tei_bodies, tei_conversion, vllm
+from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm
 from service.rpc.codec import ENUM_PREFIXES, PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
@@ -65,6 +65,7 @@ def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: 
         (TEI, "queries", "inputs.source_sentence"),
         (TEI, "queries[0]", "inputs.source_sentence"),
         (TEI, "documents[3]", "inputs.sentences[3]"),
+        (infinity.INFINITY, "inputs[2]", "input[2]"),
         (COHERE, "inputs[2]", "texts[2]"),
         (COHERE, "dimensions", "output_dimension"),
         (COHERE, "prompt_name", "input_type"),

@@ -44,6 +44,10 @@ OPERATIONS = {
     "vllm_score": ("/score", "post"),
     "vllm_v1_score": ("/v1/score", "post"),
     "vllm_classify": ("/classify", "post"),
+    "infinity_embeddings": ("/infinity/embeddings", "post"),
+    "infinity_rerank": ("/infinity/rerank", "post"),
+    "infinity_classify": ("/infinity/classify", "post"),
+    "infinity_models": ("/infinity/models", "get"),
     "oip_live": ("/v2/health/live", "get"),
     "oip_ready": ("/v2/health/ready", "get"),
     "oip_server_metadata": ("/v2", "get"),
@@ -66,7 +70,7 @@ for _name, _suffix, _method in (
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
-CLASSIFY = {"classify": 422, "vllm_classify": 400}
+CLASSIFY = {"classify": 422, "vllm_classify": 400, "infinity_classify": 422}
 """Statuses of operations that need a classifier, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
 """Operations that always fail."""
@@ -125,7 +129,7 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
     [
         "encode", "attend", "compare", "tokenize", "create_embeddings", "tei_embed", "tei_similarity", "tei_decode",
         "oip_model_infer", "cohere_rerank", "cohere_embed", "vllm_score",
-        "vllm_classify",
+        "vllm_classify", "infinity_embeddings", "infinity_rerank", "infinity_classify",
     ],
 )  # fmt: skip
 def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
@@ -159,6 +163,9 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
         "CohereErrorBody",
         "VllmScoreBody",
         "VllmClassifyBody",
+        "InfinityEmbeddingsBody",
+        "InfinityRerankBody",
+        "InfinityClassifyBody",
         "InferBody",
         "InferInputBody",
         "OipModelBody",
@@ -211,6 +218,7 @@ def test_errors_have_examples_and_headers(document: dict[str, Any], name: str) -
         "cohere_rerank",
         "cohere_embed",
         "vllm_score",
+        "infinity_embeddings",
     ],
 )
 def test_described_headers_are_sent(document: dict[str, Any], rest: httpx.Client, name: str) -> None:

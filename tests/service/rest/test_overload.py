@@ -39,6 +39,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("tei", "/", b'{"inputs": "money bank grows"}'),
                 ("cohere", "/v2/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
                 ("cohere", "/v2/embed", b'{"texts": ["money bank grows"], "input_type": "classification"}'),
+                ("infinity", "/infinity/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
+                ("infinity", "/infinity/embeddings", b'{"input": "money bank", "model": "default/not-specified"}'),
                 ("vllm", "/score", b'{"text_1": "money bank", "text_2": "grows"}'),
                 ("vllm", "/v1/score", b'{"text_1": "money bank", "text_2": ["grows"]}'),
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
@@ -53,9 +55,9 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 assert int(response.headers["retry-after"]) == int(expected.headers["retry-after"])
                 assert set(response.headers) == set(expected.headers)
                 error, expected_error = json.loads(bytes(response.body)), expected.json()
-                if api in ("rest", "openai", "vllm"):
+                if api in ("rest", "openai", "vllm", "infinity"):
                     error, expected_error = error["error"], expected_error["error"]
-                message = "message" if api in ("rest", "openai", "cohere", "vllm") else "error"
+                message = "message" if api in ("rest", "openai", "cohere", "vllm", "infinity") else "error"
                 # The messages differ, because the engine estimates tokens from characters, and the load shedder from
                 # bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
@@ -64,7 +66,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                     version = "/versions/{version}" if "versions" in path else ""
                     endpoint = f"/v2/models/{{name}}{version}/infer"
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 20
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 24
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
