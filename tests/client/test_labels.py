@@ -73,15 +73,16 @@ def test_rerank_returns_the_best_documents_and_explains_the_first(client: Client
     explanation = best.explanation
     assert explanation is not None
     text = DOCUMENTS[best.index]
-    words = client.tokenize(text, model=name).results[0].words
-    assert [unit.text for unit in explanation.document_units] == [word.text for word in words]
-    assert all(text[unit.start : unit.end] == unit.text for unit in explanation.document_units)
-    for units, effects in (
-        (explanation.query_units, explanation.query_effects),
-        (explanation.document_units, explanation.document_effects),
+    for side, units, effects in (
+        (QUERY, explanation.query_units, explanation.query_effects),
+        (text, explanation.document_units, explanation.document_effects),
     ):
+        words = client.tokenize(side, model=name).results[0].words
+        assert [unit.text for unit in units] == [word.text for word in words]
+        assert [side[unit.start : unit.end] for unit in units] == [word.text for word in words]
         assert effects.dtype == np.float32
-        assert effects.shape == (len(units),)
+        assert effects.shape == (len(words),)
+        assert np.any(effects)
 
 
 def test_raw_scores_are_logits(client: Client) -> None:
