@@ -54,7 +54,7 @@ class SimilarityOptions(TypedDict, total=False):
 
     model: str
     pairs: Literal["all", "zip"]
-    similarity: Literal["cosine", "dot"]
+    similarity: Literal["cosine", "dot", "maxsim", "sparse"]
     dimensions: int
     truncation: Literal["error", "right", "left"]
     query_prompt_name: str

@@ -67,7 +67,7 @@ def make_app(
     routers = (
         *(
             api.make_router(lifecycle, reader)
-            for api in (native, explain, similarity, labels, openai, tei, cohere, vllm, infinity)
+            for api in (native, explain, similarity, labels, entities, openai, tei, cohere, vllm, infinity)
         ),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),

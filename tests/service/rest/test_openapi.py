@@ -70,7 +70,7 @@ for _name, _suffix, _method in (
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
-CLASSIFY = {"classify": 422, "vllm_classify": 400, "infinity_classify": 422}
+CLASSIFY = {"classify": 422, "token_classify": 422, "vllm_classify": 400, "infinity_classify": 422}
 """Statuses of operations that need a classifier, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
 """Operations that always fail."""

@@ -48,7 +48,7 @@ async def test_values_match_rest(stub: EncoderServiceStub, rest_client: httpx.As
     response = await rest_client.post("/v1/encode", json={**body, "encoding_format": "base64"})
     (expected,) = response.json()["results"]
     (result,) = (await stub.Encode(pb.EncodeRequest(
-        inputs=[pb.Input(text=text, spans=[pb.Span(**span) for span in spans])], outputs=pb.Output.keys()[1:]
+        inputs=[pb.Input(text=text, spans=[pb.Span(**span) for span in spans])], outputs=pb.Output.keys()[1:6]
     ))).results  # fmt: skip
     for name in VECTORS:
         tensor = getattr(result, name)

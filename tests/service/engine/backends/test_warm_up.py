@@ -51,7 +51,8 @@ def open_recording(backend_class: type[Any], costs: CostModel, monkeypatch: pyte
 
     monkeypatch.setattr(base, "_timed", timed)
     architecture = SimpleNamespace(type_vocab_size=1)
-    manifest = SimpleNamespace(max_input_tokens=8192, architecture=architecture, classification=None)
+    heads = dict.fromkeys(("classification", "token_classification", "sparse", "multi_vector"))
+    manifest = SimpleNamespace(max_input_tokens=8192, architecture=architecture, **heads)
     artifact: Any = SimpleNamespace(manifest=manifest)
     return backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
 
