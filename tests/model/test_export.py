@@ -79,7 +79,7 @@ def test_manifest_of_model_without_sentence_transformers_files(published: Path, 
 
 @pytest.mark.slow
 def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) -> None:
-    """Only the graphs may differ from a bidirectional model with the same weights."""
+    """Only the graphs and the assumed pooling may differ from a bidirectional model with the same weights."""
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
     causal = export_model(source, tmp_path / "out")
@@ -90,7 +90,8 @@ def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) 
     assert causal.attention_kinds == ("probs", "norm", "block_norm", "projection")
     changed = [name for name in causal.files if causal.files[name] != bidirectional.files[name]]
     assert changed == ["explain.onnx", "fast.onnx", "layer_0.onnx"]
-    same: dict[str, object] = {"architecture": None, "explain": None, "files": {}}
+    assert causal.heads == (bidirectional.embedding.model_copy(update={"pooling": "last"}),)
+    same: dict[str, object] = {"architecture": None, "explain": None, "files": {}, "heads": ()}
     assert causal.model_copy(update=same) == bidirectional.model_copy(update=same)
 
 
