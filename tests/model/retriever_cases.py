@@ -12,6 +12,8 @@ from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
 
 BGE_M3 = "bge-m3"
 MULTI_VECTOR_SIZE = 20
+SPARSE_BIAS = 7.2
+"""Makes the sparse weights of some tokens positive. With a random bias near 0, all of them are negative."""
 
 
 def masked_lm(kind: str) -> FamilyCase:
@@ -72,4 +74,6 @@ def publish_bge_m3(directory: Path, tokenizer: bytes) -> None:
             "weight": torch.randn(rows, SIZES["hidden_size"], generator=generator),
             "bias": torch.randn(rows, generator=generator),
         }
+        if name == "sparse_linear.pt":
+            layer["bias"].fill_(SPARSE_BIAS)
         torch.save(layer, directory / name)

@@ -68,6 +68,7 @@ async def test_three_outputs_of_bge_m3_from_one_pass(bge: ServiceHarness) -> Non
     layers = {name: torch.load(directory / f"{name}_linear.pt") for name in ("sparse", "colbert")}
     results = await encode(bge, inputs=TEXTS, outputs=["pooled", "sparse", "multi_vector"])
     assert bge.sample("attendant_batch_tokens_sum", lane="fast") == sum(result["token_count"] for result in results)
+    assert any(result["sparse"]["token_ids"] for result in results)
     special = set(tokenizer.all_special_ids)
     for text, result in zip(TEXTS, results, strict=True):
         ids = tokenizer(text, return_tensors="pt")
