@@ -38,8 +38,10 @@ send([line.split("|") for line in output.splitlines()])
 """
 
 
-def code_blocks(language: str) -> str:
-    return "".join(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL))
+def code_blocks(heading: str, language: str) -> str:
+    """Return the code of a section, up to the next heading."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return "".join(re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def expected_hits() -> list[tuple[float, str]]:
 
 
 def test_qdrant_finds_the_nearest_texts(environment: ClientEnvironment, vectors: Path, service: ServiceThread) -> None:
-    code = code_blocks("python").replace("http://127.0.0.1:8080", service.rest)
+    code = code_blocks("Qdrant", "python").replace("http://127.0.0.1:8080", service.rest)
     printed = environment.call(
         QDRANT, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=code
     )
@@ -77,7 +79,12 @@ def test_pgvector_finds_the_nearest_texts(
     environment: ClientEnvironment, vectors: Path, service: ServiceThread
 ) -> None:
     rows = environment.call(
-        POSTGRES, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=code_blocks("sql")
+        POSTGRES,
+        rest=service.rest,
+        grpc=service.grpc,
+        texts=[],
+        directory=str(vectors),
+        script=code_blocks("PostgreSQL with pgvector", "sql"),
     )
     texts = (vectors / "texts.txt").read_text().splitlines()
     for (number, cosine), (score, text) in zip(rows, expected_hits(), strict=False):
