@@ -29,8 +29,9 @@ Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
 BERT_FAMILIES = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-TOLERANCE = 2e-5
-"""The rounding of float32 depends on the CPU: up to 1.2e-5 on an AMD EPYC with AVX512 (eurobert), else below 1e-5."""
+TOLERANCE = 1e-5
+EUROBERT_TOLERANCE = 2e-5
+"""Float32 rounding on an AMD EPYC with AVX512 gives 1.2e-5 for this family."""
 TINY_TEXTS = (
     TokenizerInput("The miller counts his boats."),
     TokenizerInput("Rain."),
@@ -124,7 +125,7 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
     assert [maps.shape for maps in probs] == [maps.shape for maps in expected]
     differences = [np.abs(left - right).max() for left, right in zip(probs, expected, strict=True)]
     print(f"{name}: probs to transformers {max(differences):.1e}")
-    assert max(differences) <= TOLERANCE
+    assert max(differences) <= (EUROBERT_TOLERANCE if name == "eurobert" else TOLERANCE)
     if "scores" not in target.model.artifact.manifest.attention_kinds:
         with pytest.raises(UnsupportedByModel, match=r"^kind: not supported for this model, because its attention "):
             await attend(target.model, *sources, kind="scores")

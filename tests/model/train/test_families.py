@@ -85,8 +85,10 @@ def check_same(encoder: Encoder, directory: Path) -> None:
     """Check that the published files contain an encoder."""
     loaded = load_checkpoint(directory).encoder
     assert loaded.config == encoder.config
+    # The files of Gemma contain the weights of norms minus 1, which loses a bit.
+    tolerance = 1e-5 if encoder.config.block == "sandwich" else 1e-6
     for own, tensor in zip(hidden_states(encoder), hidden_states(loaded), strict=True):
-        torch.testing.assert_close(own, tensor, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(own, tensor, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
