@@ -3,11 +3,13 @@
 import logging as stdlib_logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ PROGRESS_PERIOD_S = 5.0
 LOCAL_FILES = "use a directory with config.json, tokenizer.json and model.safetensors"
 RETRY = "run the command again: it keeps the complete files"
 SIZE_MISMATCH = re.compile(r"should be of size (\d+) but has size (\d+) \((.*)\)")
+ABORT_DELAY_S = 0.05
 
 Progress = Callable[[str], None]
 
 _downloading = threading.Event()
+_aborted = threading.Event()
+_incomplete_files: list[str] = []
 
 
 def download(hub_id: HubId, progress: Progress) -> Path:
@@ -62,22 +67,37 @@ def abort_download() -> bool:
     """
     if not _downloading.is_set():
         return False
-    with suppress(OSError):
-        for descriptor in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                path = os.readlink(f"/proc/self/fd/{descriptor}")
-                if path.endswith(".incomplete"):
-                    os.unlink(path)
+    _aborted.set()
+    time.sleep(ABORT_DELAY_S)  # a thread may be between the audit event and the system call
+    for path in tuple(_incomplete_files):
+        with suppress(OSError):
+            os.unlink(path)
     return True
+
+
+def _watch_incomplete_files(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook: list the incomplete files that `huggingface_hub` opens, and reject new ones after an abort."""
+    if event == "open" and isinstance(args[0], str) and args[0].endswith(".incomplete"):
+        if _aborted.is_set():
+            raise OSError(f"download aborted before {args[0]}")
+        _incomplete_files.append(args[0])
 
 
 @contextmanager
 def _mark_download() -> Iterator[None]:
+    _add_audit_hook()
     _downloading.set()
     try:
         yield
     finally:
         _downloading.clear()
+        _incomplete_files.clear()
+
+
+@cache
+def _add_audit_hook() -> None:
+    """Add the hook once: Python has no call that removes it."""
+    sys.addaudithook(_watch_incomplete_files)
 
 
 def _list_files(hub_id: HubId) -> dict[str, int]:
