@@ -21,16 +21,22 @@ from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.heads import (
     Classifier,
+    MaskedLM,
     MultiVector,
     Sparse,
     TokenClassifier,
+    VocabularyHead,
+    VocabularyLayout,
+    find_mask_token,
     is_classifier,
+    is_masked_lm,
     is_token_classifier,
     read_classifier,
     read_linear_sparse,
     read_multi_vector,
     read_splade,
     read_token_classifier,
+    read_vocabulary_head,
 )
 from model.manifest import TrainingRecord
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
@@ -65,6 +71,7 @@ class Checkpoint:
     training: TrainingRecord | None = None
     classifier: Classifier | None = None
     token_classifier: TokenClassifier | None = None
+    masked_lm: MaskedLM | None = None
     sparse: Sparse | None = None
     multi_vector: MultiVector | None = None
 
@@ -109,6 +116,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         training=read_training(directory),
         classifier=load_classifier(directory, family, config, tensors, encoder) if is_classifier(config) else None,
         token_classifier=load_token_classifier(family, config, tensors, encoder),
+        masked_lm=load_masked_lm(directory, family, config, tensors, encoder, tokenizer),
         sparse=load_sparse(directory, family, config, tensors, encoder),
         multi_vector=read_multi_vector(directory, encoder.config.hidden_size),
     )
@@ -141,9 +149,34 @@ def load_sparse(
         return read_linear_sparse(directory, encoder.config.hidden_size)
     if family.masked_lm is None:
         raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
-    embeddings = encoder.embeddings.word_embeddings.weight.detach()
     layout = family.masked_lm(ConfigReader(config))
-    return read_splade(pooling, layout, head_tensors(family, tensors), embeddings, encoder.config.hidden_size)
+    return read_splade(pooling, load_vocabulary_head(layout, family, tensors, encoder))
+
+
+def load_masked_lm(
+    directory: Path,
+    family: Family,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    encoder: Encoder,
+    tokenizer: bytes,
+) -> MaskedLM | None:
+    """Return the masked-LM head of a checkpoint with these weights; None without one. Raises CheckpointError."""
+    if not is_masked_lm(config) or family.masked_lm is None:
+        return None
+    layout = family.masked_lm(ConfigReader(config))
+    if not layout.is_in(head_tensors(family, tensors)):
+        return None
+    mask_token_id = find_mask_token(tokenizer, read_optional_json(directory / "tokenizer_config.json"))
+    return MaskedLM(load_vocabulary_head(layout, family, tensors, encoder), mask_token_id)
+
+
+def load_vocabulary_head(
+    layout: VocabularyLayout, family: Family, tensors: Mapping[str, Tensor], encoder: Encoder
+) -> VocabularyHead:
+    """Return the projection onto the vocabulary of a checkpoint with these weights. Raises CheckpointError."""
+    embeddings = encoder.embeddings.word_embeddings.weight.detach()
+    return read_vocabulary_head(layout, head_tensors(family, tensors), embeddings, encoder.config.hidden_size)
 
 
 def head_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -184,10 +184,11 @@ def _write(
     heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
     for item in write_heads(root, checkpoint, store):
         heads.append(item.head)
-        if item.graph is not None:
-            progress(f"exported {item.graph.file}")
-            _check_parity(item.graph.file, item.report.parity, progress)
-            graphs[item.head.type], reports[item.head.type] = item.graph, item.report
+        for graph_name, head_graph in item.graphs.items():
+            progress(f"exported {head_graph.file}")
+            _check_parity(head_graph.file, item.reports[graph_name].parity, progress)
+        graphs |= item.graphs
+        reports |= item.reports
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,

@@ -1,18 +1,27 @@
 """Export of heads: a small graph per head, over rows of hidden states."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
+from torch import Tensor, nn
 
 from model.checkpoint import Checkpoint
+from model.encoder import Encoder
 from model.export_records import WeightStore
-from model.heads import RowHead
-from model.manifest import ClassificationHead, GraphRecord, MultiVectorHead, SparseHead, TokenClassificationHead
+from model.heads import MaskedLM, RowHead
+from model.manifest import (
+    ClassificationHead,
+    GraphRecord,
+    MaskedLMHead,
+    MultiVectorHead,
+    SparseHead,
+    TokenClassificationHead,
+)
 from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import TOLERANCE
@@ -20,21 +29,38 @@ from model.parity import TOLERANCE
 OUTPUTS = {
     "classification": "logits",
     "token_classification": "logits",
+    "masked_lm": "features",
+    "masked_lm_layers": "features",
     "sparse": "features",
     "multi_vector": "vectors",
 }
-"""The output of the graph of each type of head."""
-WritableHead = ClassificationHead | TokenClassificationHead | SparseHead | MultiVectorHead
+"""The output of each graph."""
+WritableHead = ClassificationHead | TokenClassificationHead | MaskedLMHead | SparseHead | MultiVectorHead
 TESTED_ROWS = (1, 2, 33)
 
 
 @dataclass(frozen=True)
 class WrittenHead:
-    """The records of a head, and of its graph, which has the name of the type; a projection alone has no graph."""
+    """The records of a head and of its graphs, by name; a projection alone has none."""
 
     head: WritableHead
-    graph: GraphRecord | None
-    report: GraphReport
+    graphs: dict[str, GraphRecord]
+    reports: dict[str, GraphReport]
+
+
+class NormedHead(nn.Module):
+    """The final norm of an encoder and the layers of a head, for the hidden states of earlier layers."""
+
+    def __init__(self, norm: nn.Module, head: RowHead | None, hidden_size: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.head = nn.Identity() if head is None else head
+        self.in_features = hidden_size
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (N, E) for rows (N, D)."""
+        features: Tensor = self.head(self.norm(rows))
+        return features
 
 
 def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Iterator[WrittenHead]:
@@ -47,10 +73,12 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             labels=classifier.labels,
             activation=classifier.activation,
         )
-        yield _write(root, record, classifier.head)
+        yield _write(root, record, {record.graph: classifier.head})
     if (tokens := checkpoint.token_classifier) is not None:
         labels = TokenClassificationHead(graph="token_classification", labels=tokens.labels)
-        yield _write(root, labels, tokens.head)
+        yield _write(root, labels, {labels.graph: tokens.head})
+    if checkpoint.masked_lm is not None:
+        yield _write_masked_lm(root, checkpoint.masked_lm, checkpoint.encoder, store)
     if (sparse := checkpoint.sparse) is not None:
         yield _write(
             root,
@@ -63,7 +91,7 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
                 # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
                 skipped_token_ids=special_ids(checkpoint.tokenizer) if sparse.decoder is None else (),
             ),
-            sparse.head,
+            {} if sparse.head is None else {"sparse": sparse.head},
         )
     if (vectors := checkpoint.multi_vector) is not None:
         yield _write(
@@ -71,7 +99,7 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             MultiVectorHead(
                 graph="multi_vector", dimensions=vectors.head.out_features, skips_first=vectors.skips_first
             ),
-            vectors.head,
+            {"multi_vector": vectors.head},
         )
 
 
@@ -81,15 +109,32 @@ def special_ids(tokenizer: bytes) -> tuple[int, ...]:
     return tuple(sorted(token["id"] for token in added if token.get("special")))
 
 
-def _write(root: Path, record: WritableHead, head: RowHead | None) -> WrittenHead:
-    if head is None:
-        return WrittenHead(record, None, GraphReport(parity=ParityRecord(batches=0, max_abs_difference=0, tolerance=0)))
-    path = root / f"{record.type}.onnx"
-    parity = write_row_graph(head, path, OUTPUTS[record.type])
-    return WrittenHead(record, describe_graph(path, None, "float32"), GraphReport(parity=parity))
+def _write_masked_lm(root: Path, masked: MaskedLM, encoder: Encoder, store: WeightStore) -> WrittenHead:
+    layers, graphs = masked.head.layers, dict[str, RowHead | NormedHead]()
+    if layers is not None:
+        graphs["masked_lm"] = layers
+    if not isinstance(encoder.norm, nn.Identity):
+        graphs["masked_lm_layers"] = NormedHead(encoder.norm, layers, encoder.config.hidden_size)
+    record = MaskedLMHead(
+        graph=None if layers is None else "masked_lm",
+        layer_graph="masked_lm_layers" if "masked_lm_layers" in graphs else None,
+        decoder=store.find(masked.head.decoder),
+        bias=store.find_optional(masked.head.bias),
+        mask_token_id=masked.mask_token_id,
+    )
+    return _write(root, record, graphs)
 
 
-def write_row_graph(head: RowHead, path: Path, output: str) -> ParityRecord:
+def _write(root: Path, record: WritableHead, graphs: Mapping[str, RowHead | NormedHead]) -> WrittenHead:
+    records, reports = {}, {}
+    for name, head in graphs.items():
+        path = root / f"{name}.onnx"
+        reports[name] = GraphReport(parity=write_row_graph(head, path, OUTPUTS[name]))
+        records[name] = describe_graph(path, None, "float32")
+    return WrittenHead(record, records, reports)
+
+
+def write_row_graph(head: RowHead | NormedHead, path: Path, output: str) -> ParityRecord:
     """Write a graph from `rows` (N, D) to `output` (N, K), with its weights; return the parity with torch."""
     rows = torch.randn(max(TESTED_ROWS), head.in_features, generator=torch.Generator().manual_seed(0))
     write_graph(head, path, None, GraphSignature({"rows": rows[:2]}, {"rows": {0: "N"}}, (output,)))

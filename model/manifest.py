@@ -152,6 +152,21 @@ class TokenClassificationHead(Record):
     labels: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class MaskedLMHead(Record):
+    """Words for a position: `decoder` (V, E) times what `graph` computes (N, E) of rows (N, D), plus `bias` (V).
+
+    Without `graph`, the projection reads the rows themselves. `layer_graph` is the graph for hidden states that the
+    final norm of the encoder has not read, which are those of all layers but the last; None if it is `graph`.
+    """
+
+    type: Literal["masked_lm"] = "masked_lm"
+    graph: str | None
+    layer_graph: str | None
+    decoder: TensorRecord
+    bias: TensorRecord | None
+    mask_token_id: int | None
+
+
 class SparseHead(Record):
     """Weights of vocabulary entries: `pooling` over tokens of `activation` of logits.
 
@@ -182,7 +197,7 @@ class MultiVectorHead(Record):
 
 
 Head = Annotated[
-    EmbeddingHead | ClassificationHead | TokenClassificationHead | SparseHead | MultiVectorHead,
+    EmbeddingHead | ClassificationHead | TokenClassificationHead | MaskedLMHead | SparseHead | MultiVectorHead,
     Field(discriminator="type"),
 ]
 
@@ -317,6 +332,11 @@ class Manifest(Record):
     def token_classification(self) -> TokenClassificationHead | None:
         """The head that labels tokens."""
         return next((head for head in self.heads if isinstance(head, TokenClassificationHead)), None)
+
+    @property
+    def masked_lm(self) -> MaskedLMHead | None:
+        """The head that predicts words."""
+        return next((head for head in self.heads if isinstance(head, MaskedLMHead)), None)
 
     @property
     def sparse(self) -> SparseHead | None:

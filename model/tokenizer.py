@@ -6,6 +6,7 @@ Three differences from a bare `tokenizers.Tokenizer`:
 - Offsets exclude whitespace around a token. Tokenizers of different families disagree on this.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,7 +179,10 @@ class TokenizedInput:
 class Tokenizer:
     """A tokenizer loaded from tokenizer.json; thread-safe."""
 
-    def __init__(self, definition: bytes) -> None:
+    def __init__(self, definition: bytes, spelled_token: int | None = None) -> None:
+        """Load a tokenizer; `spelled_token` is the id of a special token that texts may spell, such as the mask."""
+        if spelled_token is not None:
+            definition = _mark_as_text(definition, spelled_token)
         self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -270,6 +274,14 @@ class Tokenizer:
             for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
         ]
 
+    def find_token(self, text: str) -> list[int]:
+        """Return the id of a text that is an entry of the vocabulary, else the ids of its tokens."""
+        number = self._tokenizer.token_to_id(text)
+        if number is not None:
+            return [number]
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
     def vocabulary_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return the vocabulary entry of each id; an empty text for an id without one."""
         return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
@@ -284,6 +296,15 @@ class Tokenizer:
             sequence_ids=[None] * before + [0] * len(token_ids) + [None] * after,
             offsets=[(0, 0)] * size,
         )
+
+
+def _mark_as_text(definition: bytes, token_id: int) -> bytes:
+    """Return a tokenizer.json in which an added token is not special."""
+    values = json.loads(definition)
+    for token in values["added_tokens"]:
+        if token["id"] == token_id:
+            token["special"] = False
+    return json.dumps(values).encode()
 
 
 class _Truncation:

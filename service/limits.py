@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from service.engine.operations.compare import MAX_OCCURRENCES
+from service.engine.operations.fill_mask import MAX_TARGETS
 from service.engine.schema.encode import Input, ModelInfo
 from service.engine.schema.operations import Output
 from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
@@ -31,6 +32,7 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
         "layers": max(info.num_hidden_layers + 1 for info in infos),
         "heads": max(info.num_attention_heads for info in infos),
         "outputs": len(get_args(Output)),
+        "targets": MAX_TARGETS,
     }
 
 

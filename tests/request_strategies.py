@@ -51,6 +51,7 @@ class ModelFacts:
     attention_kinds: list[str]
     labels: list[str]
     token_labels: list[str]
+    mask_token: str | None
     outputs: list[str]
 
 

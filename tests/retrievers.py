@@ -11,20 +11,36 @@ from tests.model.retriever_cases import BGE_M3, SPLADE_CASES, publish_bge_m3, pu
 from tests.model.tiny_tokenizers import BUILDERS
 
 SPLADE = "splade"
+MASKED_LMS = ("jina_embeddings_v3", "modernbert")
+"""Cases of `SPLADE_CASES` to publish without sparse head: with Unigram, and with BPE and a final norm."""
+SPECIAL_TOKENS = {
+    "wordpiece": {
+        "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]",
+    },
+    "metaspace": {
+        "pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "eos_token": "</s>", "mask_token": "<mask>",
+    },
+}  # fmt: skip
+SPECIAL_TOKENS["bytelevel"] = SPECIAL_TOKENS["metaspace"]
 MAX_INPUT_TOKENS = 64
 
 
 @cache
 def publish_retriever(kind: str) -> Path:
-    """Write the published files of a model, once per process; return their directory."""
+    """Write the published files of a retriever or masked language model, once per process; return their directory."""
     directory = Path(mkdtemp(prefix="attendant-retriever-")) / "source"
     directory.mkdir()
     if kind == BGE_M3:
-        publish_bge_m3(directory, BUILDERS["metaspace"]().to_str().encode())
-        special = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "eos_token": "</s>"}
+        tokenizer = "metaspace"
+        publish_bge_m3(directory, BUILDERS[tokenizer]().to_str().encode())
+    elif kind == SPLADE:
+        tokenizer = "wordpiece"
+        publish_splade(SPLADE_CASES["bert"], directory, BUILDERS[tokenizer]().to_str().encode())
     else:
-        publish_splade(SPLADE_CASES["bert"], directory, BUILDERS["wordpiece"]().to_str().encode())
-        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        case = SPLADE_CASES[kind]
+        tokenizer = case.tokenizer
+        case.publish(directory, BUILDERS[tokenizer]().to_str().encode())
+    special = SPECIAL_TOKENS[tokenizer]
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
     return directory

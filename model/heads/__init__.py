@@ -1,16 +1,19 @@
-"""Heads: what turns the hidden states of an encoder into labels, sparse vectors or token vectors, one file per head.
+"""Heads: what turns hidden states into labels, words, sparse vectors or token vectors, one file per head.
 
 A head runs as a small graph over rows, (N, D) to (N, K). The server chooses the rows and combines the results.
 """
 
 from model.heads.classifier import Classifier, ClassifierLayout, is_classifier, read_classifier
+from model.heads.masked_lm import MaskedLM, find_mask_token, is_masked_lm
 from model.heads.multi_vector import MultiVector, read_multi_vector
 from model.heads.row_head import HeadLayout, RowHead
-from model.heads.sparse import Sparse, VocabularyLayout, read_linear_sparse, read_splade
+from model.heads.sparse import Sparse, read_linear_sparse, read_splade
 from model.heads.token_classifier import TokenClassifier, is_token_classifier, read_token_classifier
+from model.heads.vocabulary import VocabularyHead, VocabularyLayout, read_vocabulary_head
 
 __all__ = [
-    "Classifier", "ClassifierLayout", "HeadLayout", "MultiVector", "RowHead", "Sparse", "TokenClassifier",
-    "VocabularyLayout", "is_classifier", "is_token_classifier", "read_classifier", "read_linear_sparse",
-    "read_multi_vector", "read_splade", "read_token_classifier",
+    "Classifier", "ClassifierLayout", "HeadLayout", "MaskedLM", "MultiVector", "RowHead", "Sparse", "TokenClassifier",
+    "VocabularyHead", "VocabularyLayout", "find_mask_token", "is_classifier", "is_masked_lm", "is_token_classifier",
+    "read_classifier", "read_linear_sparse", "read_multi_vector", "read_splade", "read_token_classifier",
+    "read_vocabulary_head",
 ]  # fmt: skip

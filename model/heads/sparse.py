@@ -1,6 +1,5 @@
 """Sparse vectors over the vocabulary: SPLADE (Formal et al. 2021), and BGE-M3's lexical weights (Chen et al. 2024)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,23 +7,12 @@ from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_pickled
 from model.heads.row_head import HeadLayout, RowHead
+from model.heads.vocabulary import VocabularyHead
 from model.manifest import SparseActivation, SparsePooling
 
 LINEAR = "sparse_linear.pt"
 """The linear layer of BGE-M3, from a token vector to the weight of the token."""
 LINEAR_LAYOUT = HeadLayout("linear")
-
-
-@dataclass(frozen=True)
-class VocabularyLayout:
-    """A masked-LM head: the layers before the projection onto the vocabulary, and that projection.
-
-    `decoder` is tied to the embedding table if a checkpoint lacks it. One of the `biases` is in a checkpoint, or none.
-    """
-
-    layers: HeadLayout
-    decoder: str
-    biases: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,15 +41,11 @@ def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
     return Sparse(head, None, None, "max", "relu")
 
 
-def read_splade(
-    pooling: Path, layout: VocabularyLayout, tensors: Mapping[str, Tensor], embeddings: Tensor, hidden_size: int
-) -> Sparse:
-    """Return the head of a SPLADE model; `pooling` is the directory of the module SpladePooling.
-
-    `tensors` have the names of the architecture, and `embeddings` is the embedding table, (V, E).
+def read_splade(pooling: Path, head: VocabularyHead) -> Sparse:
+    """Return the sparse head of a SPLADE model; `pooling` is the directory of the module SpladePooling.
 
     Raises:
-        CheckpointError: a tensor or a value of config.json is missing or invalid.
+        CheckpointError: a value of config.json is invalid.
     """
     options = read_json(pooling / "config.json")
     reduce, activation = options.get("pooling_strategy", "max"), options.get("activation_function", "relu")
@@ -71,14 +55,4 @@ def read_splade(
             f"{pooling.name}/config.json: unsupported pooling ({reduce}, {activation}). "
             f"Supported: max or sum, and {' or '.join(activations)}."
         )
-    has_layers = layout.layers.dense is not None or layout.layers.norm is not None
-    head = RowHead(layout.layers, tensors, hidden_size) if has_layers else None
-    decoder = tensors.get(f"{layout.decoder}.weight", embeddings)
-    width = hidden_size if head is None else head.out_features
-    if decoder.shape != (len(decoder), width):
-        raise CheckpointError(
-            f"Weights: tensor {layout.decoder}.weight has an unexpected shape ({tuple(decoder.shape)}, expected "
-            f"(V, {width})). Check config.json."
-        )
-    bias = next((tensors[name] for name in layout.biases if name in tensors), None)
-    return Sparse(head, decoder.float(), None if bias is None else bias.float(), reduce, activations[activation])
+    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation])

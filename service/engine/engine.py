@@ -20,6 +20,7 @@ from service.engine.operations.classify import classify
 from service.engine.operations.compare import compare
 from service.engine.operations.costs import INLINE_COST
 from service.engine.operations.encode import encode
+from service.engine.operations.fill_mask import fill_mask
 from service.engine.operations.rerank import rerank
 from service.engine.operations.similarity import similarity
 from service.engine.operations.token_classify import token_classify
@@ -28,6 +29,7 @@ from service.engine.schema.decode import DecodeRequest
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.engine.schema.entities import TokenClassifyRequest, TokenClassifyResponse
 from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
+from service.engine.schema.fill_mask import FillMaskRequest, FillMaskResponse
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.errors import RequestTooLarge, ResponseTooLarge, response_too_late
@@ -76,6 +78,7 @@ class Engine:
     Attributes:
         explain_lane: None if the artifact has no graph for it.
         static: The embedding table, (V, E); None if the artifact has none.
+        mask_tokenizer: The tokenizer of texts that spell the mask token; None for a model without one.
         prompt_tokens: The number of tokens of the model's own prompts, once they have been used.
     """
 
@@ -92,6 +95,7 @@ class Engine:
         self.manifest = model.artifact.manifest
         self.name = option.name or self.manifest.name
         self.tokenizer = model.tokenizer
+        self.mask_tokenizer = model.mask_tokenizer
         self.dense_layers = model.dense_layers
         self.static = model.static
         self.limits = limits_of(settings, self.manifest.max_input_tokens)
@@ -174,6 +178,10 @@ class Engine:
     def token_classify(self, request: TokenClassifyRequest) -> Awaitable[TokenClassifyResponse]:
         """Return the entities of the inputs."""
         return token_classify(self, request, self._deadline(request))
+
+    def fill_mask(self, request: FillMaskRequest) -> Awaitable[FillMaskResponse]:
+        """Return the words that the model predicts for tokens of the inputs."""
+        return fill_mask(self, request, self._deadline(request))
 
     def tokenize(self, request: TokenizeRequest) -> Awaitable[TokenizeResponse]:
         """Return tokens and words of the inputs, untruncated."""

@@ -53,6 +53,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         outputs=outputs_of(manifest),
         labels=[] if manifest.classification is None else list(manifest.classification.labels),
         token_labels=[] if manifest.token_classification is None else list(manifest.token_classification.labels),
+        mask_token=mask_token(model),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
@@ -61,3 +62,11 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         evaluations=list(manifest.evaluations),
         version=__version__,
     )
+
+
+def mask_token(model: LoadedModel) -> str | None:
+    """Return the text of the mask token of a model with a masked-LM head."""
+    head = model.artifact.manifest.masked_lm
+    if head is None or head.mask_token_id is None:
+        return None
+    return model.tokenizer.vocabulary_texts([head.mask_token_id])[0]

@@ -11,6 +11,7 @@ from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
+from service.engine.backends.vocabulary import MaskedWords
 from service.engine.encode.pooling import DenseLayers
 from service.engine.explain.layers import ArtifactLayers
 from service.engine.explain.operations import ExplainOperations
@@ -33,6 +34,8 @@ class LoadedModel:
     dense_layers: DenseLayers
     static: MappedTensor | None
     """The embedding table, (V, E)."""
+    mask_tokenizer: ServingTokenizer | None = None
+    """The tokenizer of texts that spell the mask token; None for a model without one."""
 
     @classmethod
     def load(cls, settings: Settings, option: ModelOption | None = None) -> "LoadedModel":
@@ -49,7 +52,8 @@ class LoadedModel:
             settings.max_batch_tokens,
             Gpu(settings.gpu_device, settings.gpu_memory_limit_bytes),
         )
-        tokenizer = ServingTokenizer(artifact.read(TOKENIZER))
+        definition, masked = artifact.read(TOKENIZER), artifact.manifest.masked_lm
+        tokenizer, mask_token_id = ServingTokenizer(definition), None if masked is None else masked.mask_token_id
         opened = open_accurate_backend(artifact, tokenizer, options, Machine.detect())
         artifact.release_pages()
         choice, static = opened.backend.choice, artifact.manifest.static
@@ -66,6 +70,7 @@ class LoadedModel:
             _explain_backend(artifact, settings.threads),
             DenseLayers(artifact),
             artifact.map(static) if isinstance(static, TensorRecord) else None,
+            None if mask_token_id is None else ServingTokenizer(definition, mask_token_id),
         )
 
 
@@ -75,7 +80,9 @@ def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
         return None
     choice = explain_choice(explain.graph, threads)
     layers = ArtifactLayers(artifact, choice.threads_per_stream)
-    return ExplainBackend(artifact, choice, ExplainOperations(layers))
+    head = artifact.manifest.masked_lm
+    predict = None if head is None else MaskedWords(artifact, head).predict
+    return ExplainBackend(artifact, choice, ExplainOperations(layers, predict))
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,11 @@ class EncoderServiceStub:
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.SerializeToString,
                 response_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.FromString,
                 _registered_method=True)
+        self.FillMask = channel.unary_unary(
+                '/attendant.v1.EncoderService/FillMask',
+                request_serializer=attendant_dot_v1_dot_encoder__pb2.FillMaskRequest.SerializeToString,
+                response_deserializer=attendant_dot_v1_dot_encoder__pb2.FillMaskResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attendant.v1.EncoderService/Tokenize',
                 request_serializer=attendant_dot_v1_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -167,6 +172,14 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FillMask(self, request, context):
+        """FillMask returns the words that the model predicts for mask tokens, or for any token, at one layer or several.
+        Requires a model with a masked-LM head.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenize returns the tokens and words of each input, untruncated and without inference.
         """
@@ -230,6 +243,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.TokenClassify,
                     request_deserializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.FromString,
                     response_serializer=attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.SerializeToString,
+            ),
+            'FillMask': grpc.unary_unary_rpc_method_handler(
+                    servicer.FillMask,
+                    request_deserializer=attendant_dot_v1_dot_encoder__pb2.FillMaskRequest.FromString,
+                    response_serializer=attendant_dot_v1_dot_encoder__pb2.FillMaskResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -468,6 +486,33 @@ class EncoderService:
             '/attendant.v1.EncoderService/TokenClassify',
             attendant_dot_v1_dot_encoder__pb2.TokenClassifyRequest.SerializeToString,
             attendant_dot_v1_dot_encoder__pb2.TokenClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FillMask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attendant.v1.EncoderService/FillMask',
+            attendant_dot_v1_dot_encoder__pb2.FillMaskRequest.SerializeToString,
+            attendant_dot_v1_dot_encoder__pb2.FillMaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,7 @@ from service.rest.routes import (
     docs,
     entities,
     explain,
+    fill_mask,
     health,
     infinity,
     labels,
@@ -67,7 +68,7 @@ def make_app(
     routers = (
         *(
             api.make_router(lifecycle, reader)
-            for api in (native, explain, similarity, labels, entities, openai, tei, cohere, vllm, infinity)
+            for api in (native, explain, similarity, labels, entities, fill_mask, openai, tei, cohere, vllm, infinity)
         ),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
@@ -92,6 +93,7 @@ def make_app(
             *similarity.BODIES,
             *labels.BODIES,
             *entities.BODIES,
+            *fill_mask.BODIES,
             *openai.BODIES,
             *tei_bodies.BODIES,
             *cohere.BODIES,

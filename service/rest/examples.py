@@ -141,6 +141,33 @@ CLASSIFY_RESPONSE: Example = HEAD | {
     ],
     "usage": {"tokens": 8, "truncated_inputs": 0},
 }
+FILL_MASK_REQUEST: Example = {"inputs": ["She sat on the [MASK] of the river."], "top_k": 2}
+FILL_MASK_RESPONSE: Example = HEAD | {
+    "results": [
+        {
+            "token_count": 11,
+            "truncated": False,
+            "positions": [
+                {
+                    "position": 5,
+                    "start": 15,
+                    "end": 21,
+                    "segment": 0,
+                    "layers": [
+                        {
+                            "layer": 6,
+                            "predictions": [
+                                {"token": "bank", "id": 2924, "probability": 0.71},
+                                {"token": "edge", "id": 3341, "probability": 0.12},
+                            ],
+                        }
+                    ],
+                }
+            ],
+        }
+    ],
+    "usage": {"tokens": 11, "truncated_inputs": 0},
+}
 TOKEN_CLASSIFY_REQUEST: Example = {"inputs": ["Ada Lovelace lived in London."]}
 TOKEN_CLASSIFY_RESPONSE: Example = HEAD | {
     "results": [
@@ -235,6 +262,7 @@ SERVED_MODEL: Example = {
     "outputs": ["pooled", "tokens", "words", "spans", "static"],
     "labels": [],
     "token_labels": [],
+    "mask_token": None,
     "attention": "bidirectional",
     "attention_kinds": ["probs", "scores", "norm", "block_norm", "projection"],
     "limits": LIMITS,
@@ -297,6 +325,7 @@ REQUESTS: dict[str, Example] = {
     "rerank": RERANK_REQUEST,
     "classify": CLASSIFY_REQUEST,
     "token_classify": TOKEN_CLASSIFY_REQUEST,
+    "fill_mask": FILL_MASK_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
     "tei_root": TEI_REQUEST,
     "tei_embed": TEI_REQUEST,
@@ -320,6 +349,7 @@ RESPONSES: dict[str, Any] = {
     "rerank": RERANK_RESPONSE,
     "classify": CLASSIFY_RESPONSE,
     "token_classify": TOKEN_CLASSIFY_RESPONSE,
+    "fill_mask": FILL_MASK_RESPONSE,
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [SERVED_MODEL]},
     "retrieve_model": SERVED_MODEL,

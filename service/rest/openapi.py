@@ -60,9 +60,9 @@ INFERENCE_HEADERS = {
     "server-timing": {"description": "Milliseconds of each stage.", "schema": _TEXT},
 }
 INFERENCE = (
-    "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "create_embeddings",
-    "cohere_rerank", "cohere_embed", "vllm_score", "vllm_v1_score", "vllm_classify", "infinity_embeddings",
-    "infinity_rerank", "infinity_classify",
+    "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask",
+    "create_embeddings", "cohere_rerank", "cohere_embed", "vllm_score", "vllm_v1_score", "vllm_classify",
+    "infinity_embeddings", "infinity_rerank", "infinity_classify",
 )  # fmt: skip
 """Operations of which each response has the headers `INFERENCE_HEADERS`."""
 _REQUEST_HEADERS = [

@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.engine.schema.encode import Token, Word
-from service.engine.schema.entities import Entity
 from service.engine.schema.explain import OccurrenceResult, Unit
 from service.engine.schema.similarity import (
     ContributionRest,
@@ -213,49 +212,6 @@ class SimilarityResponseBody(BaseModel):
     query_prompt: str | None = Field(description="Prompt of queries; null if none was applied.")
     document_prompt_name: str | None = Field(description="Name of the prompt of documents.")
     document_prompt: str | None = Field(description="Prompt of documents; null if none was applied.")
-
-
-class LabelBody(BaseModel):
-    """A label and its score."""
-
-    label: str = Field(description="Name of the label.")
-    score: float = Field(description="The score.")
-    effects: list[float] | None = Field(None, description="Score less the score without each unit, (U), with `effect`.")
-
-
-class ClassifyResultBody(BaseModel):
-    """The labels of one input."""
-
-    token_count: int = Field(description="Tokens that the model read, special tokens included.")
-    truncated: bool = Field(description="Whether the input was truncated.")
-    labels: list[LabelBody] = Field(description="The labels, best first.")
-    units: list[Unit] | None = Field(None, description="Tokens or words, with `effect`.")
-
-
-class ClassifyResponseBody(BaseModel):
-    """The response of /v1/classify."""
-
-    model: str = Field(description="Name of the served model.")
-    precision: str = Field(description="Precision of inference.")
-    results: list[ClassifyResultBody] = Field(description="One result per input, in the order of the inputs.")
-    usage: UsageBody
-
-
-class TokenClassifyResultBody(BaseModel):
-    """The entities of one input."""
-
-    token_count: int = Field(description="Tokens that the model read, special tokens included.")
-    truncated: bool = Field(description="Whether the input was truncated.")
-    entities: list[Entity] = Field(description="The entities, in the order of the text.")
-
-
-class TokenClassifyResponseBody(BaseModel):
-    """The response of /v1/token-classify."""
-
-    model: str = Field(description="Name of the served model.")
-    precision: str = Field(description="Precision of inference.")
-    results: list[TokenClassifyResultBody] = Field(description="One result per input, in the order of the inputs.")
-    usage: UsageBody
 
 
 class EmbeddingBody(BaseModel):

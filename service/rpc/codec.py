@@ -68,6 +68,15 @@ def check_count(name: str, actual: int, limits: Mapping[str, int], field: str | 
         raise too_many(field or name, name, actual, limits[name])
 
 
+def to_layers(request: pb.EncodeRequest | pb.FillMaskRequest) -> tuple[int, ...] | None:
+    """Return the layers of a request: None for all, the last one for none."""
+    if not request.all_layers:
+        return tuple(request.layers) or (-1,)
+    if request.layers:
+        raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers")
+    return None
+
+
 def to_inputs(inputs: Sequence[pb.Input], limits: Mapping[str, int]) -> tuple[Input, ...]:
     """Return the engine's inputs; raises `InvalidArgument` for an item without text and token ids."""
     check_count("inputs", len(inputs), limits)

@@ -43,6 +43,7 @@ def model_message(info: ModelInfo) -> pb.Model:
         operations=[enum_label("OPERATION", operation) for operation in info.operations],
         labels=info.labels,
         token_labels=info.token_labels,
+        mask_token=info.mask_token or "",
         outputs=[enum_label("OUTPUT", output) for output in info.outputs],
         attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),

@@ -21,16 +21,17 @@ from service.engine.schema.encode import (
     TokenizeResult,
 )
 from service.engine.schema.operations import Output
-from service.errors import ConflictingFields, UnknownValue
+from service.errors import UnknownValue
 from service.lifecycle import Lifecycle
 from service.limits import item_limits, reject_spans
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from service.request_log import RequestLog, RequestRecord, current_record
-from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs
+from service.rpc.codec import PROTO, TRUNCATIONS, check_count, enum_label, enum_value, tensor, to_inputs, to_layers
 from service.rpc.context import add_models, add_timing, deadline_of, identity_of
 from service.rpc.entities import token_classify_request, token_classify_response
 from service.rpc.explain import attend_request, attend_responses, compare_request, compare_response
+from service.rpc.fill_mask import fill_mask_request, fill_mask_response
 from service.rpc.labels import classify_request, classify_response, rerank_request, rerank_response
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.model_info import POOLING_MODES, model_message
@@ -121,6 +122,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         _add_metadata(context, response, engine.info)
         return await token_classify_response(response)
 
+    async def FillMask(self, request: pb.FillMaskRequest, context: grpc.aio.ServicerContext) -> pb.FillMaskResponse:
+        engine = self._lifecycle.models.find(request.model or None)
+        response = await engine.fill_mask(fill_mask_request(request, self._limits(engine), deadline_of(context)))
+        _add_metadata(context, response, engine.info)
+        return await fill_mask_response(response)
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         engine = self._lifecycle.models.find(request.model or None)
         inputs = to_inputs(request.inputs, self._limits(engine))
@@ -194,7 +201,7 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
             enum_value(OUTPUTS, number, f"outputs[{index}]") or "pooled" for index, number in enumerate(request.outputs)
         )
         or ("pooled",),
-        layers=_layers(request),
+        layers=to_layers(request),
         layer_reduce=enum_value(LAYER_REDUCES, request.layer_reduce, "layer_reduce"),
         pooling=enum_value(POOLING_MODES, request.pooling, "pooling"),
         normalize=request.normalize if request.HasField("normalize") else None,
@@ -206,14 +213,6 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
         wire="binary",
         deadline=deadline,
     )
-
-
-def _layers(request: pb.EncodeRequest) -> tuple[int, ...] | None:
-    if not request.all_layers:
-        return tuple(request.layers) or (-1,)
-    if request.layers:
-        raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers")
-    return None
 
 
 def _dtype(number: int) -> DType:

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -20,6 +20,7 @@ from model.sentence_transformers_config import SettingOptions
 from service.config import Settings
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
+from tests.fill_mask_requests import check_fill_mask, compare_fill_mask
 from tests.label_requests import (
     check_classify,
     check_rerank,
@@ -193,29 +194,29 @@ def check_error(operation: str, request: Body, response: httpx.Response) -> None
 
 def check_response(clients: Clients, operation: str, request: Body, body: Any) -> None:
     facts = clients.facts
+    checks: dict[str, Callable[[], None]] = {
+        "encode": lambda: check_encode(request, body, facts),
+        "attend": lambda: check_attend(request, body, facts),
+        "compare": lambda: check_compare(request, body, facts.num_hidden_layers),
+        "similarity": lambda: check_similarity(request, body),
+        "rerank": lambda: check_rerank(request, body),
+        "classify": lambda: check_classify(request, body, facts.labels),
+        "token_classify": lambda: check_token_classify(request, body, facts.token_labels),
+        "fill_mask": lambda: check_fill_mask(request, body, facts),
+        "tokenize": lambda: check_tokenize(request, body),
+        "embeddings": lambda: check_embeddings(clients, request, body),
+    }
+    checks[operation]()
     if operation == "encode":
-        check_encode(request, body, facts)
         check_alone(clients, request, body)
-    elif operation == "attend":
-        check_attend(request, body, facts)
-    elif operation == "compare":
-        check_compare(request, body, facts.num_hidden_layers)
-    elif operation == "similarity":
-        check_similarity(request, body)
-    elif operation == "rerank":
-        check_rerank(request, body)
-    elif operation == "classify":
-        check_classify(request, body, facts.labels)
-    elif operation == "token_classify":
-        check_token_classify(request, body, facts.token_labels)
-    elif operation == "tokenize":
-        items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
-        for item, result in zip(items, body["results"], strict=True):
-            assert len(result["tokens"]) == result["token_count"]
-            check_words(result["words"], item)
-            check_tokens(result["tokens"], result["words"], item)
-    else:
-        check_embeddings(clients, request, body)
+
+
+def check_tokenize(request: Body, body: Any) -> None:
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    for item, result in zip(items, body["results"], strict=True):
+        assert len(result["tokens"]) == result["token_count"]
+        check_words(result["words"], item)
+        check_tokens(result["tokens"], result["words"], item)
 
 
 def check_alone(clients: Clients, request: Body, body: Any) -> None:
@@ -279,27 +280,32 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
 
 def compare_responses(clients: Clients, operation: str, request: Body, body: Any, result: Any) -> None:
     """Compare the JSON and the message of one request."""
-    if operation == "encode":
-        compare_encode(clients, request, body, result)
-    elif operation == "attend":
-        compare_attend(clients, request, body, result)
-    elif operation == "compare":
-        for actual, expected in zip(result.layers, body["layers"], strict=True):
-            assert_close(tensor_to_array(actual.cosine), to_array(expected["cosine"]), 1e-5)
-    elif operation == "similarity":
-        compare_similarity(clients, body, result)
-    elif operation == "rerank":
-        compare_rerank(body, result, 10 * clients.tolerance)
-    elif operation == "classify":
-        compare_classify(body, result, 10 * clients.tolerance)
-    elif operation == "token_classify":
-        compare_token_classify(body, result, 10 * clients.tolerance)
-    else:
-        for actual, expected in zip(result.results, body["results"], strict=True):
-            assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]
-            assert [(word.start, word.end) for word in actual.words] == [
-                (word["start"], word["end"]) for word in expected["words"]
-            ]
+    loose = 10 * clients.tolerance
+    comparisons: dict[str, Callable[[], None]] = {
+        "encode": lambda: compare_encode(clients, request, body, result),
+        "attend": lambda: compare_attend(clients, request, body, result),
+        "compare": lambda: compare_compare(body, result),
+        "similarity": lambda: compare_similarity(clients, body, result),
+        "rerank": lambda: compare_rerank(body, result, loose),
+        "classify": lambda: compare_classify(body, result, loose),
+        "token_classify": lambda: compare_token_classify(body, result, loose),
+        "fill_mask": lambda: compare_fill_mask(body, result, loose),
+        "tokenize": lambda: compare_tokenize(body, result),
+    }
+    comparisons[operation]()
+
+
+def compare_compare(body: Any, result: Any) -> None:
+    for actual, expected in zip(result.layers, body["layers"], strict=True):
+        assert_close(tensor_to_array(actual.cosine), to_array(expected["cosine"]), 1e-5)
+
+
+def compare_tokenize(body: Any, result: Any) -> None:
+    for actual, expected in zip(result.results, body["results"], strict=True):
+        assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]
+        assert [(word.start, word.end) for word in actual.words] == [
+            (word["start"], word["end"]) for word in expected["words"]
+        ]
 
 
 def compare_encode(clients: Clients, request: Body, body: Any, result: Any) -> None:

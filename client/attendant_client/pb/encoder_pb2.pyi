@@ -30,6 +30,7 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_CLASSIFY: _ClassVar[Operation]
     OPERATION_TOKEN_CLASSIFY: _ClassVar[Operation]
     OPERATION_TOKENIZE: _ClassVar[Operation]
+    OPERATION_FILL_MASK: _ClassVar[Operation]
 
 class LayerReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -176,6 +177,7 @@ OPERATION_RERANK: Operation
 OPERATION_CLASSIFY: Operation
 OPERATION_TOKEN_CLASSIFY: Operation
 OPERATION_TOKENIZE: Operation
+OPERATION_FILL_MASK: Operation
 LAYER_REDUCE_UNSPECIFIED: LayerReduce
 LAYER_REDUCE_CONCAT: LayerReduce
 LAYER_REDUCE_MEAN: LayerReduce
@@ -867,6 +869,80 @@ class Entity(_message.Message):
     segment: int
     def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
 
+class FillMaskRequest(_message.Message):
+    __slots__ = ("model", "inputs", "position", "layers", "all_layers", "top_k", "targets", "truncation")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    position: int
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    all_layers: bool
+    top_k: int
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    truncation: Truncation
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., position: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., top_k: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., truncation: _Optional[_Union[Truncation, str]] = ...) -> None: ...
+
+class FillMaskResponse(_message.Message):
+    __slots__ = ("model", "precision", "results", "usage")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    precision: Precision
+    results: _containers.RepeatedCompositeFieldContainer[FillMaskResult]
+    usage: Usage
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[FillMaskResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class FillMaskResult(_message.Message):
+    __slots__ = ("token_count", "truncated", "positions")
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    token_count: int
+    truncated: bool
+    positions: _containers.RepeatedCompositeFieldContainer[FilledPosition]
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[FilledPosition, _Mapping]]] = ...) -> None: ...
+
+class FilledPosition(_message.Message):
+    __slots__ = ("position", "start", "end", "segment", "layers")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    start: int
+    end: int
+    segment: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerPredictions]
+    def __init__(self, position: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., segment: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerPredictions, _Mapping]]] = ...) -> None: ...
+
+class LayerPredictions(_message.Message):
+    __slots__ = ("layer", "predictions")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
+    def __init__(self, layer: _Optional[int] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("token", "id", "probability")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    id: int
+    probability: float
+    def __init__(self, token: _Optional[str] = ..., id: _Optional[int] = ..., probability: _Optional[float] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -960,7 +1036,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1002,6 +1078,7 @@ class Model(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_LABELS_FIELD_NUMBER: _ClassVar[int]
+    MASK_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -1036,7 +1113,8 @@ class Model(_message.Message):
     labels: _containers.RepeatedScalarFieldContainer[str]
     outputs: _containers.RepeatedScalarFieldContainer[Output]
     token_labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    mask_token: str
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")

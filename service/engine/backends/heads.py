@@ -9,6 +9,7 @@ from model.artifact import Artifact
 from model.manifest import ClassificationHead, MultiVectorHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.sparse_head import SparseWeights
+from service.engine.backends.vocabulary import MaskedWords
 from service.engine.encode.pooling import Floats, normalize, pool_batch
 from service.engine.schema.encode import EncodeTask, HeadName
 from service.errors import NonFiniteOutput
@@ -24,6 +25,7 @@ class Heads:
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
         self._classifier = None if manifest.classification is None else Classifier(artifact, manifest.classification)
+        self._words = None if manifest.masked_lm is None else MaskedWords(artifact, manifest.masked_lm)
         self._sparse = None if manifest.sparse is None else SparseWeights(artifact, manifest.sparse)
         self._multi_vector = None if manifest.multi_vector is None else TokenVectors(artifact, manifest.multi_vector)
         tokens = manifest.token_classification
@@ -54,6 +56,12 @@ class Heads:
             vectors = self._multi_vector.vectors(hidden, _pick(starts, places), _pick(sizes, places))
             for place, rows in zip(places, vectors, strict=True):
                 results[place]["multi_vector"] = rows
+        for place in _places(tasks, "masked_lm"):
+            query = tasks[place].words
+            assert self._words is not None
+            assert query is not None
+            rows = hidden[starts[place] : starts[place] + sizes[place]]
+            results[place]["words"] = self._words.predict(rows, query, last_layer=True)
         for place in _places(tasks, "sparse"):
             assert self._sparse is not None
             rows = hidden[starts[place] : starts[place] + sizes[place]]

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
 from model.manifest import SparseActivation, SparseHead
 from service.engine.backends.cpu_session import open_cpu_session
+from service.engine.backends.vocabulary import Projection
 from service.engine.encode.pooling import Floats
 from service.engine.schema.encode import SparseVector
 from service.errors import NonFiniteOutput
@@ -16,8 +16,8 @@ from service.errors import NonFiniteOutput
 if TYPE_CHECKING:
     import onnxruntime
 
-BLOCK_ROWS, BLOCK_ENTRIES = 512, 4096
-"""Tokens and vocabulary entries whose logits are in memory at the same time, 8 MiB."""
+BLOCK_ROWS = 512
+"""Tokens whose logits for a block of entries are in memory at the same time, 8 MiB."""
 
 
 class SparseWeights:
@@ -28,13 +28,11 @@ class SparseWeights:
     """
 
     def __init__(self, artifact: Artifact, head: SparseHead) -> None:
-        threadpool_limits(1, user_api="blas")  # a batch has one thread; see ExplainBackend
         self._head = head
         self._session: onnxruntime.InferenceSession | None = None
         if head.graph is not None:
             self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
-        self._decoder = None if head.decoder is None else artifact.map(head.decoder)
-        self._bias = None if head.bias is None else np.array(artifact.map(head.bias)[:])
+        self._projection = None if head.decoder is None else Projection(artifact, head.decoder, head.bias)
         self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
 
     def weigh(self, input_ids: Sequence[int], hidden: Floats) -> SparseVector:
@@ -42,7 +40,7 @@ class SparseWeights:
         rows = hidden.astype(np.float32, copy=False)
         if self._session is not None:
             (rows,) = self._session.run(None, {"rows": rows})
-        if self._decoder is None:
+        if self._projection is None:
             ids, weights = self._weigh_tokens(np.array(input_ids, dtype=np.int32), rows[:, 0])
         else:
             weights = self._project(rows)
@@ -61,16 +59,12 @@ class SparseWeights:
 
     def _project(self, rows: Floats) -> Floats:
         """Return the weight of each vocabulary entry, (V), for rows (T, E)."""
-        assert self._decoder is not None
-        size, is_max = self._decoder.shape[0], self._head.pooling == "max"
-        pooled: Floats = np.full(size, -np.inf if is_max else 0.0, dtype=np.float32)
-        for start in range(0, size, BLOCK_ENTRIES):
-            block = slice(start, min(size, start + BLOCK_ENTRIES))
-            table = self._decoder[block].T
+        assert self._projection is not None
+        is_max = self._head.pooling == "max"
+        pooled: Floats = np.full(self._projection.size, -np.inf if is_max else 0.0, dtype=np.float32)
+        for block, table in self._projection.blocks():
             for first in range(0, len(rows), BLOCK_ROWS):
-                logits = rows[first : first + BLOCK_ROWS] @ table
-                if self._bias is not None:
-                    logits += self._bias[block]
+                logits = self._projection.logits(rows[first : first + BLOCK_ROWS], block, table)
                 if is_max:
                     np.maximum(pooled[block], logits.max(axis=0), out=pooled[block])
                 else:

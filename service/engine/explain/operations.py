@@ -9,18 +9,21 @@ from service.engine.encode.response import layer_vectors
 from service.engine.explain.attend import attention_maps
 from service.engine.explain.compare import occurrence_vectors
 from service.engine.explain.maps import Layer
+from service.engine.explain.words import Predict, layer_words
 from service.engine.schema.encode import ExplainOperation, ExplainTask
 
 
 class ExplainOperations:
-    """Executes tasks by their operation, with the model's L layers."""
+    """Executes tasks by their operation, with the model's L layers and, if it has one, its masked-LM head."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], predict: Predict | None = None) -> None:
         self._operations: dict[ExplainOperation, Callable[[Any, Floats], Any]] = {
             "layers": layer_vectors,
             "maps": partial(attention_maps, layers=layers),
             "occurrences": partial(occurrence_vectors, layers=layers),
         }
+        if predict is not None:
+            self._operations["words"] = layer_words(predict)
 
     def __call__(self, task: ExplainTask, hidden: Floats) -> Any:
         """Return the result of a task; `hidden` is (L+1, T, D)."""

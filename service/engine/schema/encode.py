@@ -12,7 +12,7 @@ from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, Tra
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.operations import Operation, Output
 
-HeadName = Literal["classification", "token_classification", "sparse", "multi_vector"]
+HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
 """The type of a head whose results a backend computes with each batch."""
 LayerReduce = Literal["concat", "mean", "stack"]
 Truncation = Literal["error", "right", "left"]
@@ -207,6 +207,15 @@ class ModelInput(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WordQuery:
+    """What a masked-LM head is asked: the `count` likeliest entries at each position, of `targets` or of all."""
+
+    positions: tuple[int, ...]
+    count: int
+    targets: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeTask:
     """One sequence of the fast lane.
 
@@ -217,6 +226,7 @@ class EncodeTask:
         hidden: Whether token vectors are needed.
         pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
         heads: The heads whose results are needed.
+        words: The query of the head "masked_lm".
     """
 
     tokens: ModelInput
@@ -224,9 +234,10 @@ class EncodeTask:
     hidden: bool
     pool_from: int = 0
     heads: tuple[HeadName, ...] = ()
+    words: WordQuery | None = None
 
 
-ExplainOperation = Literal["layers", "maps", "occurrences"]
+ExplainOperation = Literal["layers", "maps", "occurrences", "words"]
 """An operation of the explain lane on the hidden states of a text."""
 
 
@@ -253,6 +264,18 @@ class TextVectors:
     token_logits: NDArray[np.float32] | None = None
     sparse: "SparseVector | None" = None
     multi_vector: NDArray[np.float32] | None = None
+    words: "PredictedWords | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedWords:
+    """The K likeliest entries of the vocabulary at P positions: `token_ids` and `probabilities` float32, (P, K) each.
+
+    The most probable is first; of equally probable ones, the one with the smaller id.
+    """
+
+    token_ids: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +340,7 @@ class ModelInfo:
     outputs: list[Output]
     labels: list[str]
     token_labels: list[str]
+    mask_token: str | None
     attention: Attention
     attention_kinds: list[str]
     limits: Limits

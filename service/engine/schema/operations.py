@@ -4,7 +4,9 @@ from typing import Literal, get_args
 
 from model.manifest import ExplainRecord, Manifest, TensorRecord
 
-Operation = Literal["encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "tokenize"]
+Operation = Literal[
+    "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask", "tokenize"
+]  # fmt: skip
 Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
 HEAD_OF_SIMILARITY = {"maxsim": "multi_vector", "sparse": "sparse"}
 """The output that a similarity function of a head needs. The others need embeddings."""
@@ -27,6 +29,8 @@ def operations_of(manifest: Manifest) -> list[Operation]:
         missing.add("rerank")
     if manifest.token_classification is None:
         missing.add("token_classify")
+    if manifest.masked_lm is None:
+        missing.add("fill_mask")
     return [operation for operation in OPERATIONS if operation not in missing]
 
 

@@ -16,9 +16,10 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
+from service.rest.head_schemas import TokenClassifyResponseBody
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
-from service.rest.schemas import TokenClassifyResponseBody, responses
+from service.rest.schemas import responses
 from service.steps import convert
 
 

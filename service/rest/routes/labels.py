@@ -29,10 +29,11 @@ from service.rest.codec import (
     body_schema,
     to_inputs,
 )
+from service.rest.head_schemas import ClassifyResponseBody
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.routes.ranking import DocumentBody, Documents, RerankResponseBody, meta, to_object, to_texts
-from service.rest.schemas import ClassifyResponseBody, responses
+from service.rest.schemas import responses
 from service.steps import convert
 
 RAW_SCORES_DESCRIPTION = "Whether to return logits instead of scores."

@@ -23,6 +23,7 @@ ROUTES = {
     ("post", "/v1/rerank"),
     ("post", "/v1/classify"),
     ("post", "/v1/token-classify"),
+    ("post", "/v1/fill-mask"),
     ("get", "/v1/model"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),

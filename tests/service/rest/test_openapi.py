@@ -23,6 +23,7 @@ OPERATIONS = {
     "rerank": ("/v1/rerank", "post"),
     "classify": ("/v1/classify", "post"),
     "token_classify": ("/v1/token-classify", "post"),
+    "fill_mask": ("/v1/fill-mask", "post"),
     "get_model": ("/v1/model", "get"),
     "create_embeddings": ("/v1/embeddings", "post"),
     "list_models": ("/v1/models", "get"),
@@ -70,8 +71,10 @@ for _name, _suffix, _method in (
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
-CLASSIFY = {"classify": 422, "token_classify": 422, "vllm_classify": 400, "infinity_classify": 422}
-"""Statuses of operations that need a classifier, which the default model lacks."""
+CLASSIFY = {
+    "classify": 422, "token_classify": 422, "fill_mask": 422, "vllm_classify": 400, "infinity_classify": 422,
+}  # fmt: skip
+"""Statuses of operations that need another head, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
 """Operations that always fail."""
 EMPTY = {"tei_health", "tei_ping"}

@@ -81,6 +81,7 @@ async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Ch
         "Rerank",
         "Classify",
         "TokenClassify",
+        "FillMask",
         "Tokenize",
         "GetModel",
         "ListModels",
