@@ -4,7 +4,7 @@ Every tensor is either loaded, known to be unused, or an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from model.heads import (
     read_token_classifier,
     read_vocabulary_head,
 )
+from model.late_interaction import pop_projection, read_late_interaction
 from model.manifest import TrainingRecord
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
 from model.sentence_transformers_config import (
@@ -91,11 +92,17 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         )
     tokenizer = read_tokenizer(directory)
     tensors = merge_adapters(read_tensors(directory), config, settings.task)
+    projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors)
-    embedding_config = read_embedding_config(directory, encoder.config.hidden_size, settings)
-    max_input_tokens, origin = read_max_input_tokens(
-        directory, encoder.config.max_position_embeddings, settings.max_input_tokens
-    )
+    size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
+    embedding_config = read_embedding_config(directory, size, settings)
+    max_input_tokens, origin = read_max_input_tokens(directory, positions, settings.max_input_tokens)
+    late = read_late_interaction(directory, tokenizer, projection, size, positions)
+    if late is not None:
+        check_expansion(encoder, late.head)
+        embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
+        if settings.max_input_tokens is None:  # PyLate's limit of the tokenizer excludes the marker
+            max_input_tokens = max(max_input_tokens, late.max_tokens or 0)
     embedding_config.origins["max_input_tokens"] = origin
     if settings.task is not None:
         embedding_config.origins["task"] = "--task"
@@ -118,8 +125,23 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         token_classifier=load_token_classifier(family, config, tensors, encoder),
         masked_lm=load_masked_lm(directory, family, config, tensors, encoder, tokenizer),
         sparse=load_sparse(directory, family, config, tensors, encoder),
-        multi_vector=read_multi_vector(directory, encoder.config.hidden_size),
+        multi_vector=read_multi_vector(directory, size) if late is None else late.head,
     )
+
+
+def check_expansion(encoder: Encoder, head: MultiVector) -> None:
+    """Raise CheckpointError if expansion tokens, to which no token attends, are out of reach of a query's own tokens.
+
+    They would attend to no token at all.
+    """
+    windows = [layer.window for layer in encoder.config.layers if layer.window is not None]
+    if head.expansion is None or head.expansion.attended or not windows:
+        return
+    if head.expansion.length > min(windows) + 1:
+        raise CheckpointError(
+            f"query_expansion: length {head.expansion.length} exceeds the attention window ({min(windows)} tokens at "
+            "each side), and attend is false. Set attend to true, or a shorter length."
+        )
 
 
 def load_classifier(

@@ -37,6 +37,12 @@ def check_cuda(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f'Variant "cuda": not supported for {part}, which the varlen encoder lacks. Export without it.'
         )
+    vectors = checkpoint.multi_vector
+    if vectors is not None and vectors.expansion is not None and not vectors.expansion.attended:
+        raise CheckpointError(
+            'Variant "cuda": not supported for query expansion without attention, which needs a mask. '
+            "Export without it."
+        )
 
 
 def write_cuda(

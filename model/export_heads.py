@@ -97,7 +97,14 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
         yield _write(
             root,
             MultiVectorHead(
-                graph="multi_vector", dimensions=vectors.head.out_features, skips_first=vectors.skips_first
+                graph="multi_vector",
+                dimensions=vectors.head.out_features,
+                skips_first=vectors.skips_first,
+                query=vectors.query,
+                document=vectors.document,
+                expansion=vectors.expansion,
+                skipped_token_ids=vectors.skipped_token_ids,
+                score=vectors.score,
             ),
             {"multi_vector": vectors.head},
         )

@@ -18,8 +18,19 @@ from model.license import NOTICES
 from model.source_name import HubId, HubUnavailableError, SourceError
 from model.weight_files import select_pickled
 
-HUB_FILES = ("*.json", "*.safetensors", "sparse_linear.pt", "colbert_linear.pt", "README.md", *NOTICES)
-"""Files to download, among them the heads of BGE-M3. Pickled weights are added if there are no safetensors files."""
+HUB_FILES = (
+    "*.json",
+    "*.safetensors",
+    "sparse_linear.pt",
+    "colbert_linear.pt",
+    "artifact.metadata",
+    "README.md",
+    *NOTICES,
+)
+"""Files to download, among them the heads of BGE-M3 and the options of ColBERT.
+
+Pickled weights are added if there are no safetensors files.
+"""
 TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
 """Files to download if there is no tokenizer.json."""
 PROGRESS_PERIOD_S = 5.0

@@ -25,7 +25,7 @@ class AttentionMask:
     """The pairs of query and key that attend, in all layers of one kind.
 
     Attributes:
-        sequence_ids: int64 (R, T), 0 for padding.
+        sequence_ids: int64 (R, T), 0 for padding; negative for tokens of a sequence that no token attends to.
         radius: Tokens attend to tokens at most this far away. None sets no limit.
         causal: Tokens do not attend to later tokens.
         additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
@@ -51,7 +51,7 @@ def build_mask(
         return _symbolic_mask(position_ids, sequence_ids, radius, causal)
     if sequence_ids.shape[1] > MAX_DENSE_TOKENS:
         return AttentionMask(sequence_ids, radius, causal, None)
-    same = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
+    same = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
     distance = position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2)
     return AttentionMask(sequence_ids, radius, causal, _additive(same, distance, radius, causal))
 

@@ -184,16 +184,47 @@ class SparseHead(Record):
     skipped_token_ids: tuple[int, ...]
 
 
+class SideRecord(Record):
+    """How a model with late interaction reads queries, or documents.
+
+    `marker` is the id of a token inserted before the text and its prompt. `max_tokens` is the limit of the whole input,
+    the marker included.
+    """
+
+    marker: int | None = None
+    max_tokens: int | None = None
+
+
+class ExpansionRecord(Record):
+    """Tokens that fill up a query to `length` (Khattab and Zaharia 2020). Tokens attend to them only if `attended`."""
+
+    token_id: int
+    length: int
+    attended: bool
+
+
 class MultiVectorHead(Record):
     """A vector of length 1 per token: `graph` computes (N, `dimensions`) of rows (N, D).
 
-    `skips_first`: the first token has none.
+    `skips_first`: the first token has none. In documents, tokens of `skipped_token_ids` have none either. `score` is
+    the mean or the sum of the largest dot products of the query's vectors.
     """
 
     type: Literal["multi_vector"] = "multi_vector"
     graph: str
     dimensions: int
     skips_first: bool
+    query: SideRecord = SideRecord()
+    document: SideRecord = SideRecord()
+    expansion: ExpansionRecord | None = None
+    skipped_token_ids: tuple[int, ...] = ()
+    score: Literal["mean", "sum"] = "mean"
+
+    @property
+    def has_sides(self) -> bool:
+        """Whether the model reads queries and documents differently, apart from their prompts."""
+        plain = SideRecord()
+        return (self.query, self.document, self.expansion, self.skipped_token_ids) != (plain, plain, None, ())
 
 
 Head = Annotated[

@@ -15,7 +15,8 @@ from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
 CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
 SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
-"""The modules of a sparse encoder, which has no embedding settings."""
+LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
+"""The modules of sparse encoders and of ColBERT models, which have no embedding settings."""
 POOLING_NAMES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 
 
@@ -116,9 +117,9 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
     """Return `embedding` with pooling, dense layers and normalization of modules.json."""
     if read_optional_json(directory / "sentence_bert_config.json").get("do_lower_case"):
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
-    modules = list(_read_modules(directory))
+    modules = list(read_modules(directory))
     order = " ".join(kind for kind, _ in modules)
-    if SPLADE.fullmatch(order):
+    if SPLADE.fullmatch(order) or LATE_INTERACTION.fullmatch(order):
         return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
         raise CheckpointError(
@@ -133,7 +134,7 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
             pooling, include_prompt = _read_pooling(read_json(path / "config.json"))
             origins["pooling"] = f"{path.name}/config.json"
         elif kind == "Dense":
-            dense.append(_read_dense(path, size))
+            dense.append(read_dense(path, size))
             size = dense[-1].weight.shape[0]
     return replace(
         embedding,
@@ -149,7 +150,7 @@ def find_splade_pooling(directory: Path) -> Path | None:
     """Return the directory of the module SpladePooling; None if the model has none. Raises CheckpointError."""
     if not (directory / MODULES).is_file():
         return None
-    return next((path for kind, path in _read_modules(directory) if kind == "SpladePooling"), None)
+    return next((path for kind, path in read_modules(directory) if kind == "SpladePooling"), None)
 
 
 def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
@@ -161,7 +162,8 @@ def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def _read_modules(directory: Path) -> Iterator[tuple[str, Path]]:
+def read_modules(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the class and the directory of each module. Raises CheckpointError."""
     try:
         entries = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
@@ -195,7 +197,8 @@ def _read_pooling(config: dict[str, Any]) -> tuple[Pooling, bool]:
     return mode, include_prompt
 
 
-def _read_dense(path: Path, in_features: int) -> DenseLayer:
+def read_dense(path: Path, in_features: int) -> DenseLayer:
+    """Return the layer of a module Dense. Raises CheckpointError."""
     config = read_json(path / "config.json")
     activations: dict[str, Literal["identity", "tanh"]] = {"Tanh": "tanh", "Identity": "identity"}
     name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]

@@ -43,7 +43,16 @@ class TokenizedInput:
 
     T includes the tokens of the prompt. They are marked as special tokens, and belong to no segment. Offsets refer to
     the text without the prompt. `truncated` is True if truncation dropped tokens.
+
+    Attributes:
+        unattended: The number of tokens at the end to which no token attends.
+        skipped_ids: The ids of tokens that have no vector in the output of a multi-vector head.
+        least_tokens: The number of tokens that remain if words are removed.
     """
+
+    unattended = 0
+    skipped_ids: tuple[int, ...] = ()
+    least_tokens = 0
 
     def __init__(self, source: TokenizerInput, encoding: Encoding, truncation: "_Truncation | None" = None) -> None:
         self.source = source
@@ -273,6 +282,11 @@ class Tokenizer:
             else texts[segment][start:end]
             for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
         ]
+
+    @property
+    def leading_special_tokens(self) -> int:
+        """The number of special tokens before a text."""
+        return len(self._prefix)
 
     def find_token(self, text: str) -> list[int]:
         """Return the id of a text that is an entry of the vocabulary, else the ids of its tokens."""

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from model.manifest import KINDS, POOLINGS
-from service.engine.schema.encode import DType, LayerReduce, MapDType
+from service.engine.schema.encode import DType, LayerReduce, MapDType, Side
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
 from service.engine.schema.operations import Output
 from service.engine.schema.similarity import Effect, Pairs, SimilarityFunction, SimilarityUnit
@@ -130,6 +130,7 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             dtype=optional(st.sampled_from(get_args(DType))),
             prompt=optional(st.sampled_from(["query: ", "Represent this:", "", "\u3000", "word " * 300])),
             prompt_name=st.sampled_from([...] * 30 + ["query"]),
+            role=optional(st.sampled_from(get_args(Side))),
         )
     )
     return drawn if outputs is ... else drawn | {"outputs": outputs}
@@ -243,7 +244,7 @@ def to_vector_message(operation: str, request: Body) -> Any:
             outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],
             layers=_layers(request),
             all_layers=request.get("layers") == "all",
-            **to_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING"),
+            **to_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING", role="ROLE"),
             **{name: request[name] for name in ("normalize", "dimensions", "prompt", "prompt_name") if name in request},
             **names,
         )

@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from model.export import export
+from model.export import Variants, export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
+from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.retriever_cases import BGE_M3, SPLADE_CASES, publish_bge_m3, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS
 
@@ -30,6 +31,9 @@ def publish_retriever(kind: str) -> Path:
     """Write the published files of a retriever or masked language model, once per process; return their directory."""
     directory = Path(mkdtemp(prefix="attendant-retriever-")) / "source"
     directory.mkdir()
+    if kind in COLBERT_CASES:
+        COLBERT_CASES[kind].publish(directory)
+        return directory
     if kind == BGE_M3:
         tokenizer = "metaspace"
         publish_bge_m3(directory, BUILDERS[tokenizer]().to_str().encode())
@@ -51,5 +55,6 @@ def export_retriever(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
     """Return the directory of the artifact of a model, exported once per process and settings."""
     out = Path(mkdtemp(prefix="attendant-retriever-")) / "artifact"
     source = str(publish_retriever(kind))
-    export(source, out, revision=None, name=kind, progress=lambda step: None, settings=settings)
+    variants = Variants(explain=kind not in COLBERT_CASES)  # their tests need no attention maps
+    export(source, out, revision=None, name=kind, progress=lambda step: None, variants=variants, settings=settings)
     return out

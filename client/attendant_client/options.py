@@ -20,6 +20,7 @@ class EncodeOptions(TypedDict, total=False):
     truncation: Literal["error", "right", "left"]
     prompt_name: str
     prompt: str
+    role: Literal["query", "document"]
     dtype: Literal["float32", "float16", "int8", "ubinary"]
 
 

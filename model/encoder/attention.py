@@ -85,10 +85,12 @@ def attention_mask(
 ) -> Tensor:
     """Return the additive attention mask (R, 1, T, T): 0 where tokens attend, the lowest float32 elsewhere.
 
+    A token of a negative sequence id belongs to the sequence of the positive one, but no token attends to it.
+
     Tokens attend within their sequence, at most `window` positions away, and not to later ones if `causal`. The lowest
     finite value instead of -inf: its exp is exactly 0, and a fully masked row does not become NaN.
     """
-    allowed = sequence_ids.unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
+    allowed = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
     if causal:
         allowed = allowed & (position_ids.unsqueeze(-1) >= position_ids.unsqueeze(-2))
     if window is not None:

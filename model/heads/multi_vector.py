@@ -1,10 +1,14 @@
-"""One vector per token, for late interaction (Khattab and Zaharia 2020): the ColBERT head of BGE-M3."""
+"""One vector per token, for late interaction (Khattab and Zaharia 2020): ColBERT and the head of BGE-M3."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
 
 from model.checkpoint_files import read_pickled
 from model.heads.row_head import HeadLayout, RowHead
+from model.manifest import ExpansionRecord, SideRecord
 
 LINEAR = "colbert_linear.pt"
 LAYOUT = HeadLayout("linear")
@@ -16,6 +20,11 @@ class MultiVector:
 
     head: RowHead
     skips_first: bool
+    query: SideRecord = field(default_factory=SideRecord)
+    document: SideRecord = field(default_factory=SideRecord)
+    expansion: ExpansionRecord | None = None
+    skipped_token_ids: tuple[int, ...] = ()
+    score: Literal["mean", "sum"] = "mean"
 
 
 def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
@@ -23,5 +32,9 @@ def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
     path = directory / LINEAR
     if not path.is_file():
         return None
-    tensors = {f"linear.{name}": tensor for name, tensor in read_pickled(path).items()}
-    return MultiVector(RowHead(LAYOUT, tensors, hidden_size), skips_first=True)
+    return MultiVector(token_projection(read_pickled(path), hidden_size), skips_first=True)
+
+
+def token_projection(tensors: dict[str, Tensor], hidden_size: int) -> RowHead:
+    """Return the layer from a token vector to its vector for late interaction: `weight` and, in some models, `bias`."""
+    return RowHead(LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)

@@ -54,6 +54,12 @@ class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRUNCATION_RIGHT: _ClassVar[Truncation]
     TRUNCATION_LEFT: _ClassVar[Truncation]
 
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_QUERY: _ClassVar[Role]
+    ROLE_DOCUMENT: _ClassVar[Role]
+
 class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DTYPE_UNSPECIFIED: _ClassVar[Dtype]
@@ -191,6 +197,9 @@ TRUNCATION_UNSPECIFIED: Truncation
 TRUNCATION_ERROR: Truncation
 TRUNCATION_RIGHT: Truncation
 TRUNCATION_LEFT: Truncation
+ROLE_UNSPECIFIED: Role
+ROLE_QUERY: Role
+ROLE_DOCUMENT: Role
 DTYPE_UNSPECIFIED: Dtype
 DTYPE_FLOAT32: Dtype
 DTYPE_FLOAT16: Dtype
@@ -258,7 +267,7 @@ ATTENTION_BIDIRECTIONAL: Attention
 ATTENTION_CAUSAL: Attention
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt")
+    __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt", "role")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +281,7 @@ class EncodeRequest(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
     outputs: _containers.RepeatedScalarFieldContainer[Output]
@@ -285,7 +295,8 @@ class EncodeRequest(_message.Message):
     dtype: Dtype
     prompt_name: str
     prompt: str
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., layer_reduce: _Optional[_Union[LayerReduce, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+    role: Role
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., layer_reduce: _Optional[_Union[LayerReduce, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Input(_message.Message):
     __slots__ = ("text", "token_ids", "pair", "spans")

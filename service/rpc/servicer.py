@@ -15,6 +15,7 @@ from service.engine.schema.encode import (
     EncodeResult,
     LayerReduce,
     ModelInfo,
+    Side,
     Timing,
     Token,
     TokenizeRequest,
@@ -43,6 +44,7 @@ from service.steps import Steps
 SERVICE = "attendant.v1.EncoderService"
 
 OUTPUTS = (None, *get_args(Output))
+ROLES = (None, *get_args(Side))
 LAYER_REDUCES = ("concat", *get_args(LayerReduce))
 DTYPES = ("float32", *get_args(DType))
 
@@ -209,6 +211,7 @@ def _encode_request(request: pb.EncodeRequest, limits: Mapping[str, int], deadli
         truncation=enum_value(TRUNCATIONS, request.truncation, "truncation"),
         prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
         prompt=request.prompt if request.HasField("prompt") else None,
+        role=enum_value(ROLES, request.role, "role"),
         dtype=_dtype(request.dtype),
         wire="binary",
         deadline=deadline,

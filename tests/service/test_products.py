@@ -51,8 +51,9 @@ from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 from tests.shared_models import load_anew
 
+COLBERT = "stanford"
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
-SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, *FAMILIES)
+SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 GRPC_OF_HTTP = {
@@ -111,7 +112,7 @@ def clients(
     if request.param in (CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER):
         artifact = export_classifier(request.param, SettingOptions(normalize=True))
         model = load_anew(Settings(model_dir=artifact, precision="float32"))
-    elif request.param in (SPLADE, BGE_M3):
+    elif request.param in (SPLADE, BGE_M3, COLBERT):
         artifact = export_retriever(request.param, SettingOptions(normalize=True))
         model = load_anew(Settings(model_dir=artifact, precision="float32"))
     elif request.param in FAMILIES:

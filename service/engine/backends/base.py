@@ -172,6 +172,10 @@ class PackedBackend(ABC):
             if task.pooling is not None:
                 modes.add(task.pooling)
         batch = pack_batch(sequences, fitted.shape, fitted.starts)
+        sequence_ids = batch.inputs["sequence_ids"].reshape(-1)
+        for task, start, size in zip(tasks, batch.starts, batch.sizes, strict=True):
+            if task.tokens.unattended:
+                sequence_ids[start + size - task.tokens.unattended : start + size] *= -1
         last_hidden_state = self.infer(batch.inputs)
         # NaN and infinity propagate to the sum. Padding is computed like any sequence, so it is finite too.
         if not np.isfinite(last_hidden_state.sum()):

@@ -53,7 +53,8 @@ class Heads:
             (results[place]["token_logits"],) = self._tokens.run(None, {"rows": rows})
         if places := _places(tasks, "multi_vector"):
             assert self._multi_vector is not None
-            vectors = self._multi_vector.vectors(hidden, _pick(starts, places), _pick(sizes, places))
+            own = [tasks[place] for place in places]
+            vectors = self._multi_vector.vectors(own, hidden, _pick(starts, places), _pick(sizes, places))
             for place, rows in zip(places, vectors, strict=True):
                 results[place]["multi_vector"] = rows
         for place in _places(tasks, "masked_lm"):
@@ -120,9 +121,15 @@ class TokenVectors:
         self._first = int(head.skips_first)
         self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
 
-    def vectors(self, hidden: Floats, starts: Sequence[int], sizes: Sequence[int]) -> list[Floats]:
+    def vectors(
+        self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
+    ) -> list[Floats]:
         """Return the vectors (K, dimensions) of N sequences in `hidden` (T, D)."""
-        ranges = [(start + self._first, start + size) for start, size in zip(starts, sizes, strict=True)]
-        rows = np.concatenate([hidden[start:end] for start, end in ranges]).astype(np.float32, copy=False)
-        (vectors,) = self._session.run(None, {"rows": rows})
-        return np.split(normalize(vectors), np.cumsum([end - start for start, end in ranges])[:-1])
+        parts = []
+        for task, start, size in zip(tasks, starts, sizes, strict=True):
+            rows = hidden[start + self._first : start + size]
+            if task.tokens.skipped_ids:
+                rows = rows[~np.isin(task.tokens.input_ids[self._first :], task.tokens.skipped_ids)]
+            parts.append(rows)
+        (vectors,) = self._session.run(None, {"rows": np.concatenate(parts).astype(np.float32, copy=False)})
+        return np.split(normalize(vectors), np.cumsum([len(rows) for rows in parts])[:-1])

@@ -96,7 +96,7 @@ def prepare_input(
     if with_tokens or with_vectors:
         every = describe_tokens(tokens, tokenizer.token_texts(tokens), words)
         described = [*every] if with_tokens else None
-        vector_tokens = every[_first_vector(manifest) :] if with_vectors else None
+        vector_tokens = _vector_tokens(every, tokens, manifest) if with_vectors else None
     if described is not None and tokens.source.prompt:
         first, last = tokens.prompt_range
         listed = np.delete(np.arange(len(tokens)), slice(first, last))
@@ -114,10 +114,11 @@ def prepare_input(
     return PreparedInput(tokens, listed, described, own_words, ranges, len(item.spans), vector_tokens)
 
 
-def _first_vector(manifest: Manifest) -> int:
-    """Return the index of the first token with a vector of its own in the output `multi_vector`."""
+def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
+    """Return the tokens with a vector of their own in the output `multi_vector`."""
     assert manifest.multi_vector is not None  # checked with the request
-    return int(manifest.multi_vector.skips_first)
+    first = int(manifest.multi_vector.skips_first)
+    return [token for token in described[first:] if token.id not in tokens.skipped_ids]
 
 
 def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest) -> int:

@@ -4,31 +4,24 @@
 without the tokens of the unit, so that the other tokens do not attend to it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.manifest import Pooling
+from model.tokenizer import TokenizedInput
+from service.engine.encode.sides import SidedInput
+from service.engine.schema.encode import OccludedSequence
 
 
-@dataclass(frozen=True, slots=True)
-class OccludedSequence:
-    """The token ids of an input without one unit."""
-
-    input_ids: list[int]
-    token_type_ids: list[int]
-
-    @classmethod
-    def of(cls, input_ids: Sequence[int], token_type_ids: Sequence[int], kept: NDArray[np.intp]) -> "OccludedSequence":
-        """Keep the tokens at the given indices."""
-        indices = kept.tolist()
-        return cls([input_ids[index] for index in indices], [token_type_ids[index] for index in indices])
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
+def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
+    """Return the tokens at the given indices."""
+    places = kept.tolist()
+    if isinstance(tokens, SidedInput):
+        return tokens.select(places)
+    ids, types = tokens.input_ids, tokens.token_type_ids
+    return OccludedSequence([ids[place] for place in places], [types[place] for place in places])
 
 
 def pool_without_units(

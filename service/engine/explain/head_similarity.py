@@ -29,8 +29,13 @@ MAX_TERMS = 1024
 
 
 def token_text(tokens: TokenizedInput, tokenizer: Tokenizer, first: int) -> ComparedText:
-    """Return a text whose units are all tokens from `first` on, special tokens included."""
-    units = token_units(tokens, tokenizer.token_texts(tokens)).units[first:]
+    """Return a text whose units are all tokens with a vector, from `first` on, special tokens included."""
+    listed = token_units(tokens, tokenizer.token_texts(tokens)).units
+    units = [
+        unit
+        for unit, number in zip(listed[first:], tokens.input_ids[first:], strict=True)
+        if number not in tokens.skipped_ids
+    ]
     return ComparedText(tokens, 0, units, np.zeros(0, dtype=np.intp))
 
 
@@ -88,7 +93,7 @@ class HeadSimilarity:
     def _explain(self, query: int, document: int, own: Any, other: Any) -> PairResult:
         matches = products = None
         if isinstance(self.similarity, MaxSim):
-            best, values = match_tokens(own, other)
+            best, values = match_tokens(own, other, mean=self.similarity.mean)
             places, dropped = self._largest(values)
             matches = [TokenMatch(place, int(best[place]), float(values[place])) for place in places]
         else:
@@ -114,12 +119,12 @@ class HeadSimilarity:
         return min(self.request.top_k or MAX_TERMS, MAX_TERMS)
 
 
-def match_tokens(query: Any, document: Any) -> tuple[NDArray[np.intp], Scores]:
+def match_tokens(query: Any, document: Any, *, mean: bool) -> tuple[NDArray[np.intp], Scores]:
     """Return the best token of the document (K, D) for each query token (Q, D), and the terms of the score, (Q) each.
 
-    A term is the dot product divided by Q. Without tokens, there are no terms.
+    A term is the dot product, divided by Q if the score is a `mean`. Without tokens, there are no terms.
     """
     if not len(document):
         return np.zeros(0, dtype=np.intp), np.zeros(0)
     products = query @ document.T
-    return products.argmax(axis=1), products.max(axis=1).astype(np.float64) / len(query)
+    return products.argmax(axis=1), products.max(axis=1).astype(np.float64) / (len(query) if mean else 1)

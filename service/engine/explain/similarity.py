@@ -14,9 +14,9 @@ from service.engine.encode.pooling import pool_batch
 from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes
 from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
-from service.engine.explain.effects import OccludedSequence, pool_without_units
+from service.engine.explain.effects import occlude, pool_without_units
 from service.engine.explain.units import token_units, word_units
-from service.engine.schema.encode import Array, EncodeTask, TextVectors, Wire
+from service.engine.schema.encode import Array, EncodeTask, OccludedSequence, TextVectors, Wire
 from service.engine.schema.explain import Unit
 from service.engine.schema.similarity import (
     SCORE_DECIMALS,
@@ -61,17 +61,13 @@ class ComparedText:
     @cached_property
     def occluded(self) -> list[OccludedSequence]:
         """The text without each of its units."""
-        ids, types = self.tokens.input_ids, self.tokens.token_type_ids
-        return [
-            OccludedSequence.of(ids, types, np.flatnonzero(self.unit_of_token != unit))
-            for unit in range(len(self.units))
-        ]
+        return [occlude(self.tokens, np.flatnonzero(self.unit_of_token != unit)) for unit in range(len(self.units))]
 
     @property
     def occluded_sizes(self) -> list[int]:
         """The number of tokens of the text without each of its units, without building the sequences."""
         counts = np.bincount(self.unit_of_token[self.unit_of_token >= 0], minlength=len(self.units))
-        sizes: list[int] = (len(self.tokens) - counts).tolist()
+        sizes: list[int] = np.maximum(len(self.tokens) - counts, self.tokens.least_tokens).tolist()
         return sizes
 
     def result(self, *, explain: bool) -> SimilarityText:

@@ -69,11 +69,14 @@ def sparse_products(query: SparseVector, document: SparseVector) -> tuple[NDArra
     return ids, query.weights[own].astype(np.float64) * document.weights[other]
 
 
+@dataclass(frozen=True)
 class MaxSim:
-    """Late interaction (Khattab and Zaharia 2020): for each query vector, the largest dot product; their mean.
+    """Late interaction (Khattab and Zaharia 2020): for each query vector, the largest dot product; their sum.
 
-    The mean is BGE-M3's score. ColBERT's is the sum, which ranks the documents of a query in the same order.
+    With `mean`, as in BGE-M3, their mean, which ranks the documents of a query in the same order.
     """
+
+    mean: bool
 
     def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
         del pool_from  # multi-vector heads read all tokens
@@ -86,9 +89,10 @@ class MaxSim:
     def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
         """Multiply the documents one by one, which takes less time than copying them to one array."""
         columns = np.ascontiguousarray(query.T)
-        return np.array([_mean_of_largest(document @ columns) for document in documents], dtype=np.float64)
+        scores = np.array([_sum_of_largest(document @ columns) for document in documents], dtype=np.float64)
+        return scores / len(query) if self.mean and len(query) else scores
 
 
-def _mean_of_largest(products: Floats) -> float:
-    """Return the mean of the largest product of each query vector, for products (K, Q); 0 without vectors."""
-    return float(products.max(axis=0).mean(dtype=np.float64)) if products.size else 0.0
+def _sum_of_largest(products: Floats) -> float:
+    """Return the sum of the largest product of each query vector, for products (K, Q); 0 without vectors."""
+    return float(products.max(axis=0).sum(dtype=np.float64)) if products.size else 0.0

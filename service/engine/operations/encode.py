@@ -19,6 +19,7 @@ from service.engine.encode.response import (
     response_bytes,
     suggest_smaller_vectors,
 )
+from service.engine.encode.sides import add_side
 from service.engine.lane import Lane
 from service.engine.observer import Observation
 from service.engine.operations.costs import DESCRIBED_CHARACTER, ELEMENTS, INPUT, OUTPUT, SPAN
@@ -30,7 +31,14 @@ from service.engine.operations.inputs import (
     require,
     select_prompt,
 )
-from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, EncodeResult, TextVectors
+from service.engine.schema.encode import (
+    AppliedPrompt,
+    EncodeRequest,
+    EncodeResponse,
+    EncodeResult,
+    Side,
+    TextVectors,
+)
 from service.engine.schema.operations import Output, outputs_of
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.spelling import Remedy, named
@@ -44,7 +52,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
     manifest = engine.manifest
     check_inputs(request.inputs, engine.limits, manifest, request.max_inputs)
     request = check_encode(request, manifest)
-    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest)
+    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
     lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain
     if lane.near_capacity:  # a permanent error takes precedence over one that asks to retry
         least = least_response_bytes(request, manifest)
@@ -111,10 +119,23 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
                 f"Use another model. This one supports {', '.join(named('outputs', name) for name in supported)}.",
                 field="outputs", actual=output,
             )  # fmt: skip
+        if output == "multi_vector" and len(request.outputs) > 1 and side_of(request, manifest) is not None:
+            raise ConflictingFields(
+                "{outputs.multi_vector} of this model is supported alone (it reads other tokens)",
+                "Remove the other outputs.", field="outputs",
+            )  # fmt: skip
         if not needs_last_layer_only(request, manifest):
             raise ConflictingFields(
                 f"other layers are not supported for {named('outputs', output)}", "Leave layers out.", field="layers"
             )
+
+
+def side_of(request: EncodeRequest, manifest: Manifest) -> Side | None:
+    """Return the side whose marker the inputs get: documents by default; None for models that have no sides."""
+    head = manifest.multi_vector
+    if "multi_vector" not in request.outputs or head is None or not head.has_sides:
+        return None
+    return request.role or "document"
 
 
 def _check_no_pooled_options(request: EncodeRequest) -> None:
@@ -175,11 +196,13 @@ def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | No
         sources = [
             source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
         ]
-    prepared = []
+    prepared, side = [], side_of(request, engine.manifest)
+    place = engine.tokenizer.leading_special_tokens
     tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
-        kept = check_length(tokens, engine.manifest, request.truncation, path)
+        kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
+        kept = add_side(kept, engine.manifest, side, place)
         prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
     if not needs_last_layer_only(request, engine.manifest):
         engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)

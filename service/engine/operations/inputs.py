@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from model.manifest import Absent, Manifest, Role
 from model.tokenizer import TokenizedInput, TokenizerInput
-from service.engine.schema.encode import AppliedPrompt, Input, Limits, Truncation
+from service.engine.encode.sides import max_tokens
+from service.engine.schema.encode import AppliedPrompt, Input, Limits, Side, Truncation
 from service.engine.schema.operations import Operation, operations_of
 from service.errors import (
     ConflictingFields,
@@ -162,19 +163,24 @@ def check_at_least_one(field: str, value: int | None) -> None:
 
 
 def check_length(
-    tokens: TokenizedInput, manifest: Manifest, truncation: Truncation | None, path: str, prompt_field: str = "prompt"
+    tokens: TokenizedInput,
+    manifest: Manifest,
+    truncation: Truncation | None,
+    path: str,
+    prompt_field: str = "prompt",
+    side: Side | None = None,
 ) -> TokenizedInput:
     """Return the tokens, truncated if requested. Raises `Empty` without content, and `TooLong` over the limit.
 
-    `truncation` is None for an operation without truncation.
+    `truncation` is None for an operation without truncation. `side` limits the tokens if the model distinguishes sides.
     """
     if not tokens.has_content:
         raise Empty("no content after tokenization", "Send text.", field=path)
-    limit = manifest.max_input_tokens
+    limit = max_tokens(manifest, side)
     if len(tokens) <= limit:
         return tokens
-    side: Literal["left", "right"] = "left" if truncation == "left" else "right"
-    truncated = tokens.truncate(limit, side)
+    end: Literal["left", "right"] = "left" if truncation == "left" else "right"
+    truncated = tokens.truncate(limit, end)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
         first, last = tokens.prompt_range
         raise no_room(last - first, limit, prompt_field)
@@ -193,9 +199,16 @@ def no_room(prompt_tokens: int, limit: int, field: str) -> TooLong:
 
 
 def select_prompt(
-    inputs: Sequence[Input], name: str | None, text: str | None, limits: Limits, manifest: Manifest
+    inputs: Sequence[Input],
+    name: str | None,
+    text: str | None,
+    limits: Limits,
+    manifest: Manifest,
+    role: Side | None = None,
 ) -> AppliedPrompt | None:
-    """Return the prompt of a request, else the default of the model. Token ids get no default prompt."""
+    """Return the prompt of a request, else that of the role or the default one. Token ids get no default prompt."""
+    if role is not None and name is None and text is None:
+        return find_prompt(None, None, limits, manifest, role)
     prompt = find_prompt(name, text, limits, manifest)
     if prompt is not None and (name is not None or text):
         for index, item in enumerate(inputs):

@@ -10,6 +10,7 @@ from model.manifest import Manifest
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
+from service.engine.encode.sides import add_side
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.labels import shortest
 from service.engine.explain.ranking import PairRanker, Ranker, SimilarityRanker
@@ -28,7 +29,7 @@ from service.engine.operations.inputs import (
     require_operation,
 )
 from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
-from service.engine.schema.encode import AppliedPrompt, Limits, TextVectors
+from service.engine.schema.encode import AppliedPrompt, Limits, Side, TextVectors
 from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse
 from service.errors import ConflictingFields
 from service.spelling import Remedy
@@ -141,8 +142,9 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
     """Tokenize the query, once, and the documents; check the cost of explanations and the size of the response."""
     head, explained = engine.manifest.classification, explained_count(request)
 
-    def compare(tokens: TokenizedInput, path: str) -> ComparedText:
-        kept = check_length(tokens, engine.manifest, request.truncation, path)
+    def compare(tokens: TokenizedInput, path: str, side: Side | None = None) -> ComparedText:
+        kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
+        kept = add_side(kept, engine.manifest, side, engine.tokenizer.leading_special_tokens)
         return ComparedText.of(kept, engine.tokenizer, engine.manifest, request.unit if explained else None)
 
     ranker: Ranker
@@ -154,8 +156,8 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
         sources = [TokenizerInput(request.query, prompt=_text(prompts.query))]
         sources += [TokenizerInput(document, prompt=_text(prompts.document)) for document in request.documents]
         query, *documents = engine.tokenizer.encode(sources, offsets=explained > 0)
-        texts = [compare(query, "query")]
-        texts += [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(documents)]
+        texts = [compare(query, "query", "query")]
+        texts += [compare(tokens, f"documents[{index}]", "document") for index, tokens in enumerate(documents)]
         ranker = SimilarityRanker(texts, own_similarity(engine))
     check_size(engine, request, ranker)
     return ranker
@@ -165,7 +167,7 @@ def own_similarity(engine: "Engine") -> TextSimilarity:
     """Return the similarity by which a model ranks: of token vectors, else of sparse vectors, else of embeddings."""
     manifest = engine.manifest
     if manifest.multi_vector is not None:
-        return MaxSim()
+        return MaxSim(manifest.multi_vector.score == "mean")
     if manifest.sparse is not None:
         return SparseSimilarity()
     own = manifest.embedding

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, get_args
 from model.manifest import ONE_TOKEN_POOLINGS, Manifest
 from model.tokenizer import TokenizerInput
 from service.engine.admission import estimate_tokens
+from service.engine.encode.sides import add_side
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.head_similarity import HeadSimilarity, token_text
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
-from service.engine.explain.text_similarity import MaxSim, SparseSimilarity
+from service.engine.explain.text_similarity import MaxSim, SparseSimilarity, TextSimilarity
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT
 from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
 from service.engine.operations.occlusion import check_occlusion
-from service.engine.schema.encode import Limits
+from service.engine.schema.encode import AppliedPrompt, Limits, Side
 from service.engine.schema.operations import HEAD_OF_SIMILARITY, outputs_of
 from service.engine.schema.similarity import (
     SimilarityFunction,
@@ -228,7 +229,11 @@ def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) 
     texts = tokenize(engine, request, spec)
     prepared: PreparedSimilarity | HeadSimilarity
     if spec.similarity in HEAD_OF_SIMILARITY:
-        function = MaxSim() if spec.similarity == "maxsim" else SparseSimilarity()
+        head = engine.manifest.multi_vector
+        function: TextSimilarity = SparseSimilarity()
+        if spec.similarity == "maxsim":
+            assert head is not None
+            function = MaxSim(head.score == "mean")
         prepared = HeadSimilarity(request, texts, function, engine.tokenizer)
     else:
         prepared = prepare_embeddings(engine, request, spec, texts)
@@ -255,14 +260,18 @@ def prepare_embeddings(
 def tokenize(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) -> list[ComparedText]:
     """Tokenize the texts and find their units; with maxsim, these are all tokens with a vector."""
     manifest, texts = engine.manifest, []
-    for side, side_texts, prompt, prompt_field in (
-        ("queries", request.queries, spec.query_prompt, "query_prompt"),
-        ("documents", request.documents, spec.document_prompt, "document_prompt"),
-    ):
+    sides: tuple[tuple[str, tuple[str, ...], AppliedPrompt | None, Side], ...] = (
+        ("queries", request.queries, spec.query_prompt, "query"),
+        ("documents", request.documents, spec.document_prompt, "document"),
+    )
+    place = engine.tokenizer.leading_special_tokens
+    for name, side_texts, prompt, role in sides:
+        side = role if spec.similarity == "maxsim" else None
         prompt_text = "" if prompt is None else prompt.text
         tokenized = engine.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
         for index, tokens in enumerate(tokenized):
-            kept = check_length(tokens, manifest, request.truncation, f"{side}[{index}]", prompt_field)
+            kept = check_length(tokens, manifest, request.truncation, f"{name}[{index}]", f"{role}_prompt", side)
+            kept = add_side(kept, manifest, side, place)
             if request.explain and spec.similarity == "maxsim" and manifest.multi_vector is not None:
                 texts.append(token_text(kept, engine.tokenizer, int(manifest.multi_vector.skips_first)))
             else:

@@ -16,6 +16,8 @@ HeadName = Literal["classification", "token_classification", "masked_lm", "spars
 """The type of a head whose results a backend computes with each batch."""
 LayerReduce = Literal["concat", "mean", "stack"]
 Truncation = Literal["error", "right", "left"]
+Side = Literal["query", "document"]
+"""What a text is in retrieval. Some models read queries and documents differently."""
 DType = Literal["float32", "float16", "int8", "ubinary"]
 MapDType = Literal["float32", "float16", "sqrt_uint8"]
 Wire = Literal["json", "base64", "binary"]
@@ -44,7 +46,9 @@ class EncodeRequest:
     Attributes:
         layers: 0..L or -L-1..-1; None selects all layers.
         prompt_name: Selects a prompt of the model; mutually exclusive with `prompt`.
-        prompt: Text to prepend to each text; "" selects none. With neither, the model's default prompt applies.
+        prompt: Text to prepend to each text; "" selects none. With neither, the prompt of the role applies, else the
+            model's default prompt.
+        role: What the texts are for a model that reads queries and documents differently.
         wire: The encoding of arrays in the response, which decides its size.
         deadline: A time.monotonic() reading; None selects the maximum timeout.
         max_inputs: Overrides `Limits.max_inputs` for an API with its own limit.
@@ -61,6 +65,7 @@ class EncodeRequest:
     truncation: Truncation = "error"
     prompt_name: str | None = None
     prompt: str | None = None
+    role: Side | None = None
     dtype: DType = "float32"
     wire: Wire = "json"
     deadline: float | None = None
@@ -203,7 +208,28 @@ class ModelInput(Protocol):
     def input_ids(self) -> list[int]: ...
     @property
     def token_type_ids(self) -> list[int]: ...
+    @property
+    def unattended(self) -> int:
+        """The number of tokens at the end to which no token attends."""
+
+    @property
+    def skipped_ids(self) -> tuple[int, ...]:
+        """The ids of tokens that have no vector in the output of a multi-vector head."""
+
     def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OccludedSequence:
+    """The token ids of an input without one unit. Fields are as in `ModelInput`."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    unattended: int = 0
+    skipped_ids: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
 
 
 @dataclass(frozen=True, slots=True)

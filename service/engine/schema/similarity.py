@@ -108,7 +108,7 @@ class ContributionRest:
 class TokenMatch:
     """A query token and the document token with the largest dot product, by their places in `units`.
 
-    `value` is the dot product divided by the number of query tokens.
+    `value` is the dot product; with a model whose score is a mean, divided by the number of query tokens.
     """
 
     query_unit: int

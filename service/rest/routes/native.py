@@ -13,6 +13,7 @@ from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResult,
     LayerReduce,
+    Side,
     TokenizeRequest,
     Truncation,
 )
@@ -73,6 +74,11 @@ class EncodeBody(StrictModel):
         None, description="Name of a prompt of the model. Mutually exclusive with `prompt`."
     )
     prompt: str | None = Field(None, description="Prompt to prepend to each text. An empty prompt selects none.")
+    role: Side | None = Field(
+        None,
+        description="What the texts are for a model that reads queries and documents differently. It selects the "
+        "prompt, and the marker and expansion of the output `multi_vector`.",
+    )
     encoding_format: EncodingFormat = Field("float", description=ENCODING_DESCRIPTION)
     dtype: DType = Field("float32", description="Element type. int8 and ubinary are for pooled vectors only.")
 
@@ -163,6 +169,7 @@ def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
         truncation=body.truncation,
         prompt_name=body.prompt_name,
         prompt=body.prompt,
+        role=body.role,
         dtype=body.dtype,
         wire="json" if body.encoding_format == "float" else "base64",
         deadline=deadline,

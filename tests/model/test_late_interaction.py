@@ -1,0 +1,68 @@
+"""The files of ColBERT models: what is not supported is an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.export_cuda import check_cuda
+from model.varlen import unsupported_part
+from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
+
+
+def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
+    """Write a model of `COLBERT_CASES` with changes in the JSON file of this name."""
+    COLBERT_CASES[kind].publish(directory)
+    if name:
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "message"),
+    [
+        ("native, minimum", "2_MultiVectorMask/config.json", {"skiplist_tasks": ["query"]}, "skiplist_tasks"),
+        ("native, minimum", "2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}, "keep_only_token_ids"),
+        ("native, minimum", "2_MultiVectorMask/config.json", {"skiplist_words": "a"}, "not a list of strings"),
+        ("native, minimum", "sentence_bert_config.json", {"document_length": 0}, "document_length: not a positive"),
+        ("native, minimum", "sentence_bert_config.json", {"query_expansion": {"strategy": "max"}}, "unsupported"),
+        (
+            "native, minimum", "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 500}}, "length is not between",
+        ),
+        (
+            "native, minimum", "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 40}}, r"exceeds the attention window \(16 tokens",
+        ),
+        (
+            "native, minimum", "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 8, "token": "<none>"}}, "no such token",
+        ),
+        (
+            "pylate", "1_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Tanh"},
+            "unsupported activation",
+        ),
+    ],
+)  # fmt: skip
+def test_unsupported_options_are_errors(
+    tmp_path: Path, kind: str, name: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(publish(tmp_path, kind, name, **changes))
+
+
+def test_limit_of_the_model_holds_the_marker(tmp_path: Path) -> None:
+    """PyLate's `max_seq_length` counts the tokens before the marker is inserted."""
+    checkpoint = load_checkpoint(publish(tmp_path, "pylate"))
+    assert (checkpoint.max_input_tokens, MAX_INPUT_TOKENS) == (20, 64)
+
+
+def test_cuda_graph_has_no_unattended_tokens(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(publish(tmp_path, "stanford"))
+    assert unsupported_part(checkpoint.encoder.config) is None
+    with pytest.raises(CheckpointError, match="not supported for query expansion without attention"):
+        check_cuda(checkpoint)
