@@ -39,6 +39,7 @@ from model.heads import (
     read_vocabulary_head,
 )
 from model.late_interaction import pop_projection, read_late_interaction
+from model.logit_score import find_logit_score, read_logit_score
 from model.manifest import TrainingRecord
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
 from model.sentence_transformers_config import (
@@ -121,7 +122,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         tasks=tuple(list_tasks(config)),
         task=settings.task,
         training=read_training(directory),
-        classifier=load_classifier(directory, family, config, tensors, encoder) if is_classifier(config) else None,
+        classifier=load_classifier(directory, family, config, tensors, encoder, tokenizer),
         token_classifier=load_token_classifier(family, config, tensors, encoder),
         masked_lm=load_masked_lm(directory, family, config, tensors, encoder, tokenizer),
         sparse=load_sparse(directory, family, config, tensors, encoder),
@@ -145,9 +146,20 @@ def check_expansion(encoder: Encoder, head: MultiVector) -> None:
 
 
 def load_classifier(
-    directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
-) -> Classifier:
-    """Return the classifier of a checkpoint with these weights. Raises CheckpointError."""
+    directory: Path,
+    family: Family,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    encoder: Encoder,
+    tokenizer: bytes,
+) -> Classifier | None:
+    """Return the classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
+    if (module := find_logit_score(directory)) is not None:
+        embeddings = encoder.embeddings.word_embeddings.weight.detach()
+        output = head_tensors(family, tensors).get("lm_head.weight", embeddings)
+        return read_logit_score(module, directory, config, output, tokenizer)
+    if not is_classifier(config):
+        return None
     options, size = read_optional_json(directory / SENTENCE_TRANSFORMERS), encoder.config.hidden_size
     return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
 

@@ -72,6 +72,7 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             skipped_token_id=classifier.skipped_token_id,
             labels=classifier.labels,
             activation=classifier.activation,
+            template=classifier.template,
         )
         yield _write(root, record, {record.graph: classifier.head})
     if (tokens := checkpoint.token_classifier) is not None:

@@ -24,10 +24,11 @@ HUB_FILES = (
     "sparse_linear.pt",
     "colbert_linear.pt",
     "artifact.metadata",
+    "chat_template.jinja",
     "README.md",
     *NOTICES,
 )
-"""Files to download, among them the heads of BGE-M3 and the options of ColBERT.
+"""Files to download, among them the heads of BGE-M3, the options of ColBERT and the template of Qwen3-Reranker.
 
 Pickled weights are added if there are no safetensors files.
 """

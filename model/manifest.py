@@ -129,11 +129,24 @@ class EmbeddingHead(Record):
     similarity: Similarity
 
 
+class PairTemplateRecord(Record):
+    """How a causal language model reads a pair as a conversation.
+
+    The tokens are `prefix_ids`, those of the text `head + query + middle + document + tail`, and `suffix_ids`.
+    """
+
+    prefix_ids: tuple[int, ...]
+    head: str
+    middle: str
+    tail: str
+    suffix_ids: tuple[int, ...]
+
+
 class ClassificationHead(Record):
     """The labels of a text, or with one label the score of a cross-encoder.
 
     `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
-    not `skipped_token_id`.
+    not `skipped_token_id`. With `template`, the model reads pairs only, in this form.
     """
 
     type: Literal["classification"] = "classification"
@@ -142,6 +155,7 @@ class ClassificationHead(Record):
     skipped_token_id: int | None
     labels: Annotated[tuple[str, ...], Field(min_length=1)]
     activation: ScoreActivation
+    template: PairTemplateRecord | None = None
 
 
 class TokenClassificationHead(Record):

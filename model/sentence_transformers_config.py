@@ -16,7 +16,8 @@ CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
 SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
-"""The modules of sparse encoders and of ColBERT models, which have no embedding settings."""
+LOGIT_SCORE = "Transformer LogitScore"
+"""The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
 POOLING_NAMES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 
 
@@ -119,7 +120,7 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
     modules = list(read_modules(directory))
     order = " ".join(kind for kind, _ in modules)
-    if SPLADE.fullmatch(order) or LATE_INTERACTION.fullmatch(order):
+    if SPLADE.fullmatch(order) or LATE_INTERACTION.fullmatch(order) or order == LOGIT_SCORE:
         return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
         raise CheckpointError(

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from model.encodings import Encoding, Offsets, PairEncoding, TokenIdsEncoding
+from model.encodings import Encoding, Offsets, PairEncoding, PairTemplate, TemplateEncoding, TokenIdsEncoding
 
 Side = Literal["right", "left"]
 Value = TypeVar("Value")
@@ -270,6 +270,15 @@ class Tokenizer:
                 TokenizerInput(text, pair), PairEncoding(self._tokenizer.post_process(first, other), first, other)
             )
             for pair, other in zip(pairs, others, strict=True)
+        ]
+
+    def encode_template(self, template: PairTemplate, query: str, documents: Sequence[str]) -> list[TokenizedInput]:
+        """Return the untruncated tokens of a query with each of several documents, in a template."""
+        texts = [template.fill(query, document) for document in documents]
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            TokenizedInput(TokenizerInput(query, document), TemplateEncoding(encoding, template, query, document))
+            for document, encoding in zip(documents, encodings, strict=True)
         ]
 
     def token_texts(self, tokens: TokenizedInput) -> list[str]:

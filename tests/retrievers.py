@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 from model.export import Variants, export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
 from tests.model.colbert_cases import COLBERT_CASES
+from tests.model.logit_score_cases import LOGIT_SCORE, publish_logit_score
 from tests.model.retriever_cases import BGE_M3, SPLADE_CASES, publish_bge_m3, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS
 
@@ -34,6 +35,9 @@ def publish_retriever(kind: str) -> Path:
     if kind in COLBERT_CASES:
         COLBERT_CASES[kind].publish(directory)
         return directory
+    if kind == LOGIT_SCORE:
+        publish_logit_score(directory)
+        return directory
     if kind == BGE_M3:
         tokenizer = "metaspace"
         publish_bge_m3(directory, BUILDERS[tokenizer]().to_str().encode())
@@ -55,6 +59,6 @@ def export_retriever(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
     """Return the directory of the artifact of a model, exported once per process and settings."""
     out = Path(mkdtemp(prefix="attendant-retriever-")) / "artifact"
     source = str(publish_retriever(kind))
-    variants = Variants(explain=kind not in COLBERT_CASES)  # their tests need no attention maps
+    variants = Variants(explain=kind not in (*COLBERT_CASES, LOGIT_SCORE))  # their tests need no attention maps
     export(source, out, revision=None, name=kind, progress=lambda step: None, variants=variants, settings=settings)
     return out

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.checkpoint_files import CheckpointError
 from model.heads.row_head import HeadLayout, RowHead, read_labels
-from model.manifest import ClassifierPooling, ScoreActivation
+from model.manifest import ClassifierPooling, PairTemplateRecord, ScoreActivation
 
 ARCHITECTURE = "ForSequenceClassification"
 
@@ -30,6 +30,7 @@ class Classifier:
     skipped_token_id: int | None
     labels: tuple[str, ...]
     activation: ScoreActivation
+    template: PairTemplateRecord | None = None
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
@@ -57,10 +58,10 @@ def read_classifier(
     labels = read_labels(config, head.out_features)
     # transformers reads the last token that is not padding, and some tokenizers append the padding token to each text.
     skipped = config.get("pad_token_id") if layout.pooling == "last" else None
-    return Classifier(head, layout.pooling, skipped, labels, _read_activation(config, options, len(labels)))
+    return Classifier(head, layout.pooling, skipped, labels, read_activation(config, options, len(labels)))
 
 
-def _read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
+def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
     """Return the function that turns logits into scores.
 
     sentence-transformers can name it in three places, in this order. Otherwise it is the one of the pipeline

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.manifest import Manifest
+from model.encodings import PairTemplate
+from model.manifest import ClassificationHead, Manifest
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
@@ -123,7 +124,9 @@ def estimate_sizes(
     longest, explained = manifest.max_input_tokens, explained_count(request)
     if manifest.classification is not None:
         lengths = [len(request.query) + len(document) for document in request.documents]
-        sizes = estimate_tokens(lengths, longest)
+        template = manifest.classification.template
+        own = 0 if template is None else len(template.prefix_ids) + len(template.suffix_ids) + len(template.head)
+        sizes = estimate_tokens(lengths, longest, own)
         return sizes, occlusion_tokens(_largest(sizes, explained), limits)
     query = estimate_tokens((len(request.query),), longest, prompts.query_tokens)
     documents = estimate_tokens(map(len, request.documents), longest, prompts.document_tokens)
@@ -149,7 +152,7 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
 
     ranker: Ranker
     if head is not None:
-        pairs = engine.tokenizer.encode_pairs(request.query, request.documents, offsets=explained > 0)
+        pairs = encode_pairs(engine, head, request, offsets=explained > 0)
         texts = [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(pairs)]
         ranker = PairRanker(texts, "identity" if request.raw_scores else head.activation)
     else:
@@ -161,6 +164,16 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
         ranker = SimilarityRanker(texts, own_similarity(engine))
     check_size(engine, request, ranker)
     return ranker
+
+
+def encode_pairs(
+    engine: "Engine", head: ClassificationHead, request: RerankRequest, *, offsets: bool
+) -> list[TokenizedInput]:
+    """Return the tokens of the query with each document; without a template, the query is tokenized once."""
+    if head.template is None:
+        return engine.tokenizer.encode_pairs(request.query, request.documents, offsets=offsets)
+    template = PairTemplate(**head.template.model_dump())
+    return engine.tokenizer.encode_template(template, request.query, request.documents)
 
 
 def own_similarity(engine: "Engine") -> TextSimilarity:

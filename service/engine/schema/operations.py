@@ -17,13 +17,13 @@ def operations_of(manifest: Manifest) -> list[Operation]:
     """Return the operations that a model supports.
 
     A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
-    others by the similarity of embeddings.
+    others by the similarity of embeddings. A reranker with a template reads pairs alone.
     """
     head = manifest.classification
     missing: set[Operation] = set()
     if not isinstance(manifest.explain, ExplainRecord):
         missing |= {"attend", "compare"}
-    if head is None:
+    if head is None or head.template is not None:
         missing.add("classify")
     elif len(head.labels) > 1:
         missing.add("rerank")

@@ -1,0 +1,69 @@
+"""A tiny reranker in the format of Qwen3-Reranker: a causal language model, a chat template and two token ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.tiny_tokenizers import BUILDERS
+
+LOGIT_SCORE = "logit score"
+MAX_INPUT_TOKENS = 160
+TEMPLATE = """
+{%- set ns = namespace(instruct="Find what answers", query="", document="") -%}
+{%- for message in messages -%}
+{%- if message.role == "system" -%}{%- set ns.instruct = message.content -%}{%- endif -%}
+{%- if message.role == "query" -%}{%- set ns.query = message.content -%}{%- endif -%}
+{%- if message.role == "document" -%}{%- set ns.document = message.content -%}{%- endif -%}
+{%- endfor -%}
+<|im_start|>system
+Say "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ ns.instruct }}
+<Query>: {{ ns.query }}
+<Document>: {{ ns.document }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+
+
+def publish_logit_score(directory: Path, template: str = TEMPLATE, **score: Any) -> None:
+    """Write the files as sentence-transformers does; `score` are changes of the configuration of LogitScore."""
+    tokenizer = tokenizers.Tokenizer.from_str(BUILDERS["bytelevel"]().to_str())
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
+    tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    own = FAMILY_CASES["qwen3"]
+    options = {**own.options, "max_position_embeddings": MAX_INPUT_TOKENS}
+    FamilyCase("Qwen3ForCausalLM", own.config, options).publish(directory, tokenizer.to_str().encode())
+    special = {"pad_token": "<pad>", "eos_token": "<|im_end|>"}
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
+    (directory / "tokenizer_config.json").write_text(json.dumps(values))
+    (directory / "chat_template.jinja").write_text(template)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 1, "name": "1", "path": "1_LogitScore",
+            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+        },
+    ]  # fmt: skip
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_LogitScore").mkdir()
+    ids = {"true_token_id": 17, "false_token_id": 23, "module_input_name": "causal_logits"}
+    (directory / "1_LogitScore" / "config.json").write_text(json.dumps(ids | score))
+    options = {
+        "transformer_task": "text-generation",
+        "modality_config": {
+            "text": {"method": "forward", "method_output_name": "logits"},
+            "message": {"method": "forward", "method_output_name": "logits", "format": "flat"},
+        },
+        "module_output_name": "causal_logits",
+    }
+    (directory / "sentence_bert_config.json").write_text(json.dumps(options))
+    config = {"model_type": "CrossEncoder", "prompts": {"web": "Judge the document"}, "default_prompt_name": "web"}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(config))
