@@ -1,4 +1,4 @@
-"""TEI's /rerank and /predict with models that have a classifier: every request gets the native API's numbers."""
+"""TEI's /rerank, /predict and /embed_sparse with models that have the head: the numbers are the native API's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.manifests import with_manifest, with_prompts
+from tests.model.retriever_cases import BGE_M3
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.retrievers import SPLADE, export_retriever
 from tests.service.test_tei_products import ERROR_TYPES, product
 from tests.serving import ServiceThread
 
@@ -22,12 +25,28 @@ OPTIONS = {
 }
 RERANK = body(query=SHORT_TEXTS, texts=st.lists(TEXTS, max_size=4), return_text=optional(st.booleans()), **OPTIONS)
 PAIR = st.lists(TEXTS, min_size=1, max_size=2)
+IDS = st.lists(st.integers(5, 60), min_size=1, max_size=6)
+PROMPTS = {"query": "find: ", "document": "text: "}
+SPARSE = body(
+    inputs=st.one_of(TEXTS, IDS, st.lists(st.one_of(TEXTS, TEXTS, IDS), min_size=1, max_size=4), st.just([])),
+    prompt_name=st.sampled_from([...] * 6 + [None, "query", "query", "document", "passage"]),
+    truncate=OPTIONS["truncate"],
+    truncation_direction=OPTIONS["truncation_direction"],
+)
 PREDICT = body(inputs=st.one_of(TEXTS, PAIR, st.lists(PAIR, min_size=1, max_size=3)), **OPTIONS)
 
 
 @pytest.fixture(scope="module", params=[CROSS_ENCODER, CLASSIFIER])
 def rest(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
+    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=[SPLADE, pytest.param(BGE_M3, marks=pytest.mark.slow)])
+def sparse(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
+    model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
         yield client
 
@@ -74,6 +93,39 @@ def test_predict_equals_the_native_api(rest: httpx.Client, request: Body) -> Non
         for found, result in zip(predictions, native.json()["results"], strict=True):
             scores = {label["label"]: label["score"] for label in result["labels"]}
             assert {item["label"]: item["score"] for item in found} == pytest.approx(scores, abs=1e-4)
+
+
+@product
+@given(request=SPARSE)
+def test_embed_sparse_equals_the_native_api(sparse: httpx.Client, request: Body) -> None:
+    response = sparse.post("/embed_sparse", json=request)
+    event(str(response.status_code))
+    sent = request["inputs"]
+    items = [sent] if isinstance(sent, str) or (sent and isinstance(sent[0], int)) else sent
+    if not items:
+        assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
+        return
+    inputs = [cut(item, request) if isinstance(item, str) else {"token_ids": item} for item in items]
+    options = {"prompt_name": request["prompt_name"]} if "prompt_name" in request else {}
+    native = sparse.post(
+        "/v1/encode", json={"inputs": inputs, "outputs": ["sparse"], "truncation": truncation(request), **options}
+    )
+    if native.status_code == 404:  # TEI validates the name of a prompt
+        assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
+    elif check_same_status(response, native):
+        results = native.json()["results"]
+        for found, result in zip(response.json(), results, strict=True):
+            expected = dict(zip(result["sparse"]["token_ids"], result["sparse"]["weights"], strict=True))
+            assert [entry["index"] for entry in found] == result["sparse"]["token_ids"]
+            assert {entry["index"]: entry["value"] for entry in found} == pytest.approx(expected, abs=1e-4)
+        assert response.headers["x-compute-tokens"] == str(sum(result["token_count"] for result in results))
+        assert response.headers["x-compute-characters"] == str(sum(map(len, items)))
+
+
+def test_info_names_the_pooling(sparse: httpx.Client) -> None:
+    model = sparse.get("/v1/model").json()["name"]
+    pooling = "splade" if model == SPLADE else "cls"
+    assert sparse.get("/info").json()["model_type"] == {"embedding": {"pooling": pooling}}
 
 
 def test_info_names_the_labels(rest: httpx.Client) -> None:

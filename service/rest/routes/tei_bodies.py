@@ -221,13 +221,32 @@ class TeiTokenBody(BaseModel):
 class TeiPoolingBody(BaseModel):
     """How the model pools token vectors."""
 
-    pooling: Literal["mean", "cls", "max", "last_token"]
+    pooling: Literal["mean", "cls", "max", "last_token", "splade"]
 
 
-class TeiModelTypeBody(BaseModel):
-    """The type of the model."""
+class TeiLabelsBody(BaseModel):
+    """The labels of a classifier by number, and their numbers."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class TeiEmbeddingTypeBody(BaseModel):
+    """The type of an embedding model."""
 
     embedding: TeiPoolingBody
+
+
+class TeiClassifierTypeBody(BaseModel):
+    """The type of a classifier with several labels."""
+
+    classifier: TeiLabelsBody
+
+
+class TeiRerankerTypeBody(BaseModel):
+    """The type of a cross-encoder."""
+
+    reranker: TeiLabelsBody
 
 
 class TeiInfoBody(BaseModel):
@@ -237,7 +256,9 @@ class TeiInfoBody(BaseModel):
     model_sha: str | None = Field(description="Revision of the source.")
     model_dtype: Literal["float32", "bfloat16", "float16", "int8"] = Field(description="Precision of inference.")
     served_model_name: str = Field(description="Name of the served model.")
-    model_type: TeiModelTypeBody = Field(description="Type of the model, with its pooling.")
+    model_type: TeiEmbeddingTypeBody | TeiClassifierTypeBody | TeiRerankerTypeBody = Field(
+        description="Type of the model, with its pooling or labels."
+    )
     max_concurrent_requests: int = Field(description="Maximum number of connections.")
     max_input_length: int = Field(description="Maximum number of tokens per input.")
     max_batch_tokens: int = Field(description="Maximum number of tokens in a batch.")

@@ -10,7 +10,7 @@ from fastapi import Request
 from model.tokenizer import TokenizerInput
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED, prompt_not_found
-from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo, Token, Truncation
+from service.engine.schema.encode import Array, EncodeResponse, Input, ModelInfo, SparseResult, Token, Truncation
 from service.engine.schema.labels import ClassifyResponse, RerankResponse
 from service.engine.schema.similarity import SimilarityResponse
 from service.errors import Empty, Overloaded, ServiceError, Unsupported, WrongShape
@@ -140,6 +140,13 @@ def values_of(array: Array | None) -> Any:
     return array.values
 
 
+def describe_sparse(sparse: SparseResult | None) -> list[dict[str, Any]]:
+    """Return a sparse embedding that was requested as TEI does: the vocabulary entries with a positive weight."""
+    assert sparse is not None
+    pairs = zip(sparse.token_ids, sparse.weights.to_list(), strict=True)
+    return [{"index": number, "value": weight} for number, weight in pairs]
+
+
 def describe_tokens(text: str, tokens: Sequence[Token], *, special: bool) -> list[dict[str, Any]]:
     """Return tokens as TEI does, with offsets in bytes of UTF-8; `special`: whether to return special tokens."""
     described = []
@@ -183,10 +190,13 @@ def compute_headers(
     }
 
 
-def _model_type(info: ModelInfo) -> dict[str, Any]:
+def _model_type(engine: Engine) -> dict[str, Any]:
     """Return TEI's description of a cross-encoder, of a classifier, or of an embedding model."""
+    info, sparse = engine.info, engine.manifest.sparse
     if not info.labels:
-        return {"embedding": {"pooling": "last_token" if info.pooling == "last" else info.pooling}}
+        is_splade = sparse is not None and sparse.decoder is not None
+        pooling = "last_token" if info.pooling == "last" else info.pooling
+        return {"embedding": {"pooling": "splade" if is_splade else pooling}}
     numbers = {label: number for number, label in enumerate(info.labels)}
     described = {"id2label": {str(number): label for label, number in numbers.items()}, "label2id": numbers}
     return {"reranker" if len(info.labels) == 1 else "classifier": described}
@@ -204,7 +214,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "model_sha": info.revision,
         "model_dtype": info.precision,
         "served_model_name": info.name,
-        "model_type": _model_type(info),
+        "model_type": _model_type(engine),
         "max_concurrent_requests": info.limits.max_connections,
         "max_input_length": info.max_input_tokens,
         "max_batch_tokens": engine.max_batch_tokens,

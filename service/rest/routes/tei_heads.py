@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from model.tokenizer import TokenizerInput
 from service.engine.engine import Engine
-from service.engine.schema.encode import Input, Truncation
+from service.engine.schema.encode import EncodeRequest, Input, Truncation
 from service.engine.schema.labels import ClassifyRequest, LabelScore, RankedDocument, RerankRequest
 from service.errors import ServiceError, Unsupported
 from service.lifecycle import Lifecycle
@@ -23,8 +23,16 @@ from service.rest.routes.tei_bodies import (
     TeiRerankBody,
     TeiSparseValueBody,
 )
-from service.rest.routes.tei_conversion import check_not_empty, check_pairs, compute_headers
+from service.rest.routes.tei_conversion import (
+    check_not_empty,
+    check_pairs,
+    compute_headers,
+    describe_sparse,
+    items_of,
+    to_inputs,
+)
 from service.rest.routes.tei_route import HEAD_ERRORS, post
+from service.steps import convert
 
 
 def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
@@ -32,10 +40,24 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
 
     @post(router, "/embed_sparse", "embed_sparse", TeiEmbedSparseBody, list[list[TeiSparseValueBody]], HEAD_ERRORS)
     async def embed_sparse(request: Request) -> Response:
-        """Return one sparse embedding per input. Requires a model with SPLADE pooling."""
+        """Return one sparse embedding per input. Requires a SPLADE model, or another one with sparse vectors."""
         body = await reader.read(request, TeiEmbedSparseBody)
         check_not_empty(body.inputs, "inputs")
-        raise Unsupported("The model has no SPLADE pooling", "Use /embed.")
+        engine, items = lifecycle.models.find(), items_of(body.inputs)
+        if "sparse" not in engine.info.outputs:
+            raise Unsupported("The model has no sparse vectors", "Use /embed.")
+        response = await engine.encode(
+            EncodeRequest(
+                to_inputs(items, body.truncation, engine),
+                outputs=("sparse",),
+                truncation=body.truncation,
+                prompt_name=body.prompt_name,
+                deadline=reader.deadline(request),
+            )
+        )
+        embeddings = await convert(describe_sparse, [result.sparse for result in response.results])
+        headers = compute_headers(request, engine.info, response, sum(map(len, items)))
+        return await json_response(request, embeddings, headers)
 
     @post(router, "/rerank", "rerank", TeiRerankBody, list[TeiRankBody], HEAD_ERRORS)
     async def rerank(request: Request) -> Response:
