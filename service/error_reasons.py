@@ -21,6 +21,7 @@ Reason = Literal[
     "METHOD_NOT_ALLOWED",
     "METHOD_NOT_FOUND",
     "MISSING_FIELD",
+    "MISSING_HEAD",
     "MODEL_NOT_FOUND",
     "NON_FINITE_OUTPUT",
     "OUT_OF_RANGE",

@@ -27,6 +27,7 @@ ServiceError
 ├── HostNotAllowed    403  PERMISSION_DENIED     the header Host names another server
 ├── NotFound          404  NOT_FOUND             unknown route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
+├── MissingHead       424  FAILED_PRECONDITION   the model lacks the head of a method of TEI's API
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
 ├── Unavailable       503  UNAVAILABLE
 │   ├── Starting                                 the model is loading
@@ -275,6 +276,10 @@ class NotFound(ServiceError):
 
 class MethodNotAllowed(ServiceError):
     code, http_status, label, reason = "UNIMPLEMENTED", 405, "invalid", "METHOD_NOT_ALLOWED"
+
+
+class MissingHead(ServiceError):
+    code, http_status, label, reason = "FAILED_PRECONDITION", 424, "invalid", "MISSING_HEAD"
 
 
 class QueueFull(ServiceError):

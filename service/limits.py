@@ -5,7 +5,7 @@ from typing import get_args
 
 from service.engine.operations.compare import MAX_OCCURRENCES
 from service.engine.operations.fill_mask import MAX_TARGETS
-from service.engine.schema.encode import Input, ModelInfo
+from service.engine.schema.encode import Input, ModelInfo, Truncation
 from service.engine.schema.operations import Output
 from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
 
@@ -50,6 +50,13 @@ def reject_spans(inputs: Sequence[Input]) -> None:
     for index, item in enumerate(inputs):
         if item.spans:
             raise UnknownField("not supported here", "Remove it.", field=f"inputs[{index}].spans")
+
+
+def cut(text: str, truncation: Truncation, limit: int) -> str:
+    """Return at most `limit` characters of a text that may be truncated; the engine rejects longer texts."""
+    if truncation == "error" or len(text) <= limit:
+        return text
+    return text[:limit] if truncation == "right" else text[-limit:]
 
 
 class BodyBudget:

@@ -13,7 +13,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-SERIES_PER_MODEL = 1600
+SERIES_PER_MODEL = 2000
 PROCESS_SERIES = 300
 
 OBJECTIVE_S = 1.0
@@ -37,7 +37,7 @@ NO_MODEL = "none"
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
 HTTP_CODES = ("200", "500", "503", "504")
 GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/")
+GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
 FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity")
 """The APIs whose requests all run on the fast lane."""
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")

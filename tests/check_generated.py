@@ -19,12 +19,14 @@ from tests.model.known_encoders import supported_backends
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
 INFERENCE_PROTO = "inference/inference.proto"
+TEI_PROTO = "tei/v1/tei.proto"
+SERVED_PROTOS = (PROTO, INFERENCE_PROTO, TEI_PROTO)
 STATUS_PROTO = "google/rpc/status.proto"
 """A copy from googleapis, so that users only need the proto/ directory."""
 ONNX_PROTO = "onnx_weights.proto"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
-PACKAGES = {"service.pb": (".", (PROTO, INFERENCE_PROTO)), "attendant_client.pb": ("client", (PROTO,))}
+PACKAGES = {"service.pb": (".", SERVED_PROTOS), "attendant_client.pb": ("client", (PROTO,))}
 """For each package with stubs, its folder and the protos they are generated from."""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
@@ -42,7 +44,7 @@ def generated_files() -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")
-        _protoc("-Iproto", *outputs, f"--grpc_python_out={out}", PROTO, INFERENCE_PROTO)
+        _protoc("-Iproto", *outputs, f"--grpc_python_out={out}", *SERVED_PROTOS)
         _protoc("-Iproto/onnx", *outputs, ONNX_PROTO)
         for package, (folder, protos) in PACKAGES.items():
             directory = ROOT / folder / package.replace(".", "/")
@@ -63,20 +65,11 @@ def lint_proto() -> bool:
         # Pass descriptors to buf, because it would also lint the third-party files in proto/.
         _protoc(
             "-Iproto", "--include_imports", "--include_source_info",
-            f"--descriptor_set_out={image}", PROTO, INFERENCE_PROTO,
+            f"--descriptor_set_out={image}", *SERVED_PROTOS,
         )  # fmt: skip
         buf = Path(sys.executable).with_name("buf")
-        command = [
-            str(buf),
-            "lint",
-            str(image),
-            "--path",
-            PROTO,
-            "--path",
-            INFERENCE_PROTO,
-            "--config",
-            "proto/buf.yaml",
-        ]
+        paths = itertools.chain.from_iterable(("--path", proto) for proto in SERVED_PROTOS)
+        command = [str(buf), "lint", str(image), *paths, "--config", "proto/buf.yaml"]
         return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from model.tokenizer import TokenizerInput
-from service.engine.schema.encode import Input, Truncation
+from service.engine.schema.encode import Input
 from service.errors import ConflictingFields, MissingField
 from service.rest.problems import ITEM_TAG, LIST_TAG, NUMBERS_TAG, OTHER_TAG, TOO_MANY
 from service.spelling import Spelling
@@ -154,13 +154,6 @@ HeadsOrAll = Annotated[
     Annotated[Literal["all"], Tag(OTHER_TAG)] | Annotated[Integers, at_most("heads"), Tag(NUMBERS_TAG)],
     by_type(str, OTHER_TAG, NUMBERS_TAG),
 ]
-
-
-def cut(text: str, truncation: Truncation, limit: int) -> str:
-    """Return at most `limit` characters of a text that may be truncated; the engine rejects longer texts."""
-    if truncation == "error" or len(text) <= limit:
-        return text
-    return text[:limit] if truncation == "right" else text[-limit:]
 
 
 def to_inputs(inputs: str | list[str | InputBody]) -> tuple[Input, ...]:

@@ -56,7 +56,7 @@ OTHER_METHOD = Method(OTHER)
 
 
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
-    """Wraps unary-unary, unary-stream and stream-stream handlers.
+    """Wraps handlers of all four kinds.
 
     All become handlers of a request stream: grpc would receive the message of a unary request before it calls them.
     """
@@ -89,6 +89,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             method = OTHER_METHOD if handler is None else method
             return grpc.stream_unary_rpc_method_handler(self._reject(error.with_traceback(None), method))
         parse = tolerant(handler.request_deserializer, method.layout)
+        if handler.request_streaming and not handler.response_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._wrap_request_stream(handler.stream_unary, method, parse))
         if handler.request_streaming:
             behavior = self._wrap_stream(handler.stream_stream, method, parse)
         elif handler.response_streaming:
@@ -127,6 +129,19 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
                 reject_malformed(request)
                 async for response in self._responses(behavior(request, context), record):
                     yield response
+
+        return call
+
+    def _wrap_request_stream(
+        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
+    ) -> Callable[[Requests, Context], Awaitable[bytes]]:
+        async def call(requests: Requests, context: Context) -> bytes:
+            async with (
+                self._observe(context, method) as record,
+                contextlib.aclosing(self._receiver.stream(requests, parse)) as messages,
+            ):
+                return await self._serialize(await behavior(messages, context), record)
+            raise AssertionError("the call was aborted")
 
         return call
 

@@ -33,6 +33,8 @@ STREAM_LAYOUT = Layout({2: REQUEST_LAYOUT})
 _INPUT_LAYOUT = Layout({4: NO_LAYOUT, 5: Layout(packed=frozenset(range(1, 8)))}, packed=frozenset({3}))
 INFER_LAYOUT = Layout({4: NO_LAYOUT, 5: _INPUT_LAYOUT, 6: Layout({2: NO_LAYOUT})})
 """The inputs of ModelInferRequest with their contents and shapes, its outputs, and the parameters of all three."""
+IDS_LAYOUT = Layout(packed=frozenset({1}))
+"""The token ids of DecodeRequest in tei.v1."""
 ID_BYTES_PER_FIELD = 128
 """Packed token ids take as long to parse as one field per 128 bytes; 8 MiB take 70 ms."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -116,14 +118,15 @@ def reject_malformed(request: object) -> None:
 async def serialize(message: Message) -> bytes:
     """Return the bytes of a response.
 
-    Each of its `results` is serialized alone, because 40 MB at once take 160 ms. Concatenated messages of one type
-    parse as one message with all of their repeated fields
+    Each of its `results` or `token_embeddings` is serialized alone, because 40 MB at once take 160 ms. Concatenated
+    messages of one type parse as one message with all of their repeated fields
     (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
     """
-    results = getattr(message, "results", ())
+    name = "token_embeddings" if hasattr(message, "token_embeddings") else "results"
+    results = getattr(message, name, ())
     if len(results) < 2:
         return message.SerializeToString()
     kind = type(message)
-    parts = await convert(lambda result: kind(results=[result]).SerializeToString(), results)
-    message.ClearField("results")
+    parts = await convert(lambda result: kind(**{name: [result]}).SerializeToString(), results)
+    message.ClearField(name)
     return b"".join([message.SerializeToString(), *parts])

@@ -1,4 +1,4 @@
-"""The gRPC server: the encoder and inference services, health and reflection on one port."""
+"""The gRPC server: the services of all protos, health and reflection on one port."""
 
 import asyncio
 from typing import Any
@@ -15,18 +15,20 @@ from service.metrics import Metrics
 from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
-from service.rpc import inference
+from service.rpc import inference, tei
 from service.rpc.codec import PROTO
 from service.rpc.interceptor import Interceptor, Method
-from service.rpc.messages import INFER_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
+from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
+from service.rpc.tei_messages import TEI_RPC
+from service.tei.description import API as TEI_API
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
 MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
-SERVICES = (SERVICE, inference.SERVICE)
+SERVICES = (SERVICE, inference.SERVICE, *(service.full_name for service in tei.SERVICES.values()))
 ENCODER_METHODS = [
     Method(
         f"/{SERVICE}/{method.name}",
@@ -39,6 +41,17 @@ INFERENCE_METHODS = [
     Method(f"/{inference.SERVICE}/{method.name}", oip.API, INFER_LAYOUT, is_probe=method.name in inference.PROBES)
     for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 ]
+TEI_METHODS = [
+    Method(
+        f"/{service.full_name}/{method.name}",
+        TEI_API,
+        IDS_LAYOUT if method.name.startswith("Decode") else NO_LAYOUT,
+        spelling=TEI_RPC,
+    )
+    for service in tei.SERVICES.values()
+    for method in service.methods
+]
+METHODS = (*ENCODER_METHODS, *INFERENCE_METHODS, *TEI_METHODS)
 
 
 class RpcServer:
@@ -52,7 +65,7 @@ class RpcServer:
         keys: ApiKeys | None,
         budget: BodyBudget | None = None,
     ) -> None:
-        for method in (*ENCODER_METHODS, *INFERENCE_METHODS):
+        for method in METHODS:
             if not method.is_probe:
                 metrics.create_requests(method.api, [method.name])
         requests = RequestLog(metrics, settings.access_log)
@@ -61,7 +74,7 @@ class RpcServer:
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(requests, keys, receiver, (*ENCODER_METHODS, *INFERENCE_METHODS))],
+            interceptors=[Interceptor(requests, keys, receiver, METHODS)],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
@@ -78,6 +91,7 @@ class RpcServer:
         inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             inference.InferenceServicer(lifecycle, metrics, requests), self._server
         )
+        tei.add_servicers(lifecycle, self._server)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)

@@ -152,11 +152,11 @@ def test_error_has_an_infinity_representation(kind: type[ServiceError]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
-    """TEI has its own statuses for overload and for a model without the required head."""
+    """TEI has its own status for overload."""
     response = error_response(RequestRecord("tei", "id-1"), make(kind))
     body = json.loads(bytes(response.body))
     assert set(body) == {"error", "error_type"}
-    assert response.status_code == {"Unsupported": 424, "Overloaded": 429}.get(kind.__name__, kind.http_status)
+    assert response.status_code == {"Overloaded": 429}.get(kind.__name__, kind.http_status)
     types = {424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
     assert body["error_type"] == types.get(response.status_code, "Validation")
 

@@ -14,6 +14,7 @@ from service.errors import DeadlineExceeded
 from service.metrics import (
     FAST_APIS,
     FAST_LANE,
+    GRPC_SERVICES,
     LANE_REJECTIONS,
     LANES,
     NO_LANE,
@@ -150,11 +151,11 @@ async def test_busy_model_stays_within_its_budget_of_series(fresh: ServiceHarnes
     metrics, http = fresh.metrics, (200, 400, 404, 413, 422, 429, 499, 500, 501, 503, 504)
     RpcServer(fresh.lifecycle, fresh.settings, metrics, None)
     rpc = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNIMPLEMENTED",
-           "UNAVAILABLE", "DEADLINE_EXCEEDED")  # fmt: skip
+           "UNAVAILABLE", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION")  # fmt: skip
     idle = series(metrics)
     for api, endpoints in metrics._endpoints.items():
         for endpoint in endpoints:
-            for code in rpc if "Service/" in endpoint else map(str, http):
+            for code in rpc if any(name in endpoint for name in GRPC_SERVICES) else map(str, http):
                 metrics.count_request(api, endpoint, code, fresh.engine.name)
         for lane in LANES:
             metrics.observe_duration(api, lane, fresh.engine.name, 0.0)

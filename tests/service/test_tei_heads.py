@@ -1,8 +1,10 @@
 """TEI's /rerank, /predict and /embed_sparse with models that have the head: the numbers are the native API's."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from hypothesis import event, given
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
+from service.pb import tei_pb2 as pb
+from service.pb import tei_pb2_grpc
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
 from tests.manifests import with_manifest, with_prompts
 from tests.model.retriever_cases import BGE_M3
@@ -17,7 +21,10 @@ from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.retrievers import SPLADE, export_retriever
 from tests.service.test_tei_products import ERROR_TYPES, product
 from tests.serving import ServiceThread
+from tests.tei_messages import compare_with_rest
 
+TOLERANCE = 1e-4
+MAX_DOCUMENTS = Settings.model_fields["max_documents"].default
 OPTIONS = {
     "raw_scores": optional(st.sampled_from([None, True, False])),
     "truncate": optional(st.sampled_from([None, True, False])),
@@ -36,29 +43,50 @@ SPARSE = body(
 PREDICT = body(inputs=st.one_of(TEXTS, PAIR, st.lists(PAIR, min_size=1, max_size=3)), **OPTIONS)
 
 
+@dataclass(frozen=True)
+class Client:
+    """A running service."""
+
+    rest: httpx.Client
+    channel: grpc.Channel
+
+    def post(self, path: str, request: Body) -> httpx.Response:
+        """Return the response over REST, after a comparison with gRPC if the path is TEI's."""
+        response = self.rest.post(path, json=request)
+        compare_with_rest(self.channel, path, request, response, TOLERANCE)
+        return response
+
+
+def serve(model: LoadedModel) -> Iterator[Client]:
+    with (
+        ServiceThread(model) as service,
+        httpx.Client(base_url=service.rest, timeout=120) as rest,
+        grpc.insecure_channel(service.grpc) as channel,
+    ):
+        yield Client(rest, channel)
+
+
 @pytest.fixture(scope="module", params=[CROSS_ENCODER, CLASSIFIER])
-def rest(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+def rest(request: pytest.FixtureRequest) -> Iterator[Client]:
     model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
-        yield client
+    yield from serve(model)
 
 
 @pytest.fixture(scope="module", params=[SPLADE, pytest.param(BGE_M3, marks=pytest.mark.slow)])
-def sparse(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+def sparse(request: pytest.FixtureRequest) -> Iterator[Client]:
     model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
     model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
-        yield client
+    yield from serve(model)
 
 
 @product
 @given(request=RERANK)
-def test_rerank_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
-    response = rest.post("/rerank", json=request)
+def test_rerank_equals_the_native_api(rest: Client, request: Body) -> None:
+    response = rest.post("/rerank", request)
     event(str(response.status_code))
     native = rest.post(
         "/v1/rerank",
-        json={
+        {
             "query": request["query"],
             "documents": [cut(text, request) for text in request["texts"]],
             "raw_scores": request.get("raw_scores") is True,
@@ -73,32 +101,32 @@ def test_rerank_equals_the_native_api(rest: httpx.Client, request: Body) -> None
         results = native.json()["results"]
         assert [rank["index"] for rank in response.json()] == [result["index"] for result in results]
         for rank, result in zip(response.json(), results, strict=True):
-            assert rank["score"] == pytest.approx(result["relevance_score"], abs=1e-4)
+            assert rank["score"] == pytest.approx(result["relevance_score"], abs=TOLERANCE)
             text = request["texts"][rank["index"]] if request.get("return_text") else None
             assert rank.get("text") == text
 
 
 @product
 @given(request=PREDICT)
-def test_predict_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
-    response = rest.post("/predict", json=request)
+def test_predict_equals_the_native_api(rest: Client, request: Body) -> None:
+    response = rest.post("/predict", request)
     event(str(response.status_code))
     sent, is_batch = request["inputs"], isinstance(request["inputs"], list) and isinstance(request["inputs"][0], list)
     pairs = sent if is_batch else [[sent] if isinstance(sent, str) else sent]
     items = [dict(zip(("text", "pair"), [cut(text, request) for text in pair], strict=False)) for pair in pairs]
     options = {"raw_scores": request.get("raw_scores") is True, "truncation": truncation(request)}
-    native = rest.post("/v1/classify", json={"inputs": items, **options})
+    native = rest.post("/v1/classify", {"inputs": items, **options})
     if check_same_status(response, native):
         predictions = response.json() if is_batch else [response.json()]
         for found, result in zip(predictions, native.json()["results"], strict=True):
             scores = {label["label"]: label["score"] for label in result["labels"]}
-            assert {item["label"]: item["score"] for item in found} == pytest.approx(scores, abs=1e-4)
+            assert {item["label"]: item["score"] for item in found} == pytest.approx(scores, abs=TOLERANCE)
 
 
 @product
 @given(request=SPARSE)
-def test_embed_sparse_equals_the_native_api(sparse: httpx.Client, request: Body) -> None:
-    response = sparse.post("/embed_sparse", json=request)
+def test_embed_sparse_equals_the_native_api(sparse: Client, request: Body) -> None:
+    response = sparse.post("/embed_sparse", request)
     event(str(response.status_code))
     sent = request["inputs"]
     items = [sent] if isinstance(sent, str) or (sent and isinstance(sent[0], int)) else sent
@@ -108,7 +136,7 @@ def test_embed_sparse_equals_the_native_api(sparse: httpx.Client, request: Body)
     inputs = [cut(item, request) if isinstance(item, str) else {"token_ids": item} for item in items]
     options = {"prompt_name": request["prompt_name"]} if "prompt_name" in request else {}
     native = sparse.post(
-        "/v1/encode", json={"inputs": inputs, "outputs": ["sparse"], "truncation": truncation(request), **options}
+        "/v1/encode", {"inputs": inputs, "outputs": ["sparse"], "truncation": truncation(request), **options}
     )
     if native.status_code == 404:  # TEI validates the name of a prompt
         assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
@@ -117,20 +145,20 @@ def test_embed_sparse_equals_the_native_api(sparse: httpx.Client, request: Body)
         for found, result in zip(response.json(), results, strict=True):
             expected = dict(zip(result["sparse"]["token_ids"], result["sparse"]["weights"], strict=True))
             assert [entry["index"] for entry in found] == result["sparse"]["token_ids"]
-            assert {entry["index"]: entry["value"] for entry in found} == pytest.approx(expected, abs=1e-4)
+            assert {entry["index"]: entry["value"] for entry in found} == pytest.approx(expected, abs=TOLERANCE)
         assert response.headers["x-compute-tokens"] == str(sum(result["token_count"] for result in results))
         assert response.headers["x-compute-characters"] == str(sum(map(len, items)))
 
 
-def test_info_names_the_pooling(sparse: httpx.Client) -> None:
-    model = sparse.get("/v1/model").json()["name"]
+def test_info_names_the_pooling(sparse: Client) -> None:
+    model = sparse.rest.get("/v1/model").json()["name"]
     pooling = "splade" if model == SPLADE else "cls"
-    assert sparse.get("/info").json()["model_type"] == {"embedding": {"pooling": pooling}}
+    assert sparse.rest.get("/info").json()["model_type"] == {"embedding": {"pooling": pooling}}
 
 
-def test_info_names_the_labels(rest: httpx.Client) -> None:
-    labels = rest.get("/v1/model").json()["labels"]
-    (kind, described) = next(iter(rest.get("/info").json()["model_type"].items()))
+def test_info_names_the_labels(rest: Client) -> None:
+    labels = rest.rest.get("/v1/model").json()["labels"]
+    (kind, described) = next(iter(rest.rest.get("/info").json()["model_type"].items()))
     assert kind == ("reranker" if len(labels) == 1 else "classifier")
     assert described["id2label"] == {str(number): label for number, label in enumerate(labels)}
 
@@ -158,3 +186,26 @@ def check_same_status(response: httpx.Response, native: httpx.Response) -> bool:
     assert error["error_type"] in ERROR_TYPES[response.status_code]
     assert "documents" not in error["error"]
     return False
+
+
+def test_ranking_of_a_stream(rest: Client) -> None:
+    """Each message may have a query of its own, and the limit of documents applies to the stream."""
+    stub: Any = tei_pb2_grpc.RerankStub(rest.channel)  # type: ignore[no-untyped-call]
+    pairs = [("money", "bank"), ("river", "bank"), ("river", "money bank")]
+    if len(rest.rest.get("/v1/model").json()["labels"]) > 1:
+        with pytest.raises(grpc.RpcError, match="not a reranking model"):
+            stub.RerankStream(iter([]))
+        return
+    ranks = stub.RerankStream(pb.RerankStreamRequest(query=query, text=text) for query, text in pairs).ranks
+    expected = rest.rest.post("/predict", json={"inputs": [list(pair) for pair in pairs]}).json()
+    for rank in ranks:
+        assert rank.score == pytest.approx(expected[rank.index][0]["score"], abs=TOLERANCE)
+    assert [rank.score for rank in ranks] == sorted((rank.score for rank in ranks), reverse=True)
+    for messages, problem in (
+        ([], "Stream without a message"),
+        ([("a", "b"), ("a", "")], "text: empty or blank"),
+        ([("", "b")], "query: empty or blank"),
+        ([("a", "b")] * (MAX_DOCUMENTS + 1), "text: too many items"),
+    ):
+        with pytest.raises(grpc.RpcError, match=problem):
+            stub.RerankStream(pb.RerankStreamRequest(query=query, text=text) for query, text in messages)

@@ -1,4 +1,4 @@
-"""TEI API: combinations of request fields get the native API's numbers, or one of TEI's errors.
+"""TEI API: combinations of request fields get the native API's numbers, or one of TEI's errors, over REST and gRPC.
 
 `FUZZ_EXAMPLES` sets the number of examples.
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -18,6 +19,7 @@ from tests.manifests import with_manifest, with_prompts
 from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
+from tests.tei_messages import compare_with_rest
 
 PROMPTS = {"query": "find: ", "document": "text: "}
 ERROR_TYPES = {
@@ -34,6 +36,7 @@ class Client:
     """A running service, its model's prompts, and the tolerance for its precision."""
 
     rest: httpx.Client
+    channel: grpc.Channel
     prompts: dict[str, str]
     default_prompt: str
     vocab_size: int
@@ -55,12 +58,16 @@ def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Clien
     """Clients for the default model without prompts, and with prompts including a default."""
     if request.param == "prompted":
         model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as rest:
+    with (
+        ServiceThread(model) as service,
+        httpx.Client(base_url=service.rest, timeout=120) as rest,
+        grpc.insecure_channel(service.grpc) as channel,
+    ):
         info = rest.get("/v1/model").json()
         default = info["prompts"].get(info["default_prompt_name"], "")
         tolerance = 1e-5 if info["precision"] == "float32" else 5e-4
         limit = info["limits"]["max_input_characters"]
-        yield Client(rest, info["prompts"], default, info["vocab_size"], limit, (101, 102), tolerance)
+        yield Client(rest, channel, info["prompts"], default, info["vocab_size"], limit, (101, 102), tolerance)
 
 
 def truncation_fields() -> Any:
@@ -127,6 +134,7 @@ def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> N
     request = data.draw(BODIES["/embed" if path == "/" else path])
     response = client.post(path, request)
     event(f"{path} {response.status_code}")
+    compare_with_rest(client.channel, path, request, response, client.tolerance)
     if response.status_code != 200:
         check_error(response)
     if path in HEADS:  # test_tei_heads.py has models with heads

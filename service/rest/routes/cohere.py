@@ -14,7 +14,8 @@ from service.engine.schema.encode import Array, DType, EncodeRequest, EncodeResp
 from service.engine.schema.labels import RankedDocument, RerankRequest
 from service.errors import Duplicate, Empty, ServiceError
 from service.lifecycle import Lifecycle
-from service.rest.codec import MODEL_DESCRIPTION, FirstError, StrictModel, at_most, body_schema, cut
+from service.limits import cut
+from service.rest.codec import MODEL_DESCRIPTION, FirstError, StrictModel, at_most, body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import Base64, json_response, metadata_headers
 from service.rest.routes.ranking import DocumentBody, Documents, MetaBody, meta, to_object, to_texts

@@ -15,6 +15,7 @@ from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeRe
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, LabelScore, RerankRequest, RerankResponse
 from service.errors import ServiceError
 from service.lifecycle import Lifecycle
+from service.limits import cut
 from service.rest.codec import (
     ENCODING_DESCRIPTION,
     EncodingFormat,
@@ -23,7 +24,6 @@ from service.rest.codec import (
     Texts,
     at_most,
     body_schema,
-    cut,
 )
 from service.rest.requests import RequestReader, reject_query
 from service.rest.responses import Base64, json_response, metadata_headers

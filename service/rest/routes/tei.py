@@ -1,16 +1,14 @@
 """The API of text-embeddings-inference (TEI): /embed, /similarity, /tokenize and others."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.engine.schema.decode import DecodeRequest
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest
 from service.engine.schema.similarity import SimilarityRequest
-from service.errors import ConflictingFields, Unavailable
+from service.errors import Unavailable
 from service.lifecycle import Lifecycle
-from service.rest.codec import JSON, cut
+from service.limits import cut
+from service.rest.codec import JSON
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
@@ -24,22 +22,15 @@ from service.rest.routes.tei_bodies import (
     TeiTokenBody,
     TeiTokenizeBody,
 )
-from service.rest.routes.tei_conversion import (
-    check_not_empty,
-    compute_headers,
-    describe_model,
-    describe_tokens,
-    items_of,
-    prompt_text,
-    render_error,
-    to_inputs,
-    values_of,
-)
+from service.rest.routes.tei_conversion import compute_headers, items_of, render_error, values_of
 from service.rest.routes.tei_heads import add_head_routes
 from service.rest.routes.tei_route import post
 from service.rest.schemas import GET_ERRORS, TEI_ERRORS, responses
+from service.steps import convert
+from service.tei import description, inference
+from service.tei.inference import Options, check_not_empty, prompt_text
 
-API = "tei"
+API = description.API
 ROOT_PATH = "/"
 """A path of this API for POST alone: GET returns the page."""
 FAST_PATHS = ("/embed", "/embed_all", "/similarity", ROOT_PATH)
@@ -61,51 +52,29 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
 def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
     """Add the routes that run the model."""
 
-    async def encode(request: Request, encode_request: EncodeRequest) -> EncodeResponse:
-        return await lifecycle.models.find().encode(encode_request)
-
     @post(router, ROOT_PATH, "root", TeiEmbedBody, list[list[float]])
     @post(router, "/embed", "embed", TeiEmbedBody, list[list[float]])
     async def embed(request: Request) -> Response:
         """Return one embedding per input."""
         body = await reader.read(request, TeiEmbedBody)
-        info, items = lifecycle.models.find().info, items_of(body.inputs)
-        response = await encode(
-            request,
-            EncodeRequest(
-                to_inputs(items, body.truncation, lifecycle.models.find()),
-                normalize=body.normalize is not False,
-                dimensions=body.dimensions,
-                truncation=body.truncation,
-                prompt_name=body.prompt_name,
-                deadline=reader.deadline(request),
-            ),
+        engine, items = lifecycle.models.find(), items_of(body.inputs)
+        options = Options(body.truncation, body.prompt_name, deadline=reader.deadline(request))
+        response = await inference.embed(
+            engine, items, options, normalize=body.normalize is not False, dimensions=body.dimensions
         )
         embeddings = [values_of(result.pooled) for result in response.results]
-        headers = compute_headers(request, info, response, sum(map(len, items)))
+        headers = compute_headers(request, engine.info, response, sum(map(len, items)))
         return await json_response(request, embeddings, headers)
 
     @post(router, "/embed_all", "embed_all", TeiEmbedAllBody, list[list[list[float]]])
     async def embed_all(request: Request) -> Response:
         """Return one vector per token of each input, including special tokens and the prompt."""
         body = await reader.read(request, TeiEmbedAllBody)
-        info, items = lifecycle.models.find().info, items_of(body.inputs)
-        prompt = prompt_text(info, body.prompt_name, "prompt_name")
-        if body.prompt_name is not None and not all(isinstance(item, str) for item in items):
-            raise ConflictingFields("not supported for token ids", "Send texts.", field="prompt_name")
-        response = await encode(
-            request,
-            # As a part of the text, the prompt has token vectors too; the engine leaves out its own prompts' vectors.
-            EncodeRequest(
-                to_inputs(items, body.truncation, lifecycle.models.find(), prompt),
-                outputs=("tokens",),
-                truncation=body.truncation,
-                prompt="",
-                deadline=reader.deadline(request),
-            ),
-        )
+        engine, items = lifecycle.models.find(), items_of(body.inputs)
+        options = Options(body.truncation, body.prompt_name, deadline=reader.deadline(request))
+        response = await inference.embed_all(engine, items, options)
         vectors = [values_of(result.token_vectors) for result in response.results]
-        headers = compute_headers(request, info, response, sum(map(len, items)))
+        headers = compute_headers(request, engine.info, response, sum(map(len, items)))
         return await json_response(request, vectors, headers)
 
     @post(router, "/similarity", "similarity", TeiSimilarityBody, list[float])
@@ -140,16 +109,13 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
     async def tokenize(request: Request) -> Response:
         """Return the tokens of each text, prompt included, with offsets in bytes of UTF-8."""
         body = await reader.read(request, TeiTokenizeBody)
-        engine = lifecycle.models.find()
-        prompt = prompt_text(engine.info, body.prompt_name, "prompt_name")
-        inputs = to_inputs([body.inputs] if isinstance(body.inputs, str) else body.inputs, "error", engine, prompt)
-        work = engine.tokenize(TokenizeRequest(inputs, deadline=reader.deadline(request)))
-        response = await work
-        described = []
-        for item, result in zip(inputs, response.results, strict=True):
-            special = body.add_special_tokens is not False
-            described.append(describe_tokens(item.source.text, result.tokens, special=special))
-            await asyncio.sleep(0)  # a text may have thousands of tokens
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        options = Options(prompt_name=body.prompt_name, deadline=reader.deadline(request))
+        tokenized = await inference.tokenize(lifecycle.models.find(), texts, options)
+        special = body.add_special_tokens is not False
+        described = await convert(
+            lambda item: inference.describe_tokens(item[0], item[1].tokens, special=special), tokenized
+        )
         return await json_response(request, described)
 
     @post(router, "/decode", "decode", TeiDecodeBody, list[str])
@@ -157,17 +123,21 @@ def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         """Return the text of each list of token ids."""
         body = await reader.read(request, TeiDecodeBody)
         check_not_empty(body.ids, "ids")
-        token_ids = tuple(tuple(item) for item in items_of(body.ids) if not isinstance(item, str))
-        skip = body.skip_special_tokens is not False
-        work = lifecycle.models.find().decode(DecodeRequest(token_ids, skip, reader.deadline(request)))
-        return await json_response(request, await work)
+        token_ids = [item for item in items_of(body.ids) if not isinstance(item, str)]
+        texts = await inference.decode(
+            lifecycle.models.find(),
+            token_ids,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            deadline=reader.deadline(request),
+        )
+        return await json_response(request, texts)
 
     @router.get(
         "/info", operation_id="tei_info", responses=responses(TeiInfoBody, TeiErrorBody, GET_ERRORS, TEI_ERRORS)
     )
     async def info(request: Request) -> Response:
         """Return the served model and its limits."""
-        return await json_response(request, describe_model(lifecycle.models.find()))
+        return await json_response(request, description.describe_model(lifecycle.models.find()))
 
 
 def add_probes(router: APIRouter, lifecycle: Lifecycle) -> None:

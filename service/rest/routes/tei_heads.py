@@ -1,18 +1,11 @@
 """The routes of TEI that require a head: /predict, /rerank and /embed_sparse."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from model.tokenizer import TokenizerInput
-from service.engine.engine import Engine
-from service.engine.schema.encode import EncodeRequest, Input, Truncation
-from service.engine.schema.labels import ClassifyRequest, LabelScore, RankedDocument, RerankRequest
-from service.errors import ServiceError, Unsupported
+from service.engine.schema.labels import LabelScore, RankedDocument
 from service.lifecycle import Lifecycle
-from service.rest.codec import cut
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
 from service.rest.routes.tei_bodies import (
@@ -23,16 +16,11 @@ from service.rest.routes.tei_bodies import (
     TeiRerankBody,
     TeiSparseValueBody,
 )
-from service.rest.routes.tei_conversion import (
-    check_not_empty,
-    check_pairs,
-    compute_headers,
-    describe_sparse,
-    items_of,
-    to_inputs,
-)
+from service.rest.routes.tei_conversion import compute_headers, describe_sparse, items_of, to_pairs
 from service.rest.routes.tei_route import HEAD_ERRORS, post
 from service.steps import convert
+from service.tei import inference
+from service.tei.inference import Options, check_not_empty
 
 
 def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
@@ -44,17 +32,8 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         body = await reader.read(request, TeiEmbedSparseBody)
         check_not_empty(body.inputs, "inputs")
         engine, items = lifecycle.models.find(), items_of(body.inputs)
-        if "sparse" not in engine.info.outputs:
-            raise Unsupported("The model has no sparse vectors", "Use /embed.")
-        response = await engine.encode(
-            EncodeRequest(
-                to_inputs(items, body.truncation, engine),
-                outputs=("sparse",),
-                truncation=body.truncation,
-                prompt_name=body.prompt_name,
-                deadline=reader.deadline(request),
-            )
-        )
+        options = Options(body.truncation, body.prompt_name, deadline=reader.deadline(request))
+        response = await inference.embed_sparse(engine, items, options)
         embeddings = await convert(describe_sparse, [result.sparse for result in response.results])
         headers = compute_headers(request, engine.info, response, sum(map(len, items)))
         return await json_response(request, embeddings, headers)
@@ -65,20 +44,8 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         body = await reader.read(request, TeiRerankBody)
         check_not_empty(body.texts, "texts")
         engine = lifecycle.models.find()
-        if len(engine.info.labels) != 1:
-            raise Unsupported("The model is not a reranking model", "Use /similarity.")
-        limit = engine.info.limits.max_input_characters
-        work = engine.rerank(
-            RerankRequest(
-                cut(body.query, body.truncation, limit),
-                tuple(cut(text, body.truncation, limit) for text in body.texts),
-                raw_scores=body.raw_scores is True,
-                truncation=body.truncation,
-                deadline=reader.deadline(request),
-            )
-        )
-        with documents_as_texts():
-            response = await work
+        options = Options(body.truncation, deadline=reader.deadline(request))
+        response = await inference.rerank(engine, body.query, body.texts, options, raw_scores=body.raw_scores is True)
         texts = body.texts if body.return_text else None
         ranks = [_rank(result, texts) for result in response.results]
         headers = compute_headers(request, engine.info, response, sum(map(len, (body.query, *body.texts))))
@@ -90,47 +57,13 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
     async def predict(request: Request) -> Response:
         """Return the scores of the labels of each input. Requires a classification model."""
         body = await reader.read(request, TeiPredictBody)
-        check_pairs(body.inputs)
+        items, is_batch = to_pairs(body.inputs)
         engine = lifecycle.models.find()
-        if not engine.info.labels:
-            raise Unsupported("The model is not a classification model", "Use another model.")
-        items, is_batch = pairs_of(body.inputs)
-        response = await engine.classify(
-            ClassifyRequest(
-                tuple(_input(item, body.truncation, engine) for item in items),
-                raw_scores=body.raw_scores is True,
-                truncation=body.truncation,
-                deadline=reader.deadline(request),
-            )
-        )
+        options = Options(body.truncation, deadline=reader.deadline(request))
+        response = await inference.predict(engine, items, options, raw_scores=body.raw_scores is True)
         results = [[_prediction(label) for label in result.labels] for result in response.results]
         headers = compute_headers(request, engine.info, response, sum(len(text) for item in items for text in item))
         return await json_response(request, results if is_batch else results[0], headers)
-
-
-@contextmanager
-def documents_as_texts() -> Iterator[None]:
-    """Name documents as this route does, in errors."""
-    try:
-        yield
-    except ServiceError as error:
-        if error.field is not None:
-            error.field = error.field.replace("documents", "texts", 1)
-        raise
-
-
-def pairs_of(inputs: Any) -> tuple[list[list[str]], bool]:
-    """Return the texts of each input, and whether the request has a list of inputs."""
-    if isinstance(inputs, str):
-        return [[inputs]], False
-    if inputs and isinstance(inputs[0], str):
-        return [inputs], False
-    return list(inputs), True
-
-
-def _input(texts: list[str], truncation: Truncation, engine: Engine) -> Input:
-    text, *pair = (cut(text, truncation, engine.info.limits.max_input_characters) for text in texts)
-    return Input(TokenizerInput(text, pair[0] if pair else None))
 
 
 def _rank(result: RankedDocument, texts: list[str] | None) -> dict[str, Any]:

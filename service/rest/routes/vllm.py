@@ -21,7 +21,8 @@ from service.engine.schema.labels import (
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
 from service.errors import Empty, InvalidArgument, OutOfRange, ServiceError, UnsupportedByModel, WrongShape
 from service.lifecycle import Lifecycle
-from service.rest.codec import MODEL_DESCRIPTION, Texts, body_schema, cut
+from service.limits import cut
+from service.rest.codec import MODEL_DESCRIPTION, Texts, body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
 from service.rest.schemas import EmbeddingsUsageBody, responses

@@ -21,9 +21,10 @@ from tests.service.conftest import fast_lane, garbage, open_harness
 
 SERVICE = "attendant.v1.EncoderService"
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
+TEI_SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
 
 
-@pytest.mark.parametrize("name", ["", SERVICE, INFERENCE_SERVICE])
+@pytest.mark.parametrize("name", ["", SERVICE, INFERENCE_SERVICE, *TEI_SERVICES])
 async def test_health_is_serving_for_server_and_services(channel: grpc.aio.Channel, name: str) -> None:
     response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
     assert response.status == health_pb2.HealthCheckResponse.SERVING
@@ -46,7 +47,7 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     response = await reflect(channel, list_services="")
     names = {service.name for service in response.list_services_response.service}
     reflection = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
-    assert names == {SERVICE, INFERENCE_SERVICE, "grpc.health.v1.Health"} | reflection
+    assert names == {SERVICE, INFERENCE_SERVICE, *TEI_SERVICES, "grpc.health.v1.Health"} | reflection
 
 
 async def test_reflection_v1_returns_the_proto(channel: grpc.aio.Channel) -> None:

@@ -1,0 +1,18 @@
+"""The names of the TEI API in error messages."""
+
+from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED
+from service.spelling import Remedy, Spelling
+
+
+class TeiSpelling(Spelling):
+    """What REST and gRPC have in common. Each has its own paths of fields."""
+
+    def value(self, field: str, value: str) -> str:
+        return "true" if field == "truncation" else super().value(field, value)
+
+    def option(self, field: str) -> str | None:
+        return "truncate" if field == "truncation" else None
+
+    def remedy(self, remedy: Remedy) -> str:
+        # `cut` applies truncation to the limit of characters too.
+        return super().remedy(SHORTEN if remedy is SPLIT_NOT_TRUNCATED else remedy)
