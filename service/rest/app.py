@@ -41,6 +41,7 @@ from service.rest.routes import (
     tei,
     tei_bodies,
     vllm,
+    vllm_bodies,
 )
 from service.rest.schemas import ErrorBody, OpenAIErrorBody
 
@@ -97,7 +98,7 @@ def make_app(
             *openai.BODIES,
             *tei_bodies.BODIES,
             *cohere.BODIES,
-            *vllm.BODIES,
+            *vllm_bodies.BODIES,
             *infinity.BODIES,
             *oip_bodies.BODIES,
         ),
@@ -107,7 +108,7 @@ def make_app(
             tei_bodies.TeiErrorBody,
             oip_bodies.OipErrorBody,
             cohere.CohereErrorBody,
-            vllm.VllmErrorBody,
+            vllm_bodies.VllmErrorBody,
             infinity.InfinityErrorBody,
         ),
     )

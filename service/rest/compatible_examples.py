@@ -44,6 +44,9 @@ VLLM_SCORE_RESPONSE: Example = VLLM_HEAD | {"data": [{"index": 0, "object": "sco
 VLLM_CLASSIFY_RESPONSE: Example = (
     VLLM_HEAD | {"data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}]} | VLLM_USAGE
 )
+VLLM_POOLING_RESPONSE: Example = (
+    VLLM_HEAD | {"data": [{"index": 0, "object": "pooling", "data": [0.0316, -0.0121, 0.0428]}]} | VLLM_USAGE
+)
 INFINITY_HEAD = {"id": REQUEST_ID, "created": 1785542400, "model": MODEL} | VLLM_USAGE
 INFINITY_MODEL: Example = {
     "id": MODEL,
@@ -60,6 +63,7 @@ REQUESTS: dict[str, Example] = {
     "cohere_embed": COHERE_EMBED_REQUEST,
     **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_REQUEST),
     "vllm_classify": {"model": MODEL, "input": [TEXT]},
+    "vllm_pooling": {"model": MODEL, "input": [TEXT], "task": "embed"},
     "infinity_embeddings": {"model": MODEL, "input": [TEXT]},
     "infinity_rerank": {"model": MODEL, "query": TEXT, "documents": ["river bank floods"]},
     "infinity_classify": {"model": MODEL, "input": [TEXT]},
@@ -69,6 +73,7 @@ RESPONSES: dict[str, Example] = {
     "cohere_embed": COHERE_EMBED_RESPONSE,
     **dict.fromkeys(("vllm_score", "vllm_v1_score"), VLLM_SCORE_RESPONSE),
     "vllm_classify": VLLM_CLASSIFY_RESPONSE,
+    "vllm_pooling": VLLM_POOLING_RESPONSE,
     "infinity_embeddings": INFINITY_HEAD
     | {"object": "list", "data": [{"object": "embedding", "embedding": [0.0316, -0.0121, 0.0428], "index": 0}]},
     "infinity_rerank": INFINITY_HEAD | {"object": "rerank", "results": [{"relevance_score": 0.42, "index": 0}]},

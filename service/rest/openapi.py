@@ -62,7 +62,7 @@ INFERENCE_HEADERS = {
 INFERENCE = (
     "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask",
     "create_embeddings", "cohere_rerank", "cohere_embed", "vllm_score", "vllm_v1_score", "vllm_classify",
-    "infinity_embeddings", "infinity_rerank", "infinity_classify",
+    "vllm_pooling", "infinity_embeddings", "infinity_rerank", "infinity_classify",
 )  # fmt: skip
 """Operations of which each response has the headers `INFERENCE_HEADERS`."""
 _REQUEST_HEADERS = [

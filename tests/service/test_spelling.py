@@ -13,7 +13,7 @@ from service.oip.inputs import InferSpelling
 from service.oip.parameters import TYPES
 from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
-from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm
+from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm, vllm_bodies
 from service.rpc.codec import ENUM_PREFIXES, PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
@@ -104,7 +104,7 @@ def test_options_that_errors_suggest_exist() -> None:
     assert {OPENAI.option(field) for field in openai.OPTIONS} <= set(openai.EmbeddingsBody.model_fields)
     assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
     assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
-    assert VLLM.option("truncation") in vllm.VllmScoreBody.model_fields
+    assert VLLM.option("truncation") in vllm_bodies.VllmScoreBody.model_fields
     assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
 

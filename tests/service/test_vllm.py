@@ -1,9 +1,11 @@
 """vLLM's API: combinations of request fields get the native API's numbers, or one of its errors."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.model.retriever_cases import BGE_M3
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.retrievers import export_retriever
 from tests.service.test_tei_products import product
 from tests.serving import ServiceThread
 
@@ -31,12 +35,28 @@ PAIRS: st.SearchStrategy[Any] = st.one_of(
 )
 SCORE = st.builds(lambda pair, options: {"text_1": pair[0], "text_2": pair[1], **options}, PAIRS, body(**OPTIONS))
 CLASSIFY = body(input=TEXT_OR_LIST, **OPTIONS)
+POOLING = body(
+    input=TEXT_OR_LIST,
+    task=st.sampled_from([..., None, "embed", "embed", "token_embed", "classify"]),
+    normalize=optional(st.one_of(st.none(), st.booleans())),
+    dimensions=st.sampled_from([..., ..., ..., None, 5, 0, 1000]),
+    encoding_format=optional(st.sampled_from(["float", "base64"])),
+    **OPTIONS,
+)
 
 
 @pytest.fixture(scope="module", params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER])
 def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
     if request.param != EMBEDDER:
         model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
+    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=[pytest.param(BGE_M3, marks=pytest.mark.slow)])
+def bge(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A model with vectors for late interaction."""
+    model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
         yield client
 
@@ -96,6 +116,74 @@ def test_classify_equals_the_native_api(rest: httpx.Client, request: Body) -> No
         assert item["num_classes"] == len(info["labels"])
         assert item["probs"] == pytest.approx([scores[label] for label in info["labels"]], abs=1e-4)
         assert item["label"] == info["labels"][item["probs"].index(max(item["probs"]))]
+
+
+@product
+@given(request=POOLING)
+def test_pooling_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
+    check_pooling(rest, request)
+
+
+@product
+@given(request=POOLING)
+def test_pooling_of_a_model_with_token_vectors(bge: httpx.Client, request: Body) -> None:
+    check_pooling(bge, request)
+
+
+def check_pooling(rest: httpx.Client, request: Body) -> None:
+    """Compare the data of each input with the native API's output."""
+    response, info = rest.post("/pooling", json=request), rest.get("/v1/model").json()
+    options, texts = native_options(info, request), to_list(request["input"])
+    task = request.get("task") or ("classify" if info["labels"] else "token_embed")
+    event(f"{task} {response.status_code}")
+    raw = False in (request.get("normalize"), request.get("use_activation"))
+    is_multi_vector = task == "token_embed" and "multi_vector" in info["outputs"]
+    dimensions = request.get("dimensions")
+    if options is None or (dimensions is not None and task != "embed") or (is_multi_vector and raw):
+        check_error(response)
+        return
+    options["inputs"] = [cut(text, info, request) for text in texts]
+    if task == "classify":
+        native = rest.post("/v1/classify", json={"raw_scores": raw, **options})
+    else:
+        output = {"embed": "pooled", "token_embed": "multi_vector" if is_multi_vector else "tokens"}[task]
+        pooled = {"normalize": not raw, "dimensions": dimensions} if task == "embed" else {}
+        native = rest.post("/v1/encode", json={"outputs": [output], **pooled, **options})
+    if native.status_code != 200:
+        check_same_error(response, native)
+        return
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["total_tokens"] == native.json()["usage"]["tokens"]
+    for index, (item, result) in enumerate(zip(response.json()["data"], native.json()["results"], strict=True)):
+        if task == "classify":
+            scores = {label["label"]: label["score"] for label in result["labels"]}
+            expected = np.array([scores[label] for label in info["labels"]])
+        else:
+            expected = np.array(result["token_vectors" if output == "tokens" else output])
+        if task == "token_embed" and not raw:
+            expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+        data = item["data"]
+        if request.get("encoding_format") == "base64":
+            data = np.frombuffer(base64.b64decode(data), "<f4").reshape(expected.shape)
+        assert (item["index"], item["object"]) == (index, "pooling")
+        np.testing.assert_allclose(data, expected, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"task": "token_classify"}, "task", 'Use "embed", "token_embed" or "classify"'),
+        ({"task": "token_embed", "dimensions": 2}, "dimensions", 'not supported for the task "token_embed"'),
+        ({"input": []}, "input", "empty"),
+        ({"input": ["a", " "]}, "input[1]", "empty or blank"),
+        ({"embed_dtype": "float16"}, "embed_dtype", "float32"),
+    ],
+)
+def test_pooling_errors(rest: httpx.Client, changes: dict[str, Any], param: str, message: str) -> None:
+    response = rest.post("/pooling", json={"input": "a"} | changes)
+    check_error(response)
+    assert response.json()["error"]["param"] == param
+    assert message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
-"""The scoring and classification API of vLLM: /score, /v1/score and /classify."""
+"""The API of vLLM for pooling models: /score, /v1/score, /classify and /pooling."""
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from model.tokenizer import TokenizerInput
 from service.engine.engine import Engine
-from service.engine.schema.encode import Input, Truncation
+from service.engine.schema.encode import EncodeResponse, Input, Truncation
 from service.engine.schema.labels import (
     ClassifyRequest,
     ClassifyResponse,
@@ -19,25 +18,33 @@ from service.engine.schema.labels import (
     RerankResponse,
 )
 from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
-from service.errors import Empty, InvalidArgument, OutOfRange, ServiceError, UnsupportedByModel, WrongShape
+from service.errors import Empty, InvalidArgument, ServiceError, UnsupportedByModel, WrongShape
 from service.lifecycle import Lifecycle
 from service.limits import cut
-from service.rest.codec import MODEL_DESCRIPTION, Texts, body_schema
+from service.rest.codec import body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
-from service.rest.schemas import EmbeddingsUsageBody, responses
+from service.rest.routes.vllm_bodies import (
+    NO_LIMIT,
+    VllmClassifyBody,
+    VllmClassifyResponseBody,
+    VllmErrorBody,
+    VllmPoolingBody,
+    VllmPoolingResponseBody,
+    VllmScoreBody,
+    VllmScoreResponseBody,
+)
+from service.rest.routes.vllm_pooling import in_order, pool
+from service.rest.schemas import responses
 from service.spelling import Spelling
 
 API = "vllm"
-SCORE_PATHS, CLASSIFY_PATH = ("/score", "/v1/score"), "/classify"
-PATHS = (*SCORE_PATHS, CLASSIFY_PATH)
-NO_LIMIT = -1
-"""The value of `truncate_prompt_tokens` that selects the model's limit."""
-
+SCORE_PATHS, CLASSIFY_PATH, POOLING_PATH = ("/score", "/v1/score"), "/classify", "/pooling"
+PATHS = (*SCORE_PATHS, CLASSIFY_PATH, POOLING_PATH)
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
-Scored = RerankResponse | ClassifyResponse | SimilarityResponse
+Scored = RerankResponse | ClassifyResponse | SimilarityResponse | EncodeResponse
 
 
 class VllmSpelling(Spelling):
@@ -54,103 +61,6 @@ class VllmSpelling(Spelling):
 
 
 VLLM = VllmSpelling()
-
-
-class VllmModel(BaseModel):
-    """A JSON object that ignores unknown fields, as vLLM does, and rejects type coercion and NaN."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-    model: str | None = Field(None, description=MODEL_DESCRIPTION)
-    truncate_prompt_tokens: int | None = Field(
-        None, description="-1 or the model's token limit truncates longer inputs. null rejects them."
-    )
-    use_activation: bool | None = Field(None, description="false returns logits instead of scores.")
-    activation: bool | None = Field(None, description="Older name of `use_activation`.")
-    softmax: bool | None = Field(None, description="Older name of `use_activation`.")
-
-    @property
-    def raw_scores(self) -> bool:
-        """Whether to return logits."""
-        return False in (self.use_activation, self.activation, self.softmax)
-
-    def truncation(self, engine: Engine) -> Truncation:
-        """Return the truncation as the engine names it. Raises `OutOfRange` for another limit than the model's."""
-        limit, actual = engine.info.max_input_tokens, self.truncate_prompt_tokens
-        if actual not in (None, NO_LIMIT, limit):
-            remedy = f"Use {NO_LIMIT} or {limit}."
-            raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
-        return "error" if actual is None else "right"
-
-
-class VllmScoreBody(VllmModel):
-    """The body of POST /score and POST /v1/score."""
-
-    text_1: Texts = Field(description="A text, to compare with each text of `text_2`, or one text for each of them.")
-    text_2: Texts = Field(description="A text or a list of texts.")
-
-
-class VllmClassifyBody(VllmModel):
-    """The body of POST /classify."""
-
-    input: Texts = Field(description="A text or a list of texts.")
-
-
-BODIES = (VllmScoreBody, VllmClassifyBody)
-
-
-class VllmErrorDetailBody(BaseModel):
-    """One error in vLLM's format."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int = Field(description="HTTP status.")
-
-
-class VllmErrorBody(BaseModel):
-    """The body of every error of vLLM's API."""
-
-    error: VllmErrorDetailBody
-
-
-class VllmResponseBody(BaseModel):
-    """The fields of every response."""
-
-    id: str = Field(description="Request ID.")
-    object: Literal["list"]
-    created: int = Field(description="Time in seconds since 1970.")
-    model: str = Field(description="Name of the served model.")
-    usage: EmbeddingsUsageBody
-
-
-class VllmScoreItemBody(BaseModel):
-    """The score of one pair."""
-
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class VllmScoreResponseBody(VllmResponseBody):
-    """The response of /score and /v1/score."""
-
-    data: list[VllmScoreItemBody] = Field(description="One score per pair, in the order of `text_2`.")
-
-
-class VllmLabelsBody(BaseModel):
-    """The labels of one input."""
-
-    index: int
-    label: str = Field(description="The label with the highest score.")
-    probs: list[float] = Field(description="Score of each label, in the order of the model's labels.")
-    num_classes: int = Field(description="Number of labels.")
-
-
-class VllmClassifyResponseBody(VllmResponseBody):
-    """The response of /classify."""
-
-    data: list[VllmLabelsBody] = Field(description="One result per input, in the order of the inputs.")
 
 
 def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
@@ -199,6 +109,25 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         data = [{"index": index, **_labels(result, labels)} for index, result in enumerate(response.results)]
         document = _document(request, response, data)
         return await json_response(request, document, metadata_headers(response, engine.info.digest))
+
+    @router.post(
+        POOLING_PATH,
+        operation_id="vllm_pooling",
+        summary="Pooling",
+        responses=responses(VllmPoolingResponseBody, VllmErrorBody, ERRORS),
+        openapi_extra=body_schema(VllmPoolingBody),
+    )
+    async def pooling(request: Request) -> Response:
+        """Return the embedding, the token vectors or the scores of the labels of each input."""
+        body = await reader.read(request, VllmPoolingBody)
+        engine = lifecycle.models.find(body.model)
+        truncation = body.truncation(engine)
+        inputs = tuple(Input(TokenizerInput(text)) for text in _cut(to_list(body.input), truncation, engine))
+        response, results = await pool(body, engine, inputs, reader.deadline(request))
+        data = [{"index": index, "object": "pooling", "data": result} for index, result in enumerate(results)]
+        document = _document(request, response, data)
+        headers = metadata_headers(response, engine.info.digest)
+        return await json_response(request, document, headers, compress=body.encoding_format != "base64")
 
     return router
 
@@ -281,12 +210,8 @@ def _cut(texts: Sequence[str], truncation: Truncation, engine: Engine) -> tuple[
 
 
 def _labels(result: ClassifyResult, labels: Sequence[str]) -> dict[str, Any]:
-    scores = {label.label: label.score for label in result.labels}
-    return {
-        "label": result.labels[0].label,
-        "probs": [scores[label] for label in labels],
-        "num_classes": len(labels),
-    }
+    scores = in_order(result, labels)
+    return {"label": result.labels[0].label, "probs": scores, "num_classes": len(labels)}
 
 
 def _document(request: Request, response: Scored, data: list[dict[str, Any]]) -> dict[str, Any]:

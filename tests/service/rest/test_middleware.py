@@ -47,6 +47,7 @@ ROUTES = {
     ("post", "/score"),
     ("post", "/v1/score"),
     ("post", "/classify"),
+    ("post", "/pooling"),
     ("post", "/v2/rerank"),
     ("post", "/v2/embed"),
     ("get", "/v2"),

@@ -45,6 +45,7 @@ OPERATIONS = {
     "vllm_score": ("/score", "post"),
     "vllm_v1_score": ("/v1/score", "post"),
     "vllm_classify": ("/classify", "post"),
+    "vllm_pooling": ("/pooling", "post"),
     "infinity_embeddings": ("/infinity/embeddings", "post"),
     "infinity_rerank": ("/infinity/rerank", "post"),
     "infinity_classify": ("/infinity/classify", "post"),
@@ -132,7 +133,7 @@ def test_examples_match_their_schemas_and_run(document: dict[str, Any], rest: ht
     [
         "encode", "attend", "compare", "tokenize", "create_embeddings", "tei_embed", "tei_similarity", "tei_decode",
         "oip_model_infer", "cohere_rerank", "cohere_embed", "vllm_score",
-        "vllm_classify", "infinity_embeddings", "infinity_rerank", "infinity_classify",
+        "vllm_classify", "vllm_pooling", "infinity_embeddings", "infinity_rerank", "infinity_classify",
     ],
 )  # fmt: skip
 def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client, name: str) -> None:
