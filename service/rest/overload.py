@@ -17,10 +17,29 @@ from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import cohere, infinity, native, oip, openai, tei, vllm
+from service.rest.routes import (
+    cohere,
+    entities,
+    fill_mask,
+    infinity,
+    labels,
+    native,
+    oip,
+    openai,
+    similarity,
+    tei,
+    vllm,
+)
 
-NAMED_PATHS = frozenset((openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS, *infinity.POST_PATHS))
+NAMED_PATHS = frozenset(
+    (
+        *labels.PATHS, entities.PATH, similarity.PATH,
+        openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS, *infinity.POST_PATHS,
+    )
+)  # fmt: skip
 """Paths for the fast lane whose requests may name a model."""
+LAYERED_PATHS = (native.ENCODE_PATH, fill_mask.PATH)
+"""The same, unless a request selects layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class LoadShedder:
         """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
         if path in tei.FAST_PATHS:
             return Target(path, None)
-        if path in NAMED_PATHS or (path == native.ENCODE_PATH and native.is_for_fast_lane(body)):
+        if path in NAMED_PATHS or (path in LAYERED_PATHS and native.is_for_fast_lane(body)):
             return Target(path, _model_of(body))
         endpoint, name = oip.parse_infer_path(path)
         is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers

@@ -22,6 +22,8 @@ from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import responses
 from service.steps import convert
 
+PATH = "/v1/token-classify"
+
 
 class TokenClassifyBody(StrictModel):
     """The body of POST /v1/token-classify."""
@@ -44,7 +46,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     router = APIRouter(tags=["native"])
 
     @router.post(
-        "/v1/token-classify",
+        PATH,
         operation_id="token_classify",
         summary="Token classify",
         responses=responses(TokenClassifyResponseBody),

@@ -28,6 +28,8 @@ from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import responses
 from service.steps import convert
 
+PATH = "/v1/fill-mask"
+
 
 class FillMaskBody(StrictModel):
     """The body of POST /v1/fill-mask."""
@@ -60,7 +62,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     router = APIRouter(tags=["native"])
 
     @router.post(
-        "/v1/fill-mask",
+        PATH,
         operation_id="fill_mask",
         summary="Fill mask",
         responses=responses(FillMaskResponseBody),

@@ -36,6 +36,8 @@ from service.rest.routes.ranking import DocumentBody, Documents, RerankResponseB
 from service.rest.schemas import responses
 from service.steps import convert
 
+CLASSIFY_PATH, RERANK_PATH = PATHS = ("/v1/classify", "/v1/rerank")
+
 RAW_SCORES_DESCRIPTION = "Whether to return logits instead of scores."
 EFFECT_DESCRIPTION = "Whether to measure what each unit contributes to a score, by encoding the text without the unit."
 UNIT_DESCRIPTION = "Units of effects."
@@ -94,7 +96,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     router = APIRouter(tags=["native"])
 
     @router.post(
-        "/v1/classify",
+        CLASSIFY_PATH,
         operation_id="classify",
         summary="Classify",
         responses=responses(ClassifyResponseBody),
@@ -117,7 +119,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         return await json_response(request, document, metadata_headers(response, engine.info.digest))
 
     @router.post(
-        "/v1/rerank",
+        RERANK_PATH,
         operation_id="rerank",
         summary="Rerank",
         responses=responses(RerankResponseBody),

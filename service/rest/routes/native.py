@@ -94,7 +94,7 @@ BODIES = (EncodeBody, TokenizeBody)
 
 
 def is_for_fast_lane(body: bytes) -> bool:
-    """Return whether a body of /v1/encode asks for the last layer alone, without parsing it."""
+    """Return whether a body asks for the last layer alone, without parsing it."""
     return b'"layers"' not in body
 
 

@@ -23,6 +23,8 @@ from service.rest.responses import json_response, metadata_headers, usage_body
 from service.rest.schemas import SimilarityResponseBody, responses
 from service.steps import convert
 
+PATH = "/v1/similarity"
+
 
 class SimilarityBody(StrictModel):
     """The body of POST /v1/similarity."""
@@ -68,7 +70,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     router = APIRouter(tags=["native"])
 
     @router.post(
-        "/v1/similarity",
+        PATH,
         operation_id="similarity",
         summary="Similarity",
         responses=responses(SimilarityResponseBody),

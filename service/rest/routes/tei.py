@@ -33,7 +33,7 @@ from service.tei.inference import Options, check_not_empty, prompt_text
 API = description.API
 ROOT_PATH = "/"
 """A path of this API for POST alone: GET returns the page."""
-FAST_PATHS = ("/embed", "/embed_all", "/similarity", ROOT_PATH)
+FAST_PATHS = ("/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", ROOT_PATH)
 PATHS = frozenset(
     ("/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize", "/decode", "/info")
 )

@@ -34,6 +34,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
             assert shedder.near_capacity
             for api, path, body in (
                 ("rest", "/v1/encode", b'{"inputs": "money bank grows"}'),
+                ("rest", "/v1/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
+                ("rest", "/v1/similarity", b'{"queries": ["money bank"], "documents": ["grows"], "explain": true}'),
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
                 ("tei", "/embed", b'{"inputs": "money bank grows"}'),
                 ("tei", "/", b'{"inputs": "money bank grows"}'),
@@ -43,6 +45,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("infinity", "/infinity/embeddings", b'{"input": "money bank", "model": "default/not-specified"}'),
                 ("vllm", "/score", b'{"text_1": "money bank", "text_2": "grows"}'),
                 ("vllm", "/v1/score", b'{"text_1": "money bank", "text_2": ["grows"]}'),
+                ("vllm", "/pooling", b'{"input": "money bank grows", "task": "token_embed"}'),
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
                 ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
             ):
@@ -66,12 +69,37 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                     version = "/versions/{version}" if "versions" in path else ""
                     endpoint = f"/v2/models/{{name}}{version}/infer"
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 24
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 30
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/classify", b'{"inputs": "money bank grows"}'),
+        ("/v1/token-classify", b'{"inputs": "money bank grows"}'),
+        ("/v1/fill-mask", b'{"inputs": "money [MASK] grows"}'),
+        ("/embed_sparse", b'{"inputs": "money bank grows"}'),
+        ("/rerank", b'{"query": "money bank", "texts": ["grows"]}'),
+        ("/predict", b'{"inputs": "money bank grows"}'),
+        ("/classify", b'{"input": "money bank grows"}'),
+        ("/infinity/classify", b'{"input": ["money bank grows"]}'),
+    ],
+)
+async def test_load_shedder_rejects_requests_that_need_a_head(model: LoadedModel, path: str, body: bytes) -> None:
+    """It does not know what the model lacks, so the engine's error for that comes with the next attempt."""
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        with fast_lane(harness).reserve([FULL]):
+            response = shedder.try_reject(b"POST", path.encode(), JSON, body)
+        assert response is not None
+        assert response.status_code == 429
+        assert b"Queue full" in bytes(response.body)
+
+
 @pytest.mark.parametrize(("path", "body"), [("/v1/encode", b'{"inputs": "bank", "layers": [1]}'),
+                                            ("/v1/fill-mask", b'{"inputs": "bank", "layers": [1]}'),
                                             ("/v1/attend", b'{"inputs": "bank"}'), ("/v1/tokenize", b"{}"),
                                             ("/v2/models/x/infer", INFER_BODY),
                                             ("/v2/models/all-MiniLM-L6-v2/infer", INFER_ATTENTION),
