@@ -15,7 +15,9 @@ WORKERS := 2
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 TARGET := cpu
-EXAMPLE := runs/ambiguous-words
+EXAMPLE := runs/example
+WORDS = $(EXAMPLE)/ambiguous-words
+PARAPHRASES = $(EXAMPLE)/paraphrases
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
@@ -35,13 +37,18 @@ test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones
 test-slow: $(VENV)/dev model browsers deploy-tools  ## run the slow tests: oracles on many texts, every model family, many random examples
 	@FUZZ_EXAMPLES=200 $(PYTEST) -m "slow or examples" $(PARALLEL)
 
-train-example: $(VENV)/train  ## train a small encoder from generated texts, evaluate and serve it; EXAMPLE=DIR, SERVE=0
-	@$(BIN)/attendant-model example ambiguous-words -o $(EXAMPLE) >/dev/null
-	@$(BIN)/attendant-model train $(EXAMPLE)/masked.toml -o $(EXAMPLE)/masked
-	@$(BIN)/attendant-model train $(EXAMPLE)/words.toml -o $(EXAMPLE)/words
-	@$(BIN)/attendant evaluate $(EXAMPLE)/words/artifact --save \
-	  --word-in-context $(EXAMPLE)/words.jsonl --attribution $(EXAMPLE)/attribution.jsonl
-	@$(if $(filter 0,$(SERVE)),echo,exec) $(BIN)/attendant serve --model-dir $(EXAMPLE)/words/artifact
+train-example: $(VENV)/train  ## train an encoder and a cross-encoder on generated texts, evaluate and serve them; EXAMPLE=DIR, SERVE=0
+	@$(BIN)/attendant-model example ambiguous-words -o $(WORDS) >/dev/null
+	@$(BIN)/attendant-model train $(WORDS)/masked.toml -o $(WORDS)/masked
+	@$(BIN)/attendant-model train $(WORDS)/words.toml -o $(WORDS)/words
+	@$(BIN)/attendant evaluate $(WORDS)/words/artifact --save \
+	  --word-in-context $(WORDS)/words.jsonl --attribution $(WORDS)/attribution.jsonl
+	@$(BIN)/attendant-model example paraphrases -o $(PARAPHRASES) >/dev/null
+	@$(BIN)/attendant-model train $(PARAPHRASES)/cross_encoder.toml -o $(PARAPHRASES)/cross_encoder
+	@test "$(SERVE)" = 0 || (curl -s --retry 60 --retry-connrefused --retry-delay 1 -d @$(PARAPHRASES)/rerank.json \
+	  -H 'content-type: application/json' http://127.0.0.1:8080/v1/rerank && echo) &
+	@$(if $(filter 0,$(SERVE)),echo,exec) $(BIN)/attendant serve \
+	  --models ambiguous-words=$(WORDS)/words/artifact,converse-verbs-reranker=$(PARAPHRASES)/cross_encoder/artifact
 
 browsers:
 	@test -x /usr/bin/chromium-headless-shell -a -x /usr/bin/firefox-esr || \

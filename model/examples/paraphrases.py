@@ -66,7 +66,7 @@ def write(directory: Path, seed: int = 0) -> None:
 
     `pairs.jsonl` and `validation-pairs.jsonl`: for contrastive learning. `texts.jsonl` and `validation-texts.jsonl`:
     their sentences, for distillation. `retrieval.jsonl`: held-out queries, each with its positive and two negatives as
-    documents.
+    documents. `rerank.json`: a request to `/v1/rerank` that explains the best document for one of them.
     """
     draw = random.Random(seed)  # noqa: S311  # not for secrets
     for prefix, count, held_out in (("", PAIRS, False), ("validation-", VALIDATION, True)):
@@ -75,10 +75,19 @@ def write(directory: Path, seed: int = 0) -> None:
         texts = ({"text": text} for pair in pairs for text in (pair.query, pair.positive))
         write_lines(directory / f"{prefix}texts.jsonl", texts)
     write_lines(directory / "retrieval.jsonl", _retrieval(draw))
+    write_lines(directory / "rerank.json", [_rerank(make_paraphrase(draw, held_out=True))])
 
 
 def _pair(pair: Paraphrase) -> dict[str, Any]:
     return {"query": pair.query, "positive": pair.positive, "negatives": list(pair.negatives)}
+
+
+def _rerank(pair: Paraphrase) -> dict[str, Any]:
+    documents = [*pair.negatives, pair.positive]
+    return {
+        "model": "converse-verbs-reranker", "query": pair.query, "documents": documents,
+        "effect": "occlusion", "explain_top": 1,
+    }  # fmt: skip
 
 
 def _retrieval(draw: random.Random) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ BERT_CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pooler.dense", "tan
 ROBERTA_CLASSIFIER = ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "tanh"))
 """Classifiers of RoBERTa, MPNet and Jina."""
 CAUSAL_TOKEN_CLASSIFIER = HeadLayout("score")
-CAUSAL_CLASSIFIER = ClassifierLayout(CAUSAL_TOKEN_CLASSIFIER, "last")
+CAUSAL_CLASSIFIER = ClassifierLayout(HeadLayout("score", unbiased=("score",)), "last")
 """Classifiers of causal language models."""
 
 
@@ -43,7 +43,7 @@ class Family:
         name: `model_type` in config.json.
         read_config: Returns the configuration. It reads every key that can change the result.
         names: The name in checkpoints of each module of `Encoder`. Names of parts of a block are relative to the block.
-        prefixes: Possible prefixes of all tensor names.
+        prefixes: Possible prefixes of all tensor names. The second one is that of models with a head.
         renames: Patterns in tensor names of other releases, and their replacements.
         fused: Modules that contain the rows of several modules of the same size, in this order.
         norm_offset: Added to the weights of norms: Gemma stores them minus 1.
@@ -94,6 +94,11 @@ class Family:
             if module.endswith(fused):
                 return [f"{module.removesuffix(fused)}{part}.{leaf}" for part in parts]
         return [name]
+
+    @property
+    def head_prefix(self) -> str:
+        """The prefix with which transformers saves the encoder of a model with a head."""
+        return self.prefixes[:2][-1]
 
     def find_prefix(self, tensors: Mapping[str, Tensor]) -> str | None:
         """Return the prefix of the tensor names of a checkpoint."""

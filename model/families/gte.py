@@ -65,6 +65,6 @@ def _read_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
 
 
 FAMILIES = tuple(
-    Family(name, read_config, nomic_bert.NAMES, ("", "new.", "gte."), RENAMES, FUSED, masked_lm=read_roberta_head)
-    for name in ("gte", "new")
+    Family(name, read_config, nomic_bert.NAMES, prefixes, RENAMES, FUSED, masked_lm=read_roberta_head)
+    for name, prefixes in {"gte": ("", "gte.", "new."), "new": ("", "new.", "gte.")}.items()
 )

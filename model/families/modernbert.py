@@ -88,7 +88,9 @@ POOLINGS: dict[str, ClassifierPooling] = {"cls": "cls", "mean": "mean"}
 def read_prediction_head(config: ConfigReader, output: str | None) -> HeadLayout:
     """Return the layers that the classifier and the masked-LM head share, and an output layer."""
     activation, eps = config.activation("classifier_activation", "gelu"), config.number("norm_eps", 1e-5)
-    return HeadLayout(output, "head.dense", activation, "head.norm", eps)
+    flags = {"head.dense": config.flag("classifier_bias"), "head.norm": config.flag("norm_bias")}
+    unbiased = tuple(name for name, has_bias in flags.items() if not has_bias)
+    return HeadLayout(output, "head.dense", activation, "head.norm", eps, unbiased)
 
 
 def read_classifier(config: ConfigReader) -> ClassifierLayout:

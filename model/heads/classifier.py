@@ -20,6 +20,14 @@ class ClassifierLayout:
     layers: HeadLayout
     pooling: ClassifierPooling = "cls"
 
+    def skipped_token_id(self, config: Mapping[str, Any]) -> int | None:
+        """Return the padding token of config.json if the classifier reads the last token.
+
+        transformers reads the last token that is not padding, and some tokenizers append the padding token to each
+        text.
+        """
+        return config.get("pad_token_id") if self.pooling == "last" else None
+
 
 @dataclass(frozen=True)
 class Classifier:
@@ -56,9 +64,8 @@ def read_classifier(
     """
     head = RowHead(layout.layers, tensors, hidden_size)
     labels = read_labels(config, head.out_features)
-    # transformers reads the last token that is not padding, and some tokenizers append the padding token to each text.
-    skipped = config.get("pad_token_id") if layout.pooling == "last" else None
-    return Classifier(head, layout.pooling, skipped, labels, read_activation(config, options, len(labels)))
+    skipped, activation = layout.skipped_token_id(config), read_activation(config, options, len(labels))
+    return Classifier(head, layout.pooling, skipped, labels, activation)
 
 
 def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:

@@ -17,7 +17,7 @@ HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 class HeadLayout:
     """The modules of a head by their names in checkpoints: `output(norm(activation(dense(x))))`.
 
-    None stands for no module. Without `dense` there is no activation.
+    None stands for no module. Without `dense` there is no activation. The modules `unbiased` have no bias.
     """
 
     output: str | None = None
@@ -25,6 +25,7 @@ class HeadLayout:
     activation: str = "tanh"
     norm: str | None = None
     norm_eps: float = 1e-5
+    unbiased: tuple[str, ...] = ()
 
 
 class RowHead(nn.Module):
@@ -57,6 +58,19 @@ class RowHead(nn.Module):
         """Return (N, K) for rows (N, D)."""
         output: Tensor = self.output(self.norm(self.activation(self.dense(rows))))
         return output
+
+
+def empty_head(layout: HeadLayout, hidden_size: int, out_features: int) -> RowHead:
+    """Return a head to train: linear layers of zeros, and a LayerNorm that changes nothing more than the scale."""
+    tensors: dict[str, Tensor] = {}
+    for name, rows in ((layout.dense, hidden_size), (layout.output, out_features)):
+        if name is not None:
+            tensors |= {f"{name}.weight": torch.zeros(rows, hidden_size), f"{name}.bias": torch.zeros(rows)}
+    if layout.norm is not None:
+        tensors |= {f"{layout.norm}.weight": torch.ones(hidden_size), f"{layout.norm}.bias": torch.zeros(hidden_size)}
+    for name in layout.unbiased:
+        del tensors[f"{name}.bias"]
+    return RowHead(layout, tensors, hidden_size)
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:

@@ -20,11 +20,16 @@ MAX_EMPTY_READS = 100
 
 
 class Item(NamedTuple):
-    """A tokenized example: the token ids of each of its texts, the texts, and the token range of each span."""
+    """A tokenized example: the token ids of each of its texts, the texts, and the token range of each span.
+
+    The two texts of a labeled pair are one sequence, with `token_type_ids`.
+    """
 
     sequences: list[list[int]]
     texts: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...] = ()
+    label: float | None = None
+    token_type_ids: tuple[list[int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -100,21 +105,26 @@ class PackedBatches:
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Item]:
         """Return the items of the examples, without those that have a text or span without tokens."""
-        first, others = self._prompts
-        sources = [
-            TokenizerInput(text, prompt=others if index else first)
-            for example in examples
-            for index, text in enumerate(example.texts)
-        ]
+        sources = [self._sources(example) for example in examples]
         has_spans = any(example.spans for example in examples)
-        tokenized = iter(self._tokenizer.encode(sources, offsets=has_spans))
+        tokenized = iter(self._tokenizer.encode([source for own in sources for source in own], offsets=has_spans))
         items = []
-        for example in examples:
-            inputs = [next(tokenized).truncate(self._shape.length, "right") for _ in example.texts]
+        for example, own in zip(examples, sources, strict=True):
+            inputs = [next(tokenized).truncate(self._shape.length, "right") for _ in own]
             ranges = [token_range(tokens, span) for tokens, span in zip(inputs, example.spans, strict=False)]
             if all(tokens.has_content for tokens in inputs) and all(first < last for first, last in ranges):
-                items.append(Item([tokens.input_ids for tokens in inputs], example.texts, tuple(ranges)))
+                types = () if example.label is None else tuple(tokens.token_type_ids for tokens in inputs)
+                ids = [tokens.input_ids for tokens in inputs]
+                items.append(Item(ids, example.texts, tuple(ranges), example.label, types))
         return items
+
+    def _sources(self, example: Example) -> list[TokenizerInput]:
+        """Return the inputs of the tokenizer: one per text, or a pair if the example has a label."""
+        if example.label is not None:
+            query, document = example.texts
+            return [TokenizerInput(query, document)]
+        first, others = self._prompts
+        return [TokenizerInput(text, prompt=others if index else first) for index, text in enumerate(example.texts)]
 
     def state_dict(self) -> State:
         """Return the position, as values that torch.save stores."""
@@ -165,7 +175,13 @@ def fill(pool: Sequence[Item], shape: BatchShape) -> tuple[list[Item], list[int]
     return chosen, starts, rest
 
 
-def pack(sequences: Sequence[list[int]], shape: BatchShape, starts: Sequence[int]) -> dict[str, Tensor]:
-    """Return the four inputs of the encoder, int64 tensors (R, T), for sequences without pairs."""
-    packed = pack_batch([(ids, None) for ids in sequences], shape, starts)
+def pack(
+    sequences: Sequence[list[int]],
+    shape: BatchShape,
+    starts: Sequence[int],
+    token_type_ids: Sequence[list[int] | None] | None = None,
+) -> dict[str, Tensor]:
+    """Return the four inputs of the encoder, int64 tensors (R, T); `token_type_ids` None means all 0."""
+    types = [None] * len(sequences) if token_type_ids is None else token_type_ids
+    packed = pack_batch(list(zip(sequences, types, strict=True)), shape, starts)
     return {name: torch.from_numpy(values) for name, values in packed.inputs.items()}

@@ -139,6 +139,10 @@ class ContrastiveOptions(Section):
     matryoshka_dimensions: tuple[Positive, ...] = ()
 
 
+class CrossEncoderOptions(Section):
+    """A cross-encoder, learned from labeled pairs. It has no options."""
+
+
 class DistillationOptions(Section):
     """Distillation of the embeddings of a teacher."""
 
@@ -169,14 +173,18 @@ class RunOptions(Section):
     validation_batches: Size = 20
 
 
+OBJECTIVES = ("contrastive", "cross_encoder", "distillation")
+
+
 class TrainConfig(Section):
-    """A training run: language modeling, unless it has the table `contrastive` or `distillation`."""
+    """A training run: language modeling, unless it has the table of another objective (`OBJECTIVES`)."""
 
     model: ModelOptions
     tokenizer: TokenizerOptions = TokenizerOptions()
     data: DataOptions
     masking: MaskingOptions = MaskingOptions()
     contrastive: ContrastiveOptions | None = None
+    cross_encoder: CrossEncoderOptions | None = None
     distillation: DistillationOptions | None = None
     optimizer: OptimizerOptions = OptimizerOptions()
     run: RunOptions
@@ -188,22 +196,26 @@ class TrainConfig(Section):
                 f"optimizer.warmup_steps is not less than run.steps ({self.optimizer.warmup_steps}, {self.run.steps}). "
                 "Reduce it"
             )
-        if self.contrastive is not None and self.distillation is not None:
-            raise ValueError("contrastive and distillation are set together. Remove one of the tables")
-        has_objective = self.contrastive is not None or self.distillation is not None
-        if self.model.init is not None and not has_objective:
-            raise ValueError("model.init needs the table contrastive or distillation. Add one of them")
-        if has_objective and "masking" in self.model_fields_set:
-            raise ValueError("masking is set together with contrastive or distillation. Remove it")
+        objectives = [name for name in OBJECTIVES if getattr(self, name) is not None]
+        if len(objectives) > 1:
+            raise ValueError(f"{' and '.join(objectives)} are set together. Keep one of the tables")
+        if self.model.init is not None and not objectives:
+            raise ValueError(f"model.init needs the table of an objective. Add one of {', '.join(OBJECTIVES)}")
+        if objectives and "masking" in self.model_fields_set:
+            raise ValueError(f"masking is set together with {objectives[0]}. Remove it")
         if self.model.attention == "causal" and "masking" in self.model_fields_set:
             raise ValueError(
                 'masking is set together with model.attention = "causal", which predicts the next token. Remove it'
             )
         if self.model.init is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("tokenizer is set together with model.init, which has a tokenizer. Remove it")
-        if self.contrastive is not None and "field" in self.data.model_fields_set:
+        pairs = next((name for name in objectives if name != "distillation"), None)
+        if pairs is not None and "field" in self.data.model_fields_set:
+            raise ValueError(f"data.field is set together with {pairs}, whose fields have fixed names. Remove it")
+        if self.cross_encoder is not None and self.model.attention == "causal":
             raise ValueError(
-                "data.field is set together with contrastive, whose fields are query and positive. Remove it"
+                'cross_encoder is set together with model.attention = "causal", with which the first token, which the '
+                "classifier reads, attends to itself only. Remove one of them"
             )
         return self
 

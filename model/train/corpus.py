@@ -13,10 +13,14 @@ Span = tuple[int, int]
 
 
 class Example(NamedTuple):
-    """A text alone, or a query, its positive and its negatives. `spans` are characters [start, end) of each, or ()."""
+    """A text alone, or a query, its positive and its negatives. `spans` are characters [start, end) of each, or ().
+
+    With a `label`, 0 to 1, the texts are a query and a document of that relevance.
+    """
 
     texts: tuple[str, ...]
     spans: tuple[Span, ...] = ()
+    label: float | None = None
 
 
 Reader = Callable[[Path], Iterator[Example]]
@@ -41,16 +45,50 @@ def read_pairs(path: Path) -> Iterator[Example]:
     """
     records = _read_records(path, ("query", "positive"), ("negatives", "spans"), "Use .jsonl or .parquet.")
     for place, record in records:
-        negatives = record.get("negatives")
-        if negatives is not None and not isinstance(negatives, list):
-            raise DataError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
-        fields = [("query", record.get("query")), ("positive", record.get("positive"))]
-        fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
-        texts = tuple(_text(path, place, field, value) for field, value in fields)
-        for (field, _), text in zip(fields, texts, strict=True):
-            if not text.strip():
-                raise DataError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+        texts = _pair_texts(path, place, record, ("query", "positive"))
         yield Example(texts, _spans(path, place, record.get("spans"), texts))
+
+
+def read_labeled_pairs(path: Path) -> Iterator[Example]:
+    """Yield pairs of a query and a document with the relevance of the document, from a .jsonl or .parquet file.
+
+    A record has a document and its label, or a positive (label 1) and negatives (label 0). Raises DataError with the
+    line of a bad record.
+    """
+    optional = ("document", "label", "positive", "negatives")
+    for place, record in _read_records(path, ("query",), optional, "Use .jsonl or .parquet."):
+        if record.get("document") is None:
+            query, *documents = _pair_texts(path, place, record, ("query", "positive"))
+            for index, document in enumerate(documents):
+                yield Example((query, document), label=0.0 if index else 1.0)
+        elif record.get("positive") is None and record.get("negatives") is None:
+            texts = _pair_texts(path, place, record, ("query", "document"))
+            yield Example(texts, label=_label(path, place, record.get("label")))
+        else:
+            raise DataError(f"{path}: {place}: document: set together with positive or negatives. Remove one of them.")
+
+
+def _pair_texts(path: Path, place: str, record: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts of the fields `names`, and the negatives."""
+    negatives = record.get("negatives")
+    if negatives is not None and not isinstance(negatives, list):
+        raise DataError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
+    fields = [(name, record.get(name)) for name in names]
+    fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
+    texts = tuple(_text(path, place, field, value) for field, value in fields)
+    for (field, _), text in zip(fields, texts, strict=True):
+        if not text.strip():
+            raise DataError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+    return texts
+
+
+def _label(path: Path, place: str, label: object) -> float:
+    if isinstance(label, bool) or not isinstance(label, int | float):
+        problem = "missing" if label is None else "not a number"
+        raise DataError(f"{path}: {place}: label: {problem}. Use a number from 0 to 1.")
+    if not 0 <= label <= 1:
+        raise DataError(f"{path}: {place}: label: out of range ({label}). Use a number from 0 to 1.")
+    return float(label)
 
 
 def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple[Span, ...]:

@@ -15,7 +15,8 @@ from model.tokenizer import Tokenizer
 from model.train.batches import Collate
 from model.train.config import ContrastiveOptions, MaskingOptions, TrainConfig, TrainError
 from model.train.contrastive import ContrastiveModel, collate_pairs
-from model.train.corpus import Example, Reader, read_pairs, read_texts
+from model.train.corpus import Example, Reader, read_labeled_pairs, read_pairs, read_texts
+from model.train.cross_encoder import collate_labeled_pairs, make_cross_encoder
 from model.train.distillation import DistillationModel, Teacher, collate_texts
 from model.train.embeddings import TextEncoder
 from model.train.language_modeling import LanguageModel, Masking, predict_next
@@ -64,6 +65,11 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
     text_encoder = TextEncoder(encoder, embedding.pooling, embedding.dense)
     if config.contrastive is not None:
         objective = _contrastive(config.contrastive, text_encoder, embedding, read)
+    elif config.cross_encoder is not None:
+        network = make_cross_encoder(encoder, checkpoint, config.run.seed)
+        objective = Objective(
+            "training as a cross-encoder", "nats per pair", network, encoder, read, collate_labeled_pairs
+        )
     elif config.distillation is not None:
         teacher = Teacher(config.distillation.teacher)
         _match_dimensions(text_encoder, teacher.head.dimensions, config.run.seed)
@@ -158,9 +164,11 @@ def _prompt(embedding: EmbeddingConfig, role: Role | None) -> str:
 
 
 def make_reader(config: TrainConfig) -> Reader:
-    """Return the function that reads the examples of a file: pairs for contrastive learning, else texts."""
+    """Return the function that reads the examples of a file: pairs, labeled pairs for a cross-encoder, or texts."""
     if config.contrastive is not None:
         return read_pairs
+    if config.cross_encoder is not None:
+        return read_labeled_pairs
 
     def read(path: Path) -> Iterator[Example]:
         return (Example((text,)) for text in read_texts(path, config.data.field))

@@ -12,13 +12,13 @@ from torch import Tensor
 from model.artifact import TRAINING
 from model.checkpoint import Checkpoint, published_tensors
 from model.checkpoint_files import read_tensors
-from model.encoder import Encoder
 from model.families import FAMILIES, attendant, bert
 from model.families.config_reader import ConfigReader
 from model.manifest import DataFileRecord, TrainingRecord
 from model.model_source import ModelSource
 from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
 from model.train.config import ModelOptions, TrainConfig
+from model.train.cross_encoder import CrossEncoder, publish_classifier
 from model.train.loop import Result
 from model.train.objectives import Objective
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
@@ -62,10 +62,12 @@ def publish(
     else:
         source, checkpoint = init
         embedding, max_input_tokens = checkpoint.embedding_config, checkpoint.max_input_tokens
-        _write_tuned(directory, objective.encoder, config.model, checkpoint, source.directory)
+        _write_tuned(directory, objective, config.model, checkpoint, source.directory)
         for notice in source.notices:
             shutil.copyfile(notice, directory / notice.name)
-    _write_modules(directory, embedding, objective.dense, objective.encoder.config.hidden_size, max_input_tokens)
+    if not isinstance(objective.network, CrossEncoder):
+        hidden_size = objective.encoder.config.hidden_size
+        _write_modules(directory, embedding, objective.dense, hidden_size, max_input_tokens)
     (directory / TRAINING).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     license_name = config.model.license or (None if init is None else init[0].license)
     card = describe(config.model.name, license_name, record)
@@ -110,10 +112,12 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
     config = objective.encoder.config
     values = _bert_values(objective)
     if bert.read_config(ConfigReader(values)) == config:
-        tensors = _bert_tensors(objective)
+        family, tensors = FAMILIES["bert"], _bert_tensors(objective)
     else:
         values = {"model_type": "attendant"} | attendant.write_config(config)
-        tensors = objective.encoder.state_dict()
+        family, tensors = FAMILIES["attendant"], objective.encoder.state_dict()
+    if isinstance(objective.network, CrossEncoder):
+        values, tensors = publish_classifier(objective.network, family, values, tensors)
     _write_tensors(directory / "model.safetensors", tensors)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     common = {"pad_token_id": SPECIAL_TOKENS.index(PAD)}
@@ -123,6 +127,7 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": max_input_tokens,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             "pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK,
         },
     )  # fmt: skip
@@ -167,14 +172,18 @@ def _bert_tensors(objective: Objective) -> dict[str, Tensor]:
 
 
 def _write_tuned(
-    directory: Path, encoder: Encoder, options: ModelOptions, checkpoint: Checkpoint, source: Path
+    directory: Path, objective: Objective, options: ModelOptions, checkpoint: Checkpoint, source: Path
 ) -> None:
-    """Write a model with the config.json and tokenizer of its source, and the weights of `encoder` in float32."""
-    family, config = checkpoint.family, checkpoint.config
-    _write_tensors(directory / "model.safetensors", published_tensors(family, config, read_tensors(source), encoder))
+    """Write a model with the config.json and tokenizer of its source, and the trained weights in float32."""
+    family, config, encoder = checkpoint.family, checkpoint.config, objective.encoder
+    tensors = published_tensors(family, config, read_tensors(source), encoder)
     indices = options.init_blocks or range(encoder.config.num_hidden_layers)
     changes = {"_name_or_path": options.name} | {key: "float32" for key in DTYPE_KEYS if key in config}
-    _write_json(directory / "config.json", family.select_layers(config, indices) | changes)
+    values = family.select_layers(config, indices) | changes
+    if isinstance(objective.network, CrossEncoder):
+        values, tensors = publish_classifier(objective.network, family, values, tensors)
+    _write_tensors(directory / "model.safetensors", tensors)
+    _write_json(directory / "config.json", values)
     for pattern in TOKENIZER_FILES:
         for path in sorted(source.glob(pattern)):
             shutil.copyfile(path, directory / path.name)

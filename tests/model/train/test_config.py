@@ -58,13 +58,15 @@ def test_invalid_option_is_named(
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"contrastive": {}, "distillation": {"teacher": "x"}}, "set together. Remove one of the tables"),
+        ({"contrastive": {}, "distillation": {"teacher": "x"}}, "are set together. Keep one of the tables"),
         ({"contrastive": {}, "masking": {}}, "masking is set together with contrastive"),
+        ({"contrastive": {}, "cross_encoder": {}}, "contrastive and cross_encoder are set together"),
+        ({"cross_encoder": {}, "model": {"name": "x", "attention": "causal"}}, "cross_encoder is set together with"),
         (
             {"contrastive": {}, "data": {"train": ["a"], "validation": ["b"], "field": "x"}},
             "data.field is set",
         ),
-        ({"model": {"name": "x", "init": "default"}}, "model.init needs the table contrastive or distillation"),
+        ({"model": {"name": "x", "init": "default"}}, "model.init needs the table of an objective"),
         ({"model": {"name": "x", "init": "default"}, "contrastive": {}}, "tokenizer is set together with model.init"),
         ({"model": {"name": "x", "attention": "causal"}, "masking": {}}, 'with model.attention = "causal"'),
     ],

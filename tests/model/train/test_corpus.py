@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from model.train.config import TrainError
-from model.train.corpus import Example, ExampleStream, read_pairs, read_texts
+from model.train.corpus import Example, ExampleStream, read_labeled_pairs, read_pairs, read_texts
 
 TEXTS = ["one", "two words", "drei Wörter hier"]
 
@@ -122,6 +122,40 @@ def test_invalid_pair_is_an_error(tmp_path: Path, record: dict[str, object], mes
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
     with pytest.raises(TrainError) as raised:
         list(read_pairs(tmp_path / "a.jsonl"))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_labeled_pairs_have_one_document_each(tmp_path: Path, suffix: str) -> None:
+    path = write_pairs(tmp_path / f"a{suffix}")
+    expected = [
+        Example((query, document), label=float(not number))
+        for query, *documents in PAIRS
+        for number, document in enumerate(documents)
+    ]
+    assert list(read_labeled_pairs(path)) == expected
+    graded = [{"query": "a", "document": "b", "label": label} for label in (0, 0.25, 1)]
+    if suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(graded), path)
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in graded))
+    assert list(read_labeled_pairs(path)) == [Example(("a", "b"), label=label) for label in (0, 0.25, 1)]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"query": "a"}, "line 1: positive: missing"),
+        ({"query": "a", "document": "b"}, "line 1: label: missing"),
+        ({"query": "a", "document": "b", "label": True}, "line 1: label: not a number"),
+        ({"query": "a", "document": "b", "label": 4}, "line 1: label: out of range (4)"),
+        ({"query": "a", "document": "b", "label": 1, "negatives": ["c"]}, "line 1: document: set together with"),
+    ],
+)
+def test_invalid_labeled_pair_is_an_error(tmp_path: Path, record: dict[str, object], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(TrainError) as raised:
+        list(read_labeled_pairs(tmp_path / "a.jsonl"))
     assert message in str(raised.value)
 
 

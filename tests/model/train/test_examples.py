@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +17,14 @@ from model.examples import paraphrases
 from model.examples.ambiguous_words import AMBIGUOUS, TOPICS, make_sentence
 from model.examples.command import EXAMPLES
 from model.examples.paraphrases import make_paraphrase
+from service.config import Settings
 from tests.conftest import ROOT
 from tests.model.train.conftest import to_toml
+from tests.serving import ServiceThread
+from tests.shared_models import load_shared
 
 CONFIGS = sorted((ROOT / "model" / "examples").glob("*/*.toml"))
-ORDER = {"ambiguous-words": ("masked", "words", "causal"), "paraphrases": ("pairs", "student")}
+ORDER = {"ambiguous-words": ("masked", "words", "causal"), "paraphrases": ("pairs", "student", "cross_encoder")}
 """Each example's configurations in run order, because later ones use the results of earlier ones."""
 
 
@@ -105,6 +109,32 @@ def test_every_configuration_trains(name: str, tmp_path: Path, capsys: pytest.Ca
         assert manifest.name == document["model"]["name"]
         assert manifest.training is not None
         assert manifest.training.steps == 2
+
+
+@pytest.mark.slow
+def test_cross_encoder_tells_who_gave_and_who_received(tmp_path: Path, default_artifact: Path) -> None:
+    """The embeddings of its initial model rank a sentence with the same words first."""
+    assert main(["example", "paraphrases", "-o", str(tmp_path)]) == 0
+    assert main(["train", str(tmp_path / "cross_encoder.toml"), "-o", str(tmp_path / "run")]) == 0
+    directories = (tmp_path / "run" / "artifact", default_artifact)
+    models = [load_shared(Settings(model_dir=directory, precision="float32")) for directory in directories]
+    request = json.loads((tmp_path / "rerank.json").read_text())
+    draw = random.Random(9)
+    pairs = [make_paraphrase(draw, held_out=True) for _ in range(50)]
+    with ServiceThread(*models, models="converse-verbs-reranker=a,embedder=b") as service:
+
+        def rerank(**body: Any) -> dict[str, Any]:
+            best: dict[str, Any] = httpx.post(f"{service.rest}/v1/rerank", json=body).json()["results"][0]
+            return best
+
+        def count_correct(model: str) -> int:
+            bodies = ({"query": pair.query, "documents": [*pair.negatives, pair.positive]} for pair in pairs)
+            return sum(rerank(model=model, **body)["index"] == 2 for body in bodies)
+
+        assert count_correct(request["model"]) >= 40
+        assert count_correct("embedder") <= 5
+        explanation = rerank(**request)["explanation"]
+    assert max(map(abs, explanation["query_effects"])) > 0.05
 
 
 def test_unwritable_directory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from model.tokenizer import Tokenizer
 from model.train import publication
 from model.train.command import load_init
 from model.train.config import TrainConfig, TrainError, load_config
+from model.train.cross_encoder import CrossEncoder
 from model.train.objectives import Objective, make_objective
 from tests.model.family_cases import FAMILY_CASES, SCALED_FROM
 from tests.model.train.conftest import to_toml
@@ -36,14 +37,16 @@ REFUSED = {
 """ModernBERT has no norm before the first attention, and in published files a rule for the windows."""
 
 
-def configure(publish: Publish, kind: str, directory: Path, **options: Any) -> TrainConfig:
-    """Return a contrastive run that starts from a copy of a model."""
+def configure(
+    publish: Publish, kind: str, directory: Path, objective: str = "contrastive", **options: Any
+) -> TrainConfig:
+    """Return a run on pairs that starts from a copy of a model."""
     shutil.copytree(publish(kind), directory / "published")
     write_pairs(directory)
     document: dict[str, dict[str, Any]] = {
         "model": {"name": "tuned", "init": "published", "max_input_tokens": 24} | options,
         "data": {"train": ["train.jsonl"], "validation": ["validation.jsonl"]},
-        "contrastive": {},
+        objective: {},
         "run": {"steps": 2},
     }
     (directory / "config.toml").write_text(to_toml(document))
@@ -63,7 +66,7 @@ def tune(config: TrainConfig, directory: Path) -> Objective:
     objective = make_objective(config, Tokenizer(checkpoint.tokenizer), checkpoint)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in objective.encoder.parameters():
+        for parameter in objective.network.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
     publication.publish(objective, config, "", TRAINING, directory / "tuned", (source, checkpoint))
     return objective
@@ -114,6 +117,30 @@ def test_transformers_computes_the_same_from_a_tuned_model(publish: Publish, tmp
         expected = model(make_inputs(encoder)).last_hidden_state
     own = hidden_states(encoder)[-1]
     assert float((own - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", WITH_ORACLE)
+def test_transformers_computes_the_same_scores_from_a_cross_encoder(
+    publish: Publish, tmp_path: Path, kind: str
+) -> None:
+    network = tune(configure(publish, kind, tmp_path, "cross_encoder"), tmp_path).network
+    assert isinstance(network, CrossEncoder)
+    ids = make_inputs(network.encoder)
+    inputs = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
+    inputs |= {"token_type_ids": torch.zeros_like(ids), "sequence_ids": torch.ones_like(ids)}
+    model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "tuned", attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    with torch.inference_mode():
+        expected = model.eval()(ids).logits[0]
+        torch.testing.assert_close(network.logits(inputs), expected, atol=1e-5, rtol=1e-5)
+    classifier = load_checkpoint(tmp_path / "tuned").classifier
+    assert classifier is not None
+    assert (classifier.labels, classifier.activation) == (("LABEL_0",), "sigmoid")
+    for own, tensor in zip(network.head.parameters(), classifier.head.parameters(), strict=True):
+        torch.testing.assert_close(own, tensor)
 
 
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 3), (0, 2)])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from model.artifact import TRAINING, Artifact
 from model.manifest import TrainingRecord
@@ -80,6 +80,7 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
         pytest.param("contrastive", marks=pytest.mark.slow),
         pytest.param("contrastive with spans", marks=pytest.mark.slow),
         pytest.param("distillation", marks=pytest.mark.slow),
+        "cross_encoder",
     ]
 )
 def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: Path, exported_labse: Path) -> Document:
@@ -88,6 +89,11 @@ def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: P
         contrastive: Document = request.getfixturevalue("contrastive")
         write_pairs(tmp_path, spans=request.param.endswith("spans"))
         return contrastive
+    if request.param == "cross_encoder":
+        write_pairs(tmp_path)
+        document["data"] = {"train": ["train.jsonl"], "validation": ["validation.jsonl"], "shuffle_texts": 20}
+        document["cross_encoder"] = {}
+        document["optimizer"]["learning_rate"] = 1e-2
     if request.param == "causal":
         document["model"]["attention"] = "causal"
     if request.param == "distillation":
@@ -137,15 +143,28 @@ def test_every_objective_learns_continues_and_is_served(
 
 
 def check_served(run: Path) -> None:
-    """Check that the artifact's vectors match sentence-transformers, and that the manifest records the training."""
-    expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
+    """Check that the artifact's results match sentence-transformers, and that the manifest records the training."""
     model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
     record = TrainingRecord.model_validate_json((run / MODEL / TRAINING).read_bytes())
     assert model.artifact.manifest.training == record
     assert record.data
+    if model.artifact.manifest.classification is not None:
+        check_scores(run, model)
+        return
+    expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
     with ServiceThread(model) as service:
         results = httpx.post(f"{service.rest}/v1/encode", json={"inputs": TEXTS}).json()["results"]
     np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)
+
+
+def check_scores(run: Path, model: LoadedModel) -> None:
+    query, *documents = TEXTS
+    expected = CrossEncoder(str(run / MODEL), device="cpu").predict([(query, document) for document in documents])
+    with ServiceThread(model) as service:
+        request = {"query": query, "documents": documents, "truncation": "right"}
+        body = httpx.post(f"{service.rest}/v1/rerank", json=request).json()
+    scores = {result["index"]: result["relevance_score"] for result in body["results"]}
+    np.testing.assert_allclose([scores[index] for index in range(len(documents))], expected, atol=1e-5)
 
 
 @pytest.mark.slow
