@@ -200,8 +200,10 @@ def list_models() -> Iterator[str]:
                 )
 
 
-def describe_models(backends: Sequence[tuple[str, Mapping[str, bool]]]) -> str:
-    """Return docs/models.md; `backends` has the backends that each architecture runs on."""
+def describe_models(
+    backends: Sequence[tuple[str, Mapping[str, bool]]], heads: Sequence[tuple[str, Mapping[str, bool]]]
+) -> str:
+    """Return docs/models.md; `backends` and `heads` say which ones each architecture has."""
     lines = [INTRODUCTION]
     for model in KNOWN_MODELS:
         layers, size = model.shape
@@ -209,12 +211,18 @@ def describe_models(backends: Sequence[tuple[str, Mapping[str, bool]]]) -> str:
             f"| `{model.hub_id}` | `{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
             f"{model.max_input_tokens:,} | {model.pooling} | {model.prompts} | {model.license} | {model.proof} |"
         )
-    names = list(backends[0][1])
-    lines += [BACKENDS, f"| architecture | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
-    for architecture, supported in backends:
-        cells = ["yes" if supported[name] else "refused at export" for name in names]
-        lines.append(f"| `{architecture}` | {' | '.join(cells)} |")
+    lines += [BACKENDS, *_table(backends, "refused at export"), HEADS, *_table(heads, "none")]
     return "\n".join(lines) + "\n"
+
+
+def _table(architectures: Sequence[tuple[str, Mapping[str, bool]]], missing: str) -> Iterator[str]:
+    """Yield the lines of a table with a row per architecture."""
+    names = list(architectures[0][1])
+    yield f"| architecture | {' | '.join(names)} |"
+    yield f"|{'---|' * (len(names) + 1)}"
+    for architecture, supported in architectures:
+        cells = ["yes" if supported[name] else missing for name in names]
+        yield f"| `{architecture}` | {' | '.join(cells)} |"
 
 
 INTRODUCTION = """\
@@ -252,4 +260,12 @@ vectors at every start. A precision that is too inaccurate is refused with the m
 under `auto`. An export with a variant that the architecture does not support is an error. jina-embeddings-v3 is
 published as `xlm-roberta` with rotary positions and is the architecture `jina_embeddings_v3` here. The CUDA backend has
 not been run on a GPU.
+"""
+HEADS = """
+## Heads
+
+What a checkpoint may have besides embeddings. Heads run in float32 on the hidden states of the backend, whatever its
+precision. On CUDA they have not been run either, and query expansion without attention, which the CUDA graph cannot
+mask, is refused at export. `none` means that no such models of the architecture are known to us.
+[Your own model](own-model.md#rerankers-and-classifiers) describes the files.
 """

@@ -14,7 +14,7 @@ from model.known_models import describe_models
 from model.manifest import Manifest
 from service.config import describe_options
 from tests.clients.registry import describe_clients
-from tests.model.known_encoders import supported_backends
+from tests.model.known_encoders import supported_backends, supported_heads
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
@@ -38,7 +38,7 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 def generated_files() -> dict[Path, str]:
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
-    files[MODELS] = describe_models(supported_backends())
+    files[MODELS] = describe_models(supported_backends(), supported_heads())
     files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:

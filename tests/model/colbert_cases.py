@@ -159,6 +159,12 @@ COLBERT_CASES: dict[str, ColbertCase] = {
             query_expansion={"strategy": "min", "attend": False, "length": 14, "token": None},
         ),
     ),
+    "native, causal": ColbertCase(
+        FAMILY_CASES["qwen3"],
+        {key: value for key, value in BPE_SPECIAL.items() if key in ("pad_token", "unk_token")},
+        lambda: with_added_markers("bytelevel", special=True),
+        native("maxsim", {"query": "[Q] ", "document": "[D] "}, document_length=20, query_length=18),
+    ),
     "native, text prompts": ColbertCase(
         BERT,
         SPECIAL,

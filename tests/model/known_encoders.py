@@ -39,3 +39,20 @@ def supported_backends() -> list[tuple[str, Mapping[str, bool]]]:
         cpu = dict.fromkeys(("ONNX Runtime", "OpenVINO float32", "OpenVINO bfloat16", "OpenVINO int8"), True)
         rows.append((name, {**cpu, "CUDA float16": config is None or unsupported_part(config) is None}))
     return rows
+
+
+def supported_heads() -> list[tuple[str, dict[str, bool]]]:
+    """Return the heads of each architecture, which the tests of heads run: see `CLASSIFIER_CASES` and others."""
+    return [
+        (
+            name,
+            {
+                "classifier, cross-encoder": True,
+                "token classifier": True,
+                "masked LM, SPLADE": family.masked_lm is not None,
+                "BGE-M3, ColBERT": True,
+                "causal reranker": name == "qwen3",
+            },
+        )
+        for name, family in sorted(FAMILIES.items())
+    ]

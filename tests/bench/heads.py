@@ -1,0 +1,171 @@
+"""Heads at real sizes, with random weights (C19): reranking beside sentence-transformers, and BGE-M3's three outputs.
+
+The limit is the fastest backend on this CPU, running full batches of the same encoder without a server.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+import transformers
+from sentence_transformers import CrossEncoder
+
+from model.export import Variants, export
+from service.engine.backends.cpu import detect_cpu
+from service.engine.explain.text_similarity import MaxSim
+from tests.bench.limit import Limit
+from tests.bench.machine import Machine, load_average
+from tests.bench.project import Model, checkpoint_directory, read_sentences
+from tests.conftest import RunningServer, start_server, stop_server
+
+DOCUMENTS, PAIR_TOKENS = 100, 128
+ROUNDS = 5
+LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+LARGE_VOCABULARY = 250_002
+QUERY = "how do I open a bank account by the river"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the selected parts; return 0 if all targets are met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.heads", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["rerank", "outputs", "maxsim"])
+    parts = parser.parse_args(arguments).parts
+    print(f"{Machine.read().describe()}, {load_average()}")
+    met = []
+    with tempfile.TemporaryDirectory() as folder:
+        if "rerank" in parts:
+            met.append(measure_rerank(Path(folder)))
+        if "outputs" in parts:
+            met.append(measure_outputs(Path(folder)))
+    if "maxsim" in parts:
+        met.append(measure_maxsim())
+    print(load_average())
+    return 0 if all(met) else 1
+
+
+def measure_rerank(folder: Path) -> bool:
+    """Compare a cross-encoder of BERT-base's shape with the limit, and with CrossEncoder on torch."""
+    source, artifact = folder / "cross-encoder", folder / "cross-encoder-artifact"
+    config = transformers.BertConfig(vocab_size=30_522)
+    config.num_labels = 1
+    transformers.BertForSequenceClassification(config).save_pretrained(source)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).write_bytes((checkpoint_directory() / name).read_bytes())
+    export_silently(source, artifact)
+    documents = make_documents(Model(artifact))
+    limit = Limit(Model(artifact), Machine.read().cores, detect_cpu().fast_bfloat16, print)
+    limit.calibrate(documents[:8], 1.0, print)
+    oracle = CrossEncoder(str(source), device="cpu", max_length=PAIR_TOKENS)
+    tokens = DOCUMENTS * PAIR_TOKENS
+    shares, ratios = [], []
+    with served(artifact) as server, httpx.Client(base_url=server.rest, timeout=120) as client:
+        body = {"query": QUERY, "documents": documents, "truncation": "right"}
+        client.post("/v1/rerank", json=body).raise_for_status()
+        for _ in range(ROUNDS):
+            own = tokens / seconds(lambda: client.post("/v1/rerank", json=body).raise_for_status())
+            peer = tokens / seconds(lambda: oracle.predict([(QUERY, text) for text in documents], batch_size=32))
+            shares.append(own / limit.measure(4.0).tokens_per_second)
+            ratios.append(own / peer)
+    share, ratio = statistics.median(shares), statistics.median(ratios)
+    print(
+        f"rerank of {DOCUMENTS} documents, {PAIR_TOKENS} tokens each with the query: {share:.2f} of the limit (0.85), "
+        f"{ratio:.2f} x CrossEncoder on torch (1.3)"
+    )
+    return share >= 0.85 and ratio >= 1.3
+
+
+def measure_outputs(folder: Path) -> bool:
+    """Compare BGE-M3's three outputs with the embedding alone, on XLM-RoBERTa-large's shape."""
+    source, artifact = folder / "bge-m3", folder / "bge-m3-artifact"
+    config = transformers.XLMRobertaConfig(
+        vocab_size=LARGE_VOCABULARY, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1, **LARGE
+    )
+    transformers.XLMRobertaModel(config).save_pretrained(source)
+    (source / "tokenizer.json").write_bytes((checkpoint_directory() / "tokenizer.json").read_bytes())
+    size = LARGE["hidden_size"]
+    for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", size)):
+        torch.save({"weight": torch.randn(rows, size), "bias": torch.randn(rows)}, source / name)
+    export_silently(source, artifact)
+    texts = make_documents(Model(artifact))[:16]
+    ratios = []
+    with served(artifact) as server, httpx.Client(base_url=server.rest, timeout=120) as client:
+
+        def encode(outputs: list[str]) -> Callable[[], Any]:
+            body = {"inputs": texts, "outputs": outputs, "encoding_format": "base64", "truncation": "right"}
+            return lambda: client.post("/v1/encode", json=body).raise_for_status()
+
+        dense, all_three = encode(["pooled"]), encode(["pooled", "sparse", "multi_vector"])
+        dense()
+        for _ in range(ROUNDS):
+            alone = seconds(dense)
+            ratios.append(seconds(all_three) / alone)
+    ratio = statistics.median(ratios)
+    print(f"pooled, sparse and multi_vector of {len(texts)} texts: {ratio:.2f} x the time of pooled alone (1.15)")
+    return ratio <= 1.15
+
+
+def measure_maxsim() -> bool:
+    """Measure MaxSim of 1,000 documents of 128 vectors and 32 query vectors, D = 128, in one thread."""
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((32, 128)).astype(np.float32)
+    documents = [rng.standard_normal((128, 128)).astype(np.float32) for _ in range(1000)]
+    milliseconds = 1000 * statistics.median(
+        seconds(lambda: MaxSim(mean=False).scores(query, documents)) for _ in range(3 * ROUNDS)
+    )
+    print(f"MaxSim of 1,000 documents: {milliseconds:.0f} ms (50)")
+    return milliseconds <= 50
+
+
+def make_documents(model: Model) -> list[str]:
+    """Return texts of real sentences whose pairs with the query have at least `PAIR_TOKENS` tokens."""
+    sentences, tokenizer = iter(read_sentences()), model.tokenizer()
+    documents: list[str] = []
+    while len(documents) < DOCUMENTS:
+        text = ""
+        while tokenizer.lengths([f"{QUERY} {text}"])[0] < PAIR_TOKENS + 2:
+            text = f"{text} {next(sentences)}".strip()
+        ends = [end for _, end in tokenizer.offsets(text)]
+        documents.append(text[: ends[PAIR_TOKENS - 3 - len(tokenizer.offsets(QUERY)) - 1]])
+    return documents
+
+
+def export_silently(source: Path, artifact: Path) -> None:
+    export(
+        str(source), artifact, revision=None, name="bench", progress=lambda step: None,
+        variants=Variants(explain=False),
+    )  # fmt: skip
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def served(artifact: Path) -> Iterator[RunningServer]:
+    """Serve an artifact."""
+    server = start_server(model_dir=artifact, max_queue_ms=60_000)
+    try:
+        yield server
+    finally:
+        stop_server(server)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
