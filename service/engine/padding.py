@@ -15,6 +15,19 @@ def stack_vectors(vectors: Sequence[Array]) -> Array:
     return Array(np.stack([vector.values for vector in vectors]), "float32")
 
 
+def stack_rows(rows: Sequence[Sequence[float]]) -> Array:
+    """Return N rows of C numbers as float32, (N, C)."""
+    return Array(np.array(rows, FLOAT32), "float32")
+
+
+def pad_vectors(vectors: Sequence[Array]) -> Array:
+    """Return N vectors (K) as float32, (N, K_max)."""
+    padded = np.zeros((len(vectors), max(len(vector.values) for vector in vectors)), FLOAT32)
+    for row, vector in zip(padded, vectors, strict=True):
+        row[: len(vector.values)] = vector.values
+    return Array(padded, "float32")
+
+
 def pad_matrices(matrices: Sequence[Array]) -> Array:
     """Return N matrices (T, D) as float32, (N, T_max, D)."""
     longest = max(len(matrix.values) for matrix in matrices)

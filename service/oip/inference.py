@@ -1,36 +1,31 @@
 """Inference: tensors of a request -> requests of the engine -> tensors of the response."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from service.engine.engine import Engine
-from service.engine.padding import pad_maps, pad_matrices, stack_vectors
-from service.engine.schema.encode import (
-    Array,
-    EncodeRequest,
-    EncodeResponse,
-    EncodeResult,
-    Input,
-    Timing,
-    Wire,
-)
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, ModelInfo, Timing, Wire
 from service.engine.schema.explain import AttendRequest, AttendResponse
+from service.engine.schema.labels import ClassifyRequest, ClassifyResponse
 from service.engine.schema.operations import Output
-from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, echo
+from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, UnsupportedByModel, echo
 from service.oip.inputs import InferSpelling, to_inputs
+from service.oip.outputs import (
+    ATTENTION,
+    ENCODED,
+    OUTPUTS,
+    POOLED,
+    SCORES,
+    TOKEN_COUNTS,
+    Results,
+    supported,
+)
 from service.oip.parameters import OUTPUT_PARAMETERS, PATH, Options, check_tensor_parameters, listed, parse_parameters
 from service.oip.tensors import InputTensor, OutputTensor
 
-POOLED, TOKENS, TOKEN_COUNTS, ATTENTION = "pooled", "tokens", "token_counts", "attention"
-OUTPUTS = (POOLED, TOKENS, TOKEN_COUNTS, ATTENTION)
 MAX_TENSORS = 8
 """Inputs or outputs that are accepted before their names are checked."""
-INLINE_BYTES = 2**20
-"""Outputs up to this size are copied on the event loop, in less than a millisecond."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +74,25 @@ async def infer(engine: Engine, request: InferRequest) -> InferResponse:
     """Run the model. Cancellation drops queued tasks. Raises a `ServiceError`."""
     plan = _plan(engine, request)
     try:
-        encoded = await _encode(engine, plan)
-        attended = await _attend(engine, plan)
+        results = Results(
+            await _encode(engine, plan), await _attend(engine, plan), await _classify(engine, plan), engine.info.labels
+        )
     except ServiceError as error:
         error.spell(plan.spelling)
         raise
-    outputs = [OutputTensor(name, await _values(name, encoded, attended)) for name in plan.outputs]
-    response = encoded or attended
-    assert response is not None
+    outputs, response = [await results.tensor(name) for name in plan.outputs], results.first
     return InferResponse(response.model, response.precision, response.timing, outputs)
 
 
 def _plan(engine: Engine, request: InferRequest) -> _Plan:
     options = parse_parameters(request.parameters)
-    outputs = _outputs(request.outputs)
+    outputs = _outputs(request.outputs, engine.info)
     if ATTENTION not in outputs:
         _check_unset(options, ("kind", "layers", "head_reduce"), ATTENTION)
     if POOLED not in outputs:
         _check_unset(options, ("normalize", "dimensions", "pooling"), POOLED)
+    if SCORES not in outputs:
+        _check_unset(options, ("raw_scores",), SCORES)
     if not _needs_encoding(outputs):
         _check_unset(options, ("prompt_name",), POOLED)
     spelling, inputs = to_inputs(engine, request.inputs)
@@ -104,8 +100,8 @@ def _plan(engine: Engine, request: InferRequest) -> _Plan:
 
 
 def _needs_encoding(outputs: Sequence[str]) -> bool:
-    """Return whether any output is a result of encoding; attention maps have the token counts too."""
-    return not {POOLED, TOKENS}.isdisjoint(outputs) or ATTENTION not in outputs
+    """Return whether any output is a result of encoding; attention maps and scores have the token counts too."""
+    return not ENCODED.keys().isdisjoint(outputs) or {ATTENTION, SCORES}.isdisjoint(outputs)
 
 
 def _check_unset(options: Options, names: Sequence[str], output: str) -> None:
@@ -115,12 +111,15 @@ def _check_unset(options: Options, names: Sequence[str], output: str) -> None:
                                   field=f"{PATH}.{name}")  # fmt: skip
 
 
-def _outputs(requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
+def _outputs(requested: Sequence[RequestedOutput], info: ModelInfo) -> tuple[str, ...]:
     names: list[str] = []
     for output in requested:
         if output.name not in OUTPUTS:
-            raise UnknownValue("unknown output", f"Use {listed(OUTPUTS)}.", field=f"{output.field}.name",
+            raise UnknownValue("unknown output", f"Use {listed(supported(info))}.", field=f"{output.field}.name",
                                actual=echo(output.name))  # fmt: skip
+        if output.name not in (*supported(info), ATTENTION):  # the engine knows why it has no attention maps
+            raise UnsupportedByModel("not supported for this model", f"Use {listed(supported(info))}.",
+                                     field=f"{output.field}.name", actual=output.name)  # fmt: skip
         if output.name in names:
             raise Duplicate("selected twice", "Remove one.", field=f"{output.field}.name")
         check_tensor_parameters(output.parameters, output.field, OUTPUT_PARAMETERS)
@@ -132,13 +131,11 @@ async def _encode(engine: Engine, plan: _Plan) -> EncodeResponse | None:
     if not _needs_encoding(plan.outputs):
         return None
     options = plan.options
-    outputs: list[Output] = []
-    if POOLED in plan.outputs or TOKENS not in plan.outputs:
-        outputs.append("pooled")
+    outputs: dict[Output, None] = {ENCODED[name]: None for name in plan.outputs if name in ENCODED} or {"pooled": None}
     # A result's token count includes the prompt, whose tokens have no vectors.
     prompted = options.prompt_name is not None or engine.info.default_prompt_name is not None
-    if TOKENS in plan.outputs or (TOKEN_COUNTS in plan.outputs and prompted):
-        outputs.append("tokens")
+    if TOKEN_COUNTS in plan.outputs and prompted:
+        outputs["tokens"] = None
     return await engine.encode(
         EncodeRequest(
             plan.inputs,
@@ -173,44 +170,15 @@ async def _attend(engine: Engine, plan: _Plan) -> AttendResponse | None:
     )
 
 
-async def _values(name: str, encoded: EncodeResponse | None, attended: AttendResponse | None) -> Array | list[int]:
-    """Return the values of an output."""
-    if name == ATTENTION:
-        assert attended is not None
-        return await _padded_maps(attended)
-    if encoded is None:
-        assert attended is not None
-        return [len(result.units) for result in attended.results]
-    results = encoded.results
-    if name == TOKEN_COUNTS:
-        return [_token_count(result) for result in results]
-    if name == POOLED:
-        return stack_vectors([_present(result.pooled) for result in results])
-    matrices = [_present(result.token_vectors) for result in results]
-    return await _run(max(map(_size, matrices)) * len(matrices), lambda: pad_matrices(matrices))
-
-
-async def _padded_maps(attended: AttendResponse) -> Array:
-    maps = [result.maps for result in attended.results]
-    largest = max(_size(of_input[0].matrix) for of_input in maps)
-    layers = len({item.layer for item in maps[0]})
-    return await _run(largest * len(maps[0]) * len(maps), lambda: pad_maps(maps, layers))
-
-
-def _token_count(result: EncodeResult) -> int:
-    return result.token_count if result.token_vectors is None else result.token_vectors.shape[0]
-
-
-def _present(array: Array | None) -> Array:
-    assert array is not None
-    return array
-
-
-def _size(array: Array | None) -> int:
-    """Return a size in bytes."""
-    return int(_present(array).values.nbytes)
-
-
-async def _run(size: int, work: Callable[[], T]) -> T:
-    """Run `work` in a thread if it copies many bytes."""
-    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+async def _classify(engine: Engine, plan: _Plan) -> ClassifyResponse | None:
+    if SCORES not in plan.outputs:
+        return None
+    return await engine.classify(
+        ClassifyRequest(
+            plan.inputs,
+            raw_scores=plan.options.raw_scores or False,
+            truncation=plan.options.truncation or "error",
+            wire=plan.wire,
+            deadline=plan.deadline,
+        )
+    )

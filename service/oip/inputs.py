@@ -27,7 +27,9 @@ INPUT_DATATYPES = {TEXT: ("BYTES",), INPUT_IDS: ("INT64", "INT32"), ATTENTION_MA
 IDS_SUFFIX = ".token_ids"
 """The end of the path of token ids in the native API, where an input is an object."""
 
-TEXT_SHAPES, IDS_SHAPE = "[N] or [N, 1]", "[N, T]"
+TEXT_SHAPES, IDS_SHAPE = "[N], [N, 1] or [N, 2]", "[N, T]"
+"""A row of two texts is a pair."""
+MAX_COLUMNS = 2
 
 
 class InferSpelling(Spelling):
@@ -39,7 +41,8 @@ class InferSpelling(Spelling):
     def path(self, path: str) -> str:
         if re.split(r"[.\[]", path, maxsplit=1)[0] in TYPES:
             return f"{PATH}.{path}"
-        path = path.replace("inputs", self._inputs, 1) if path.startswith("inputs") else path
+        if path.startswith("inputs"):
+            path = re.sub(r"\.pair$", "[1]", path.replace("inputs", self._inputs, 1))
         return path.removesuffix(IDS_SUFFIX)
 
     def option(self, field: str) -> str | None:
@@ -66,10 +69,15 @@ def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpel
     limits = item_limits([engine.info])
     if text is not None:
         first = ("inputs", limits["inputs"])
-        if len(text.shape) == 2 and text.shape[1] != 1:
-            raise WrongShape("not 1", f"Use {TEXT_SHAPES}.", field=f"{text.field}.shape[1]", actual=text.shape[1])
-        check_axes(text, [first, ("column", 1)] if len(text.shape) == 2 else [first], TEXT_SHAPES)
-        return InferSpelling(TEXT), tuple(Input(TokenizerInput(item)) for item in strings_of(text))
+        columns = text.shape[1] if len(text.shape) == 2 else 1
+        if not 1 <= columns <= MAX_COLUMNS:
+            raise WrongShape("not 1 or 2", f"Use {TEXT_SHAPES}.", field=f"{text.field}.shape[1]", actual=columns)
+        check_axes(text, [first, ("column", MAX_COLUMNS)] if len(text.shape) == 2 else [first], TEXT_SHAPES)
+        strings = strings_of(text)
+        if columns == 1:
+            return InferSpelling(TEXT), tuple(Input(TokenizerInput(item)) for item in strings)
+        pairs = zip(strings[::2], strings[1::2], strict=True)
+        return InferSpelling(TEXT), tuple(Input(TokenizerInput(item, pair)) for item, pair in pairs)
     assert ids is not None
     rows = _rows(ids, mask, [("inputs", limits["inputs"]), ("token_ids", limits["token_ids"])])
     return InferSpelling(INPUT_IDS), tuple(Input(TokenizerInput(token_ids=engine.content_ids(row))) for row in rows)

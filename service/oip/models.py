@@ -9,8 +9,8 @@ from service.engine.models import Models
 from service.engine.schema.encode import ModelInfo
 from service.errors import NotFound, Unsupported, echo
 from service.metrics import Metrics
-from service.oip.inference import ATTENTION, POOLED, TOKEN_COUNTS, TOKENS
 from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
+from service.oip.outputs import describe_outputs
 
 API = "oip"
 """The label of this API in metrics, over REST and gRPC."""
@@ -74,14 +74,7 @@ def describe_config(info: ModelInfo) -> Description:
 def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Sequence[tuple[str, str, list[int]]]]:
     """Return name, datatype and shape of the inputs and of the outputs; -1 is a size that depends on the request."""
     inputs = ((TEXT, "BYTES", [-1]), (INPUT_IDS, "INT64", [-1, -1]), (ATTENTION_MASK, "INT64", [-1, -1]))
-    outputs = [
-        (POOLED, "FP32", [-1, info.dimensions]),
-        (TOKENS, "FP32", [-1, -1, info.hidden_size]),
-        (TOKEN_COUNTS, "INT64", [-1]),
-    ]
-    if info.attention_kinds:
-        outputs.append((ATTENTION, "FP32", [-1] * 5))
-    return inputs, outputs
+    return inputs, describe_outputs(info)
 
 
 def describe_repository(models: Models) -> list[Description]:

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys((*CHOICES, "layers", "prompt_name"), (str, "a string")),
     **dict.fromkeys(("dimensions", "timeout"), (int, "an integer")),
-    "normalize": (bool, "true or false"),
+    **dict.fromkeys(("normalize", "raw_scores"), (bool, "true or false")),
 }
 IGNORED = ("binary_data_output", "priority", "triton_enable_empty_final_response")
 """Parameters of the protocol. The REST adapter reads the first one."""
@@ -53,6 +53,7 @@ class Options:
     """The options of a request; None if not set."""
 
     normalize: bool | None = None
+    raw_scores: bool | None = None
     dimensions: int | None = None
     truncation: Truncation | None = None
     prompt_name: str | None = None

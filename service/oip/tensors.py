@@ -57,29 +57,37 @@ class InputTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Integers:
+    """An int64 array: its elements in row-major order, and its shape."""
+
+    values: list[int]
+    shape: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output: float32, or int64 as a list."""
+    """An output: float32 or int64."""
 
     name: str
-    values: Array | list[int]
+    values: Array | Integers
 
     @property
     def datatype(self) -> str:
-        return "INT64" if isinstance(self.values, list) else "FP32"
+        return "INT64" if isinstance(self.values, Integers) else "FP32"
 
     @property
     def shape(self) -> list[int]:
-        return [len(self.values)] if isinstance(self.values, list) else list(self.values.shape)
+        return list(self.values.shape)
 
     def to_bytes(self) -> bytes:
         """Return the elements as little-endian bytes."""
-        if not isinstance(self.values, list):
+        if not isinstance(self.values, Integers):
             return self.values.to_bytes()
-        return _little_endian(array("q", self.values)).tobytes()
+        return _little_endian(array("q", self.values.values)).tobytes()
 
     def flat(self) -> Any:
         """Return the elements as a list or an array, (size)."""
-        return self.values if isinstance(self.values, list) else self.values.values.reshape(-1)
+        return self.values.values if isinstance(self.values, Integers) else self.values.values.reshape(-1)
 
 
 def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:

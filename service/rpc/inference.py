@@ -22,7 +22,7 @@ from service.oip.models import (
     find_model,
     reject_load,
 )
-from service.oip.tensors import InputTensor, OutputTensor
+from service.oip.tensors import InputTensor, Integers, OutputTensor
 from service.pb import inference_pb2 as pb
 from service.pb import inference_pb2_grpc
 from service.request_log import RequestLog, current_record
@@ -207,8 +207,8 @@ def _infer_response(request: pb.ModelInferRequest, response: InferResponse) -> p
 
 
 def _set_contents(contents: pb.InferTensorContents, output: OutputTensor) -> None:
-    if isinstance(output.values, list):
-        contents.int64_contents.extend(output.values)
+    if isinstance(output.values, Integers):
+        contents.int64_contents.extend(output.values.values)
         return
     # On the wire, packed floats are their bytes. A list of 16 million floats would take a second.
     data = output.to_bytes()

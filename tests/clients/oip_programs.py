@@ -209,3 +209,30 @@ async def run():
 
 send(asyncio.run(run()) | {"snippet": vectors})
 """
+
+TRITON_PAIRS = """
+import numpy as np
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
+
+def infer(module, url):
+    client = module.InferenceServerClient(url)
+    tensor = module.InferInput("text", [len(texts), 2], "BYTES")
+    tensor.set_data_from_numpy(np.array([[arguments["query"], text] for text in texts], dtype=object))
+    outputs = [module.InferRequestedOutput(name) for name in ("scores", "token_counts")]
+    found = client.infer(arguments["model"], [tensor], outputs=outputs, parameters={"truncation": "right"})
+    return [found.as_numpy(name) for name in ("scores", "token_counts")]
+
+send([infer(triton, rest.removeprefix("http://")), infer(triton_grpc, grpc_address)])
+"""
+TRITON_SPARSE = """
+import numpy as np
+import tritonclient.grpc as triton
+
+client = triton.InferenceServerClient(grpc_address)
+tensor = triton.InferInput("text", [len(texts)], "BYTES").set_data_from_numpy(np.array(texts, dtype=object))
+names = ("sparse_token_ids", "sparse_weights")
+outputs = [triton.InferRequestedOutput(name) for name in names]
+found = client.infer(arguments["model"], [tensor], outputs=outputs)
+send([found.as_numpy(name) for name in names])
+"""

@@ -136,8 +136,8 @@ CLIENTS = (
         "tritonclient",
         "tritonclient",
         "Open Inference Protocol",
-        "HTTP and gRPC, sync, async and streams; texts and token ids; binary and JSON tensors; compression; metadata, "
-        "configuration, statistics, index, errors",
+        "HTTP and gRPC, sync, async and streams; texts, pairs and token ids; scores and sparse vectors; binary and "
+        "JSON tensors; compression; metadata, configuration, statistics, index, errors",
         snippets.TRITONCLIENT,
         "test_oip_clients.py",
     ),

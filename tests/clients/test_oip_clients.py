@@ -4,16 +4,22 @@ Each client is installed in its own environment.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.clients.environments import run_client
-from tests.clients.oip_programs import KSERVE, TRITON_GRPC, TRITON_HTTP
+from tests.clients.environments import ClientEnvironment, run_client
+from tests.clients.oip_programs import KSERVE, TRITON_GRPC, TRITON_HTTP, TRITON_PAIRS, TRITON_SPARSE
+from tests.labels import CROSS_ENCODER, export_classifier
 from tests.response_contract import assert_close, to_array
+from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
 
 pytestmark = pytest.mark.slow
@@ -113,6 +119,44 @@ def test_tritonclient_grpc(server: Server, tmp_path: Any) -> None:
             "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server.",
         ],
     ]
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> ClientEnvironment:
+    return ClientEnvironment.create("tritonclient", tmp_path / "tritonclient")
+
+
+@contextmanager
+def serve(artifact: Path) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
+    """Yield a client of the native API, and the arguments of programs."""
+    model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
+    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=60) as rest:
+        name = rest.get("/v1/model").json()["name"]
+        yield rest, {"rest": service.rest, "grpc": service.grpc, "model": name}
+
+
+def test_tritonclient_ranks_pairs(triton: ClientEnvironment) -> None:
+    query = "money in a bank"
+    with serve(export_classifier(CROSS_ENCODER)) as (rest, arguments):
+        results = triton.call(TRITON_PAIRS, texts=TEXTS, query=query, **arguments)
+        ranked = rest.post("/v1/rerank", json={"query": query, "documents": TEXTS, "truncation": "right"}).json()
+        pairs = [{"text": query, "pair": text} for text in TEXTS]
+        native = rest.post("/v1/classify", json={"inputs": pairs, "truncation": "right"}).json()["results"]
+    expected = {result["index"]: result["relevance_score"] for result in ranked["results"]}
+    for scores, counts in results:
+        np.testing.assert_allclose(scores, [[expected[index]] for index in range(len(TEXTS))], rtol=0, atol=1e-4)
+        assert counts == [result["token_count"] for result in native]
+
+
+def test_tritonclient_gets_sparse_vectors(triton: ClientEnvironment) -> None:
+    texts = TEXTS[:2]
+    with serve(export_retriever(SPLADE)) as (rest, arguments):
+        ids, weights = triton.call(TRITON_SPARSE, texts=texts, **arguments)
+        results = rest.post("/v1/encode", json={"inputs": texts, "outputs": ["sparse"]}).json()["results"]
+    for row, values, result in zip(ids, weights, results, strict=True):
+        found = {number: weight for number, weight in zip(row, values, strict=True) if weight}
+        expected = dict(zip(result["sparse"]["token_ids"], result["sparse"]["weights"], strict=True))
+        assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_kserve(server: Server, tmp_path: Any) -> None:

@@ -46,6 +46,7 @@ class Client:
     rest: httpx.Client
     rpc: GRPCInferenceServiceStub
     tolerance: float
+    model: str = MODEL
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,11 @@ def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Clien
 
 ROWS = st.lists(st.lists(st.integers(0, 30_521), min_size=1, max_size=20), min_size=1, max_size=4)
 FLAGS = st.sampled_from([None, True, False])
+TEXT_LISTS = st.lists(st.one_of(TEXTS, SHORT_TEXTS, SHORT_TEXTS), min_size=1, max_size=4)
+PAIRS = st.lists(st.tuples(SHORT_TEXTS, st.one_of(TEXTS, SHORT_TEXTS)), min_size=1, max_size=3)
 INPUTS = st.one_of(
-    st.lists(st.one_of(TEXTS, SHORT_TEXTS, SHORT_TEXTS), min_size=1, max_size=4),
+    TEXT_LISTS,
+    PAIRS,
     ROWS,
     ROWS.map(lambda rows: [[101, *row, 102] for row in rows]),
 )
@@ -99,6 +103,8 @@ product = settings(
 
 def draw_tensors(data: st.DataObject, inputs: Sequence[Any]) -> list[Tensor]:
     """Return the inputs as tensors with a drawn type and shape."""
+    if isinstance(inputs[0], tuple):
+        return [Tensor("text", "BYTES", [len(inputs), 2], [item for pair in inputs for item in pair])]
     if isinstance(inputs[0], str):
         tensor = text(*inputs)
         return [dataclasses.replace(tensor, shape=[len(inputs), 1]) if data.draw(st.booleans()) else tensor]
@@ -131,7 +137,7 @@ def send_rest(client: Client, data: st.DataObject, tensors: list[Tensor], output
         **options,
     )
     headers["accept-encoding"] = data.draw(st.sampled_from(["identity", "gzip", "deflate", "gzip, deflate"]))
-    response = client.rest.post(f"/v2/models/{MODEL}/infer", content=content, headers=headers)
+    response = client.rest.post(f"/v2/models/{client.model}/infer", content=content, headers=headers)
     if response.status_code != 200:
         assert response.json().keys() == {"error"}
         assert len(response.content) <= 1024
@@ -142,7 +148,7 @@ def send_rest(client: Client, data: st.DataObject, tensors: list[Tensor], output
 
 def send_grpc(client: Client, data: st.DataObject, tensors: list[Tensor], outputs: list[str], fields: Body) -> Result:
     raw = data.draw(st.booleans())
-    request = grpc_request(MODEL, tensors, raw=raw, outputs=outputs, parameters=fields, id="7")
+    request = grpc_request(client.model, tensors, raw=raw, outputs=outputs, parameters=fields, id="7")
     if data.draw(st.booleans()):
         (answer,) = client.rpc.ModelStreamInfer(iter([request]))
         if answer.error_message:
@@ -181,6 +187,8 @@ def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> N
 
 def native_inputs(inputs: Sequence[Any]) -> list[Any]:
     """Return inputs for the native API, without special tokens at both ends."""
+    if isinstance(inputs[0], tuple):
+        return [{"text": item, "pair": pair} for item, pair in inputs]
     framed = [not isinstance(item, str) and len(item) > 1 and (item[0], item[-1]) == (101, 102) for item in inputs]
     return [
         item if isinstance(item, str) else {"token_ids": item[1:-1] if cut else item}

@@ -36,9 +36,11 @@ def add_head_results(
 
 def sparse_bytes(results: Sequence[EncodeResult], request: EncodeRequest) -> int:
     """Return the size of the sparse vectors of a response, which is not known before inference; in JSON at most."""
-    size = 0
+    sizes = [0]
     for result in results:
         if result.sparse is not None:
-            size += array_bytes(len(result.sparse.token_ids), request.dtype, request.wire)
-            size += sum(SPARSE_ENTRY_BYTES + JSON_CHARACTER_BYTES * len(token) for token in result.sparse.tokens)
-    return size
+            size = array_bytes(len(result.sparse.token_ids), request.dtype, request.wire)
+            texts = () if request.padded else result.sparse.tokens
+            size += SPARSE_ENTRY_BYTES * len(result.sparse.token_ids) + JSON_CHARACTER_BYTES * sum(map(len, texts))
+            sizes.append(size)
+    return len(results) * max(sizes) if request.padded else sum(sizes)

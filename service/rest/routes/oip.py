@@ -14,7 +14,7 @@ from service.errors import NotFound, Unavailable
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.oip import models as oip_models
-from service.oip.inference import ATTENTION, infer
+from service.oip.inference import infer
 from service.oip.models import (
     VERSION,
     describe_config,
@@ -25,6 +25,7 @@ from service.oip.models import (
     find_model,
     reject_load,
 )
+from service.oip.outputs import ATTENTION
 from service.rest.codec import body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers

@@ -51,7 +51,7 @@ INVALID: dict[str, tuple[Any, str]] = {
     "float in the shape": (body(TENSOR | {"shape": [1.0]}), "inputs[0].shape[0]: wrong type (number)."),
     "boolean in the shape": (body(TENSOR | {"shape": [True]}), "inputs[0].shape[0]: wrong type (boolean)."),
     "number as shape": (body(TENSOR | {"shape": 1}), "inputs[0].shape: wrong type (number)."),
-    "no axes": (body(TENSOR | {"shape": []}), "inputs[0].shape: wrong number of axes (0). Use [N] or [N, 1]."),
+    "no axes": (body(TENSOR | {"shape": []}), "inputs[0].shape: wrong number of axes (0). Use [N], [N, 1] or [N, 2]."),
     "many axes": (body(TENSOR | {"shape": [1] * 9}), "inputs[0].shape: too many items (9, limit 8)."),
     "negative axis": (body(TENSOR | {"shape": [-1]}), "inputs[0].shape[0]: negative (-1, minimum 0)."),
     "empty axis": (body(TENSOR | {"shape": [0], "data": []}), "inputs[0].shape[0]: empty."),
@@ -60,7 +60,10 @@ INVALID: dict[str, tuple[Any, str]] = {
     "axis over uint64": (body(TENSOR | {"shape": [2**70]}), "inputs[0].shape[0]: out of range (1.18059"),
     "overflowing product": (body(IDS_TENSOR | {"shape": [2**62, 2**62]}), "inputs[0].shape[0]: too many items"),
     "wrong product": (body(TENSOR | {"shape": [2]}), "inputs[0].data: 1 element, but the shape has 2. Correct"),
-    "two columns": (body(TENSOR | {"shape": [1, 2]}), "inputs[0].shape[1]: not 1 (2). Use [N] or [N, 1]."),
+    "three columns": (body(TENSOR | {"shape": [1, 3]}), "inputs[0].shape[1]: not 1 or 2 (3). Use [N], [N, 1] or"),
+    "no second text": (body(TENSOR | {"shape": [1, 2]}), "inputs[0].data: 1 element, but the shape has 2. Correct"),
+    "blank second text": (body(TENSOR | {"shape": [1, 2], "data": ["a", " "]}), "text[0][1]: empty or blank."),
+    "head": (body(TENSOR, outputs=[{"name": "scores"}]), "outputs[0].name: not supported for this model"),
     "one axis of ids": (body(IDS_TENSOR | {"shape": [2]}), "inputs[0].shape: wrong number of axes (1). Use [N, T]."),
     "ragged rows": (body(IDS_TENSOR | {"shape": [2, 2], "data": [[1, 2], [3]]}), "inputs[0].data[1]: 1 element, but"),
     "number as text": (body(TENSOR | {"data": [1]}), "inputs[0].data: wrong type of an element (number). Send"),
@@ -81,7 +84,8 @@ INVALID: dict[str, tuple[Any, str]] = {
     "id of a wrong type": (body(id=7), "id: wrong type (number). Send a string."),
     "unknown parameter": (with_parameters(temperature=1), (
         "parameters.temperature: unknown parameter. Use binary_data_output, dimensions, head_reduce, kind, layers, "
-        "normalize, pooling, priority, prompt_name, timeout, triton_enable_empty_final_response, truncation, or leave"
+        "normalize, pooling, priority, prompt_name, raw_scores, timeout, triton_enable_empty_final_response, "
+        "truncation, or leave"
     )),
     "similar parameter": (
         with_parameters(dimension=8), 'parameters.dimension: unknown parameter. Did you mean "dimensions"? Use binary_'
