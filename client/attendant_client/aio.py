@@ -23,7 +23,7 @@ from attendant_client.bodies import (
 )
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
-from attendant_client.label_types import ClassifyResponse, RerankResponse
+from attendant_client.label_types import ClassifyResponse, RerankResponse, TokenClassifyResponse
 from attendant_client.model_info import ModelInfo
 from attendant_client.options import (
     AttendOptions,
@@ -32,16 +32,17 @@ from attendant_client.options import (
     EncodeOptions,
     RerankOptions,
     SimilarityOptions,
+    TokenClassifyOptions,
 )
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
+from attendant_client.similarity_types import SimilarityResponse
 from attendant_client.types import (
     Array,
     AttendResponse,
     CompareResponse,
     EncodeResponse,
     Occurrence,
-    SimilarityResponse,
     TokenizeResponse,
 )
 
@@ -149,6 +150,14 @@ class AsyncClient:
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
         parts: list[ClassifyResponse] = await self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    async def token_classify(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
+    ) -> TokenClassifyResponse:
+        """Return the parts of the inputs that have a label, such as names; raises `AttendantError`."""
+        body = make_body(inputs, **options)
+        parts: list[TokenClassifyResponse] = await self._call_in_parts("token_classify", body, timeout_s)
         return merge(parts)
 
     async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:

@@ -20,7 +20,7 @@ from attendant_client.bodies import (
 )
 from attendant_client.connections import Address
 from attendant_client.errors import AttendantError
-from attendant_client.label_types import ClassifyResponse, RerankResponse
+from attendant_client.label_types import ClassifyResponse, RerankResponse, TokenClassifyResponse
 from attendant_client.model_info import ModelInfo
 from attendant_client.options import (
     AttendOptions,
@@ -29,9 +29,11 @@ from attendant_client.options import (
     EncodeOptions,
     RerankOptions,
     SimilarityOptions,
+    TokenClassifyOptions,
 )
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
+from attendant_client.similarity_types import SimilarityResponse
 from attendant_client.transports import open_transport
 from attendant_client.types import (
     Array,
@@ -39,7 +41,6 @@ from attendant_client.types import (
     CompareResponse,
     EncodeResponse,
     Occurrence,
-    SimilarityResponse,
     TokenizeResponse,
 )
 
@@ -141,6 +142,14 @@ class Client:
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
         parts: list[ClassifyResponse] = self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
+        return merge(parts)
+
+    def token_classify(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
+    ) -> TokenClassifyResponse:
+        """Return the parts of the inputs that have a label, such as names; raises `AttendantError`."""
+        body = make_body(inputs, **options)
+        parts: list[TokenClassifyResponse] = self._call_in_parts("token_classify", body, timeout_s)
         return merge(parts)
 
     def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:

@@ -43,6 +43,7 @@ METHODS = {
     "similarity": "Similarity",
     "rerank": "Rerank",
     "classify": "Classify",
+    "token_classify": "TokenClassify",
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
@@ -251,7 +252,7 @@ def _model(messages: Sequence[pb.Model]) -> ModelInfo:
     values["attention_kinds"] = [enum_name(pb.AttentionKind, kind) for kind in message.attention_kinds]
     values["operations"] = [enum_name(pb.Operation, operation) for operation in message.operations]
     values["outputs"] = [enum_name(pb.Output, output) for output in message.outputs]
-    values["labels"] = list(message.labels)
+    values["labels"], values["token_labels"] = list(message.labels), list(message.token_labels)
     values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
@@ -285,6 +286,7 @@ DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "similarity": similarity_codec.from_messages,
     "rerank": label_codec.rerank_from_messages,
     "classify": label_codec.classify_from_messages,
+    "token_classify": label_codec.token_classify_from_messages,
     "tokenize": _tokenize,
     "model": _model,
 }

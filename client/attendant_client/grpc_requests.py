@@ -15,6 +15,7 @@ from attendant_client.options import (
     EncodeOptions,
     RerankOptions,
     SimilarityOptions,
+    TokenClassifyOptions,
 )
 from attendant_client.pb import encoder_pb2 as pb
 
@@ -25,6 +26,7 @@ REQUESTS: dict[str, Any] = {
     "similarity": pb.SimilarityRequest,
     "rerank": pb.RerankRequest,
     "classify": pb.ClassifyRequest,
+    "token_classify": pb.TokenClassifyRequest,
     "tokenize": pb.TokenizeRequest,
     "model": pb.GetModelRequest,
 }
@@ -35,6 +37,7 @@ OPTIONS = {
     "similarity": SimilarityOptions,
     "rerank": RerankOptions,
     "classify": ClassifyOptions,
+    "token_classify": TokenClassifyOptions,
 }
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""

@@ -41,6 +41,7 @@ PATHS = {
     "similarity": "/v1/similarity",
     "rerank": "/v1/rerank",
     "classify": "/v1/classify",
+    "token_classify": "/v1/token-classify",
     "tokenize": "/v1/tokenize",
     "model": "/v1/model",
 }
@@ -223,6 +224,7 @@ DECODERS: dict[str, Callable[[Json], Any]] = {
     "similarity": similarity_codec.from_json,
     "rerank": label_codec.rerank_from_json,
     "classify": label_codec.classify_from_json,
+    "token_classify": label_codec.token_classify_from_json,
     "tokenize": _tokenize,
     "model": _model,
 }

@@ -1,4 +1,4 @@
-"""Rerank and classify responses, decoded from REST JSON and gRPC messages."""
+"""Rerank, classify and token-classify responses, decoded from REST JSON and gRPC messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,13 @@ import numpy as np
 from attendant_client.label_types import (
     ClassifyResponse,
     ClassifyResult,
+    Entity,
     Label,
     RankedDocument,
     RankExplanation,
     RerankResponse,
+    TokenClassifyResponse,
+    TokenClassifyResult,
 )
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.similarity_codec import enum_name, to_unit
@@ -74,6 +77,35 @@ def classify_from_messages(messages: Sequence[pb.ClassifyResponse]) -> ClassifyR
     ]
     usage, precision = message.usage, enum_name(pb.Precision, message.precision)
     return ClassifyResponse(message.model, precision, results, usage.tokens, usage.truncated_inputs)
+
+
+def token_classify_from_json(document: Any) -> TokenClassifyResponse:
+    """Decode a REST body."""
+    results = [
+        TokenClassifyResult(
+            result["token_count"], result["truncated"], [Entity(**entity) for entity in result["entities"]]
+        )
+        for result in document["results"]
+    ]
+    usage = document["usage"]
+    return TokenClassifyResponse(
+        document["model"], document["precision"], results, usage["tokens"], usage["truncated_inputs"]
+    )
+
+
+def token_classify_from_messages(messages: Sequence[pb.TokenClassifyResponse]) -> TokenClassifyResponse:
+    """Decode a gRPC message."""
+    (message,) = messages
+    results = [
+        TokenClassifyResult(result.token_count, result.truncated, [_entity(entity) for entity in result.entities])
+        for result in message.results
+    ]
+    usage, precision = message.usage, enum_name(pb.Precision, message.precision)
+    return TokenClassifyResponse(message.model, precision, results, usage.tokens, usage.truncated_inputs)
+
+
+def _entity(entity: pb.Entity) -> Entity:
+    return Entity(entity.label, _score(entity.score), entity.text, entity.start, entity.end, entity.segment)
 
 
 def _score(value: float) -> float:

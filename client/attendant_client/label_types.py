@@ -1,4 +1,7 @@
-"""Responses of `rerank` and `classify`. Shapes: U units of a query or an input, V units of a document."""
+"""Responses of `rerank`, `classify` and `token_classify`.
+
+Shapes: U units of a query or an input, V units of a document.
+"""
 
 from dataclasses import dataclass
 
@@ -68,5 +71,37 @@ class ClassifyResponse:
     model: str
     precision: str
     results: list[ClassifyResult]
+    token_count: int
+    truncated_inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A part of an input with a label: characters [start, end) of a segment, 0 for the text or 1 for its pair."""
+
+    label: str
+    score: float
+    text: str
+    start: int
+    end: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassifyResult:
+    """The entities of one input, in the order of the text."""
+
+    token_count: int
+    truncated: bool
+    entities: list[Entity]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassifyResponse:
+    """One result per input, in input order."""
+
+    model: str
+    precision: str
+    results: list[TokenClassifyResult]
     token_count: int
     truncated_inputs: int

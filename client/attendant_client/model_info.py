@@ -57,7 +57,8 @@ class ModelInfo:
 
     `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
     the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify",
-    and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any.
+    and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any,
+    and `token_labels` those of its token classifier.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ModelInfo:
     operations: list[str]
     outputs: list[str]
     labels: list[str]
+    token_labels: list[str]
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     limits: Limits

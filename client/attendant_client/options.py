@@ -80,6 +80,14 @@ class RerankOptions(TypedDict, total=False):
     explain_top: int
 
 
+class TokenClassifyOptions(TypedDict, total=False):
+    """Options of `token_classify`."""
+
+    model: str
+    aggregation: Literal["none", "simple", "first", "average", "max"]
+    truncation: Literal["error", "right", "left"]
+
+
 class ClassifyOptions(TypedDict, total=False):
     """Options of `classify`."""
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from attendant_client.label_types import ClassifyResponse
+from attendant_client.label_types import ClassifyResponse, TokenClassifyResponse
 from attendant_client.types import AttendResponse, EncodeResponse, TokenizeResponse
 
-Response = TypeVar("Response", EncodeResponse, AttendResponse, ClassifyResponse, TokenizeResponse)
+Response = TypeVar(
+    "Response", EncodeResponse, AttendResponse, ClassifyResponse, TokenClassifyResponse, TokenizeResponse
+)
 
 
 def merge(responses: Sequence[Response]) -> Response:

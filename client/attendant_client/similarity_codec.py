@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.types import (
+from attendant_client.similarity_types import (
     ContributionRest,
-    Floats,
+    SharedEntry,
     SimilarityPair,
     SimilarityResponse,
     SimilarityText,
+    TokenMatch,
     TopContributions,
-    Unit,
 )
+from attendant_client.types import Floats, Unit
 
 PROMPTS = ("query_prompt_name", "query_prompt", "document_prompt_name", "document_prompt")
 
@@ -49,7 +50,7 @@ def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityRespon
         scores=_tensor(message.scores),
         queries=[_text_message(text, explained) for text in message.queries],
         documents=[_text_message(text, explained) for text in message.documents],
-        pairs=[_pair_message(pair) for pair in message.pairs] if explained else None,
+        pairs=[_pair_message(pair, message.similarity) for pair in message.pairs] if explained else None,
         contributions_unavailable=_set(message, "contributions_unavailable"),
         token_count=usage.tokens,
         truncated_inputs=usage.truncated_inputs,
@@ -100,6 +101,7 @@ def _pair(pair: Any) -> SimilarityPair:
             contributions["query_units"], contributions["document_units"], _floats(contributions["values"])
         )
     query_effects, document_effects = pair["query_effects"], pair["document_effects"]
+    matches, products = pair.get("matches"), pair.get("products")
     return SimilarityPair(
         query=pair["query"],
         document=pair["document"],
@@ -109,10 +111,13 @@ def _pair(pair: Any) -> SimilarityPair:
         rest=None if pair["rest"] is None else ContributionRest(**pair["rest"]),
         query_effects=None if query_effects is None else _floats(query_effects),
         document_effects=None if document_effects is None else _floats(document_effects),
+        matches=None if matches is None else [TokenMatch(**match) for match in matches],
+        products=None if products is None else [SharedEntry(**entry) for entry in products],
     )
 
 
-def _pair_message(pair: pb.SimilarityPair) -> SimilarityPair:
+def _pair_message(pair: pb.SimilarityPair, similarity: int) -> SimilarityPair:
+    """Return a pair; gRPC does not distinguish no terms from terms of another similarity function."""
     kind = pair.WhichOneof("contributions")
     top, rest = pair.top, pair.rest
     has_effects = bool(pair.query_effects or pair.document_effects)
@@ -129,4 +134,10 @@ def _pair_message(pair: pb.SimilarityPair) -> SimilarityPair:
         else None,
         query_effects=_floats(pair.query_effects) if has_effects else None,
         document_effects=_floats(pair.document_effects) if has_effects else None,
+        matches=[TokenMatch(match.query_unit, match.document_unit, match.value) for match in pair.matches]
+        if similarity == pb.SIMILARITY_FUNCTION_MAXSIM
+        else None,
+        products=[SharedEntry(entry.token_id, entry.token, entry.value) for entry in pair.products]
+        if similarity == pb.SIMILARITY_FUNCTION_SPARSE
+        else None,
     )

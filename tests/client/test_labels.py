@@ -1,16 +1,19 @@
-"""attendant-client's rerank and classify, with a cross-encoder, a classifier and the default embedding model."""
+"""attendant-client's rerank, classify and token-classify, with models of each kind and the default embedding model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from attendant_client import AttendantError, Client, Input, Label
+from attendant_client import AttendantError, Client, Entity, Input, Label
 from attendant_client.label_codec import (
     classify_from_json,
     classify_from_messages,
     rerank_from_json,
     rerank_from_messages,
+    token_classify_from_json,
+    token_classify_from_messages,
 )
 from attendant_client.pb import encoder_pb2 as pb
 
@@ -18,7 +21,7 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.client.clients import KINDS, service_url
 from tests.client.results import assert_equal
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.serving import ServiceThread
 
 QUERY = "how do I open a bank account"
@@ -35,12 +38,12 @@ LONG = "bank " * 70
 
 @pytest.fixture(scope="module")
 def service(model: LoadedModel) -> Iterator[ServiceThread]:
-    """A server of three models; the embedding model is the default."""
-    ranker, labeler = (
+    """A server of four models; the embedding model is the default."""
+    ranker, labeler, tagger = (
         LoadedModel.load(Settings(model_dir=export_classifier(kind), precision="float32"))
-        for kind in (CROSS_ENCODER, CLASSIFIER)
+        for kind in (CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER)
     )
-    with ServiceThread(model, ranker, labeler, models="embedder=a,ranker=b,labeler=c") as running:
+    with ServiceThread(model, ranker, labeler, tagger, models="embedder=a,ranker=b,labeler=c,tagger=d") as running:
         yield running
 
 
@@ -55,8 +58,13 @@ def test_clients_return_the_same_ranks_and_labels(service: ServiceThread) -> Non
             best = client.classify(LONG, model="labeler", top_k=1, raw_scores=True, truncation="left")
             words = client.classify(TEXTS, model="labeler", effect="occlusion")
             tokens = client.classify(Input(token_ids=[7, 8]), model="labeler", effect="occlusion", unit="token")
-            models = [client.model(name) for name in ("embedder", "ranker", "labeler")]
-            results.append((ranked, raw, explained, classified, best, words, tokens, models))
+            models = [client.model(name) for name in ("embedder", "ranker", "labeler", "tagger")]
+            tagged = [
+                client.token_classify([*TEXTS, Input(TEXTS[0], pair=TEXTS[1])], model="tagger", aggregation=aggregation)
+                for aggregation in (None, "none", "first", "average", "max")
+            ]
+            cut = client.token_classify([LONG, "a"], model="tagger", truncation="right")
+            results.append((ranked, raw, explained, classified, best, words, tokens, models, tagged, cut))
     for other in results[1:]:
         assert_equal(other, results[0], tolerance=1e-5)
 
@@ -139,11 +147,31 @@ def test_inputs_over_the_limit_are_classified_in_parts(client: Client) -> None:
     assert raised.value.field == "inputs[300]"
 
 
+def test_entities_match_the_rest_response(client: Client, service: ServiceThread) -> None:
+    body = {"inputs": TEXTS, "model": "tagger", "aggregation": "none"}
+    expected = httpx.post(f"{service.rest}/v1/token-classify", json=body).raise_for_status().json()["results"]
+    response = client.token_classify(TEXTS, model="tagger", aggregation="none")
+    assert any(result["entities"] for result in expected)
+    for text, result, other in zip(TEXTS, response.results, expected, strict=True):
+        assert (result.token_count, result.truncated) == (other["token_count"], other["truncated"])
+        assert_equal(result.entities, [Entity(**entity) for entity in other["entities"]], tolerance=1e-5)
+        assert [text[entity.start : entity.end] for entity in result.entities] == [
+            entity.text for entity in result.entities
+        ]
+    labels = client.model("tagger").token_labels
+    assert {entity.label for result in response.results for entity in result.entities} <= set(labels)
+
+
 @pytest.mark.parametrize(
     ("call", "reason", "field", "actual"),
     [
         (lambda client: client.classify("a"), "UNSUPPORTED_BY_MODEL", None, "classify"),
         (lambda client: client.rerank("a", ["b"], model="labeler"), "UNSUPPORTED_BY_MODEL", None, "rerank"),
+        (lambda client: client.token_classify("a"), "UNSUPPORTED_BY_MODEL", None, "token_classify"),
+        (
+            lambda client: client.token_classify("a", model="tagger", aggregation="x"),
+            "UNKNOWN_VALUE", "aggregation", "x",
+        ),
         (lambda client: client.rerank("a", []), "EMPTY", "documents", None),
         (lambda client: client.rerank("a", ["b"] * 1001), "TOO_MANY", "documents", 1001),
         (lambda client: client.rerank("a", ["b"], explain_top=1), "CONFLICTING_FIELDS", "explain_top", None),
@@ -193,3 +221,10 @@ def test_scores_of_both_apis_are_the_same_numbers() -> None:
     labels = pb.ClassifyResponse(model="m", precision=pb.PRECISION_FLOAT32, results=[result], usage=usage)
     assert classify_from_messages([labels]) == classified
     assert classified.results[0].labels == [Label("other", 0.1, None)]
+    found: dict[str, Any] = {"label": "LOC", "score": 0.1, "text": "bank", "start": 0, "end": 4, "segment": 0}
+    tagged = token_classify_from_json(
+        common | {"results": [{"token_count": 3, "truncated": False, "entities": [found]}]}
+    )
+    entities = pb.TokenClassifyResult(token_count=3, entities=[pb.Entity(**found)])
+    other = pb.TokenClassifyResponse(model="m", precision=pb.PRECISION_FLOAT32, results=[entities], usage=usage)
+    assert token_classify_from_messages([other]) == tagged

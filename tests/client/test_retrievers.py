@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from attendant_client import AttendantError, Client, Input
+from attendant_client import AttendantError, Client, Input, SimilarityPair, SimilarityResponse
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -19,6 +19,7 @@ from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
 
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
+SIMILARITIES: Any = (("maxsim", BGE_M3), ("sparse", BGE_M3), ("sparse", SPLADE))
 SPECIAL_TOKENS_ONLY = Input(token_ids=[0, 2])
 """An input of BGE-M3 without sparse weights."""
 
@@ -45,9 +46,16 @@ def test_clients_return_the_same_vectors(service: ServiceThread) -> None:
             late = client.encode(TEXTS, outputs=["multi_vector"], truncation="right")
             expanded = client.encode(TEXTS, outputs=["sparse"], model=SPLADE)
             infos = [client.model(name) for name in (BGE_M3, SPLADE)]
-            results.append((hybrid, half, late, expanded, infos))
+            similar = [
+                client.similarity(TEXTS[:2], TEXTS, similarity=name, model=model, explain=True, top_k=top_k)
+                for name, model in SIMILARITIES
+                for top_k in (None, 2)
+            ]
+            plain = client.similarity(TEXTS[:2], TEXTS, similarity="maxsim")
+            results.append((hybrid, half, late, expanded, infos, similar, plain))
     for other in results[1:]:
-        assert_equal(other, results[0], tolerance=1e-6)
+        assert_equal(other[:-2], results[0][:-2], tolerance=1e-6)
+        assert_equal(other[-2:], results[0][-2:], tolerance=1e-5)  # float32 scores of about 100 over gRPC
 
 
 def test_vectors_match_the_rest_response(client: Client, service: ServiceThread) -> None:
@@ -93,6 +101,45 @@ def test_sparse_vector_may_be_empty(client: Client) -> None:
     assert (sparse.token_ids.shape, sparse.tokens, sparse.weights.shape) == ((0,), [], (0,))
 
 
+@pytest.mark.parametrize(("similarity", "model"), SIMILARITIES)
+def test_similarity_of_heads_has_the_terms_of_each_score(client: Client, similarity: Any, model: str) -> None:
+    for top_k in (1000, 2):
+        response = client.similarity(TEXTS[:2], TEXTS, similarity=similarity, model=model, explain=True, top_k=top_k)
+        for pair in explained(response):
+            terms = pair.matches if similarity == "maxsim" else pair.products
+            assert terms is not None
+            assert (pair.matches is None) == (similarity != "maxsim")
+            assert (pair.products is None) == (similarity != "sparse")
+            assert pair.rest is not None
+            assert len(terms) <= top_k
+            assert sum(term.value for term in terms) + pair.rest.dropped == pytest.approx(pair.score, abs=1e-5)
+            assert response.scores[pair.query, pair.document] == pytest.approx(pair.score, abs=1e-5)
+            assert (pair.matrix, pair.top) == (None, None)
+    (plain,) = explained(client.similarity("a", "a", explain=True))
+    assert (plain.matches, plain.products) == (None, None)
+
+
+def test_terms_name_tokens(client: Client) -> None:
+    late, sparse = (
+        client.similarity(TEXTS[0], TEXTS[1], similarity=name, explain=True) for name in ("maxsim", "sparse")
+    )
+    (late_pair,), (sparse_pair,) = explained(late), explained(sparse)
+    units = late.queries[0].units
+    assert units is not None
+    assert sorted(match.query_unit for match in late_pair.matches or ()) == list(range(len(units)))
+    encoded = client.encode(TEXTS[:2], outputs=["sparse"]).results
+    assert sparse_pair.products
+    for entry in sparse_pair.products:
+        for result in encoded:
+            assert result.sparse is not None
+            assert result.sparse.tokens[result.sparse.token_ids.tolist().index(entry.token_id)] == entry.token
+
+
+def explained(response: SimilarityResponse) -> list[SimilarityPair]:
+    assert response.pairs is not None
+    return response.pairs
+
+
 def test_unrequested_outputs_are_none(client: Client) -> None:
     sparse, late, dense = (
         client.encode("a", outputs=[name]).results[0] for name in ("sparse", "multi_vector", "pooled")
@@ -126,7 +173,8 @@ def test_readme_example_prints_the_texts_with_hybrid_scores(
     service: ServiceThread, protocol: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = (ROOT / "client" / "README.md").read_text()
-    (code,) = re.findall(r"^## Hybrid search\n.*?^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(r"^## Hybrid search\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    code, terms = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(code.replace("grpc://127.0.0.1:8081", service_url(service, protocol)), names)
     lines = [line.split(" ", 1) for line in capsys.readouterr().out.splitlines()]
@@ -135,3 +183,8 @@ def test_readme_example_prints_the_texts_with_hybrid_scores(
     ranked = httpx.post(f"{service.rest}/v1/rerank", json=body).raise_for_status().json()["results"]
     scores = {result["index"]: result["relevance_score"] for result in ranked}
     assert names["late"] == pytest.approx(scores[len(lines) - 1], abs=1e-5)
+    exec(terms.replace("grpc://127.0.0.1:8081", service_url(service, protocol)), names)
+    matches = names["late"].pairs[0].matches
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(matches) + len(names["sparse"].pairs[0].products)
+    assert len(matches) == len(names["queries"])
