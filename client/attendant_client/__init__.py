@@ -45,8 +45,16 @@ from attendant_client.types import (
     Unit,
     Word,
 )
+from attendant_client.word_types import (
+    FilledPosition,
+    FillMaskResponse,
+    FillMaskResult,
+    LayerPredictions,
+    Prediction,
+)
 
 __version__ = "0.1.0"
+
 __all__ = [
     "AsyncClient",
     "AttendResponse",
@@ -64,13 +72,18 @@ __all__ = [
     "EncodeResult",
     "Entity",
     "EvaluationRecord",
+    "FillMaskResponse",
+    "FillMaskResult",
+    "FilledPosition",
     "Input",
     "Label",
+    "LayerPredictions",
     "LayerSimilarity",
     "Limits",
     "ModelInfo",
     "Occurrence",
     "OccurrenceResult",
+    "Prediction",
     "RankExplanation",
     "RankedDocument",
     "RerankResponse",

@@ -30,6 +30,7 @@ from attendant_client.options import (
     ClassifyOptions,
     CompareOptions,
     EncodeOptions,
+    FillMaskOptions,
     RerankOptions,
     SimilarityOptions,
     TokenClassifyOptions,
@@ -45,6 +46,7 @@ from attendant_client.types import (
     Occurrence,
     TokenizeResponse,
 )
+from attendant_client.word_types import FillMaskResponse
 
 CONCURRENT_PARTS = 4
 
@@ -158,6 +160,13 @@ class AsyncClient:
         """Return the parts of the inputs that have a label, such as names; raises `AttendantError`."""
         body = make_body(inputs, **options)
         parts: list[TokenClassifyResponse] = await self._call_in_parts("token_classify", body, timeout_s)
+        return merge(parts)
+
+    async def fill_mask(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
+    ) -> FillMaskResponse:
+        """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
+        parts: list[FillMaskResponse] = await self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
         return merge(parts)
 
     async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:

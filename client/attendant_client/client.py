@@ -27,6 +27,7 @@ from attendant_client.options import (
     ClassifyOptions,
     CompareOptions,
     EncodeOptions,
+    FillMaskOptions,
     RerankOptions,
     SimilarityOptions,
     TokenClassifyOptions,
@@ -43,6 +44,7 @@ from attendant_client.types import (
     Occurrence,
     TokenizeResponse,
 )
+from attendant_client.word_types import FillMaskResponse
 
 
 class Client:
@@ -150,6 +152,13 @@ class Client:
         """Return the parts of the inputs that have a label, such as names; raises `AttendantError`."""
         body = make_body(inputs, **options)
         parts: list[TokenClassifyResponse] = self._call_in_parts("token_classify", body, timeout_s)
+        return merge(parts)
+
+    def fill_mask(
+        self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
+    ) -> FillMaskResponse:
+        """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
+        parts: list[FillMaskResponse] = self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
         return merge(parts)
 
     def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:

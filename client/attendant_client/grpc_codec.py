@@ -10,7 +10,7 @@ import numpy as np
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from attendant_client import label_codec, similarity_codec
+from attendant_client import label_codec, similarity_codec, word_codec
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import to_array
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
@@ -44,6 +44,7 @@ METHODS = {
     "rerank": "Rerank",
     "classify": "Classify",
     "token_classify": "TokenClassify",
+    "fill_mask": "FillMask",
     "tokenize": "Tokenize",
     "model": "GetModel",
 }
@@ -253,6 +254,7 @@ def _model(messages: Sequence[pb.Model]) -> ModelInfo:
     values["operations"] = [enum_name(pb.Operation, operation) for operation in message.operations]
     values["outputs"] = [enum_name(pb.Output, output) for output in message.outputs]
     values["labels"], values["token_labels"] = list(message.labels), list(message.token_labels)
+    values["mask_token"] = message.mask_token or None
     values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = _set(message, "default_prompt_name")
@@ -287,6 +289,7 @@ DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "rerank": label_codec.rerank_from_messages,
     "classify": label_codec.classify_from_messages,
     "token_classify": label_codec.token_classify_from_messages,
+    "fill_mask": word_codec.from_messages,
     "tokenize": _tokenize,
     "model": _model,
 }

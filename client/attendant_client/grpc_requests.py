@@ -13,6 +13,7 @@ from attendant_client.options import (
     ClassifyOptions,
     CompareOptions,
     EncodeOptions,
+    FillMaskOptions,
     RerankOptions,
     SimilarityOptions,
     TokenClassifyOptions,
@@ -27,6 +28,7 @@ REQUESTS: dict[str, Any] = {
     "rerank": pb.RerankRequest,
     "classify": pb.ClassifyRequest,
     "token_classify": pb.TokenClassifyRequest,
+    "fill_mask": pb.FillMaskRequest,
     "tokenize": pb.TokenizeRequest,
     "model": pb.GetModelRequest,
 }
@@ -38,6 +40,7 @@ OPTIONS = {
     "rerank": RerankOptions,
     "classify": ClassifyOptions,
     "token_classify": TokenClassifyOptions,
+    "fill_mask": FillMaskOptions,
 }
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
@@ -72,7 +75,7 @@ def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
     if name in ("layers", "heads") and isinstance(value, str):
         if value != "all":
             raise invalid("UNKNOWN_VALUE", name, "unknown value", 'Use "all".', actual=value[:64])
-        if operation == "encode":
+        if operation in ("encode", "fill_mask"):
             message.all_layers = True
     elif labels := _enum_labels(operation, name):
         _set_enum(message, name, value, labels)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attendant_client import label_codec, similarity_codec
+from attendant_client import label_codec, similarity_codec, word_codec
 from attendant_client.errors import AttendantError
 from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.types import (
@@ -42,6 +42,7 @@ PATHS = {
     "rerank": "/v1/rerank",
     "classify": "/v1/classify",
     "token_classify": "/v1/token-classify",
+    "fill_mask": "/v1/fill-mask",
     "tokenize": "/v1/tokenize",
     "model": "/v1/model",
 }
@@ -225,6 +226,7 @@ DECODERS: dict[str, Callable[[Json], Any]] = {
     "rerank": label_codec.rerank_from_json,
     "classify": label_codec.classify_from_json,
     "token_classify": label_codec.token_classify_from_json,
+    "fill_mask": word_codec.from_json,
     "tokenize": _tokenize,
     "model": _model,
 }

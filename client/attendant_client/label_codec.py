@@ -37,7 +37,7 @@ def rerank_from_messages(messages: Sequence[pb.RerankResponse]) -> RerankRespons
     results = [
         RankedDocument(
             result.index,
-            _score(result.relevance_score),
+            to_score(result.relevance_score),
             _explanation_message(result.explanation) if result.HasField("explanation") else None,
         )
         for result in message.results
@@ -70,7 +70,7 @@ def classify_from_messages(messages: Sequence[pb.ClassifyResponse]) -> ClassifyR
         ClassifyResult(
             result.token_count,
             result.truncated,
-            [Label(label.label, _score(label.score), _effects(label.effects)) for label in result.labels],
+            [Label(label.label, to_score(label.score), _effects(label.effects)) for label in result.labels],
             [to_unit(unit) for unit in result.units] or None,
         )
         for result in message.results
@@ -105,10 +105,10 @@ def token_classify_from_messages(messages: Sequence[pb.TokenClassifyResponse]) -
 
 
 def _entity(entity: pb.Entity) -> Entity:
-    return Entity(entity.label, _score(entity.score), entity.text, entity.start, entity.end, entity.segment)
+    return Entity(entity.label, to_score(entity.score), entity.text, entity.start, entity.end, entity.segment)
 
 
-def _score(value: float) -> float:
+def to_score(value: float) -> float:
     """Return the number with the fewest digits that is `value` in float32, which is the score over REST."""
     return float(str(np.float32(value)))
 

@@ -88,6 +88,17 @@ class TokenClassifyOptions(TypedDict, total=False):
     truncation: Literal["error", "right", "left"]
 
 
+class FillMaskOptions(TypedDict, total=False):
+    """Options of `fill_mask`."""
+
+    model: str
+    position: int
+    layers: Layers
+    top_k: int
+    targets: Sequence[str]
+    truncation: Literal["error", "right", "left"]
+
+
 class ClassifyOptions(TypedDict, total=False):
     """Options of `classify`."""
 

@@ -6,9 +6,16 @@ from typing import TypeVar
 
 from attendant_client.label_types import ClassifyResponse, TokenClassifyResponse
 from attendant_client.types import AttendResponse, EncodeResponse, TokenizeResponse
+from attendant_client.word_types import FillMaskResponse
 
 Response = TypeVar(
-    "Response", EncodeResponse, AttendResponse, ClassifyResponse, TokenClassifyResponse, TokenizeResponse
+    "Response",
+    EncodeResponse,
+    AttendResponse,
+    ClassifyResponse,
+    TokenClassifyResponse,
+    FillMaskResponse,
+    TokenizeResponse,
 )
 
 

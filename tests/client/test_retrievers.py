@@ -51,8 +51,14 @@ def test_clients_return_the_same_vectors(service: ServiceThread) -> None:
                 for name, model in SIMILARITIES
                 for top_k in (None, 2)
             ]
+            masked = [
+                client.fill_mask("the [MASK] by the [MASK]", model=SPLADE, layers=layers, top_k=3)
+                for layers in (None, "all", [0, -1])
+            ]
+            target = client.fill_mask("a river", model=SPLADE, position=1, targets=["bank", "river"])
+            words = (*masked, target)
             plain = client.similarity(TEXTS[:2], TEXTS, similarity="maxsim")
-            results.append((hybrid, half, late, expanded, infos, similar, plain))
+            results.append((hybrid, half, late, expanded, infos, words, similar, plain))
     for other in results[1:]:
         assert_equal(other[:-2], results[0][:-2], tolerance=1e-6)
         assert_equal(other[-2:], results[0][-2:], tolerance=1e-5)  # float32 scores of about 100 over gRPC
