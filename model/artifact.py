@@ -22,17 +22,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from model.console import EX_CONFIG
-from model.manifest import (
-    FORMAT_VERSION,
-    VARIANTS,
-    FileRecord,
-    LayersRecord,
-    Manifest,
-    ManifestVersion,
-    TensorRecord,
-)
+from model.manifest import FORMAT_VERSION, VARIANTS, FileRecord, LayersRecord, Manifest, ManifestVersion
 from model.mapped_tensor import MappedTensor
 from model.measurements import GoldenVectors, Report
+from model.records import TensorRecord
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"

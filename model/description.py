@@ -4,15 +4,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from model.manifest import (
-    ASSUMED,
-    ClassifierPooling,
-    EvaluationRecord,
-    Manifest,
-    Pooling,
-    ScoreActivation,
-    TrainingRecord,
-)
+from model.head_records import ClassifierPooling, ScoreActivation
+from model.manifest import ASSUMED, EvaluationRecord, Manifest, Pooling, TrainingRecord
 
 LISTED_LABELS = 8
 

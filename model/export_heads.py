@@ -13,15 +13,9 @@ from torch import Tensor, nn
 from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.export_records import WeightStore
+from model.head_records import ClassificationHead, MaskedLMHead, MultiVectorHead, SparseHead, TokenClassificationHead
 from model.heads import MaskedLM, RowHead
-from model.manifest import (
-    ClassificationHead,
-    GraphRecord,
-    MaskedLMHead,
-    MultiVectorHead,
-    SparseHead,
-    TokenClassificationHead,
-)
+from model.manifest import GraphRecord
 from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import TOLERANCE

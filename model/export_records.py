@@ -12,17 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.encoder import Block, Encoder, EncoderConfig, LayerAttention
-from model.manifest import (
-    KINDS,
-    Architecture,
-    DenseRecord,
-    EmbeddingHead,
-    Kind,
-    LayerRecord,
-    LayersRecord,
-    TensorRecord,
-    TensorType,
-)
+from model.manifest import KINDS, Architecture, DenseRecord, EmbeddingHead, Kind, LayerRecord, LayersRecord
+from model.records import TensorRecord, TensorType
 from model.sentence_transformers_config import EmbeddingConfig
 
 DENSE_WEIGHTS = "dense.bin"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json
+from model.head_records import ExpansionRecord, SideRecord
 from model.heads import MultiVector, find_mask_token, token_projection
-from model.manifest import ExpansionRecord, SideRecord
 from model.sentence_transformers_config import (
     CONFIG,
     LATE_INTERACTION,

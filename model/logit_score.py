@@ -15,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json
+from model.head_records import PairTemplateRecord
 from model.heads import Classifier, HeadLayout, RowHead, read_activation
-from model.manifest import PairTemplateRecord
 from model.sentence_transformers_config import CONFIG, MODULES, read_modules
 
 MODULE = "LogitScore"

@@ -2,7 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, Field, FiniteFloat, field_validator
+
+from model.head_records import ClassificationHead, MaskedLMHead, MultiVectorHead, SparseHead, TokenClassificationHead
+from model.records import Record, TensorRecord
 
 FORMAT_VERSION = 7
 
@@ -17,16 +20,8 @@ VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
 """Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 GraphPrecision = Literal["float32", "float16", "int8"]
-TensorType = Literal["float32", "float16", "bfloat16"]
 Role = Literal["query", "document", "passage"]
 """The role of a text in retrieval. A model may have a prompt for each role."""
-ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
-"""The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
-SparsePooling = Literal["max", "sum"]
-SparseActivation = Literal["relu", "log1p_relu", "log1p_log1p_relu"]
-"""The function from a logit to a weight; the last one is log(1 + log(1 + relu(x)))."""
-ScoreActivation = Literal["softmax", "sigmoid", "identity"]
-"""The function from logits to scores."""
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
@@ -34,12 +29,6 @@ ASSUMED = "assumed"
 """Origin of a setting that neither a file of the model nor an option contains."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class Record(BaseModel):
-    """An immutable object without unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ManifestVersion(BaseModel):
@@ -53,15 +42,6 @@ class FileRecord(Record):
 
     sha256: str
     size: int
-
-
-class TensorRecord(Record):
-    """A little-endian array in a file of the artifact; `offset` in bytes."""
-
-    file: str
-    offset: int
-    shape: tuple[int, ...]
-    dtype: TensorType
 
 
 class Absent(Record):
@@ -127,118 +107,6 @@ class EmbeddingHead(Record):
     normalize: bool
     dimensions: int
     similarity: Similarity
-
-
-class PairTemplateRecord(Record):
-    """How a causal language model reads a pair as a conversation.
-
-    The tokens are `prefix_ids`, those of the text `head + query + middle + document + tail`, and `suffix_ids`.
-    """
-
-    prefix_ids: tuple[int, ...]
-    head: str
-    middle: str
-    tail: str
-    suffix_ids: tuple[int, ...]
-
-
-class ClassificationHead(Record):
-    """The labels of a text, or with one label the score of a cross-encoder.
-
-    `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
-    not `skipped_token_id`. With `template`, the model reads pairs only, in this form.
-    """
-
-    type: Literal["classification"] = "classification"
-    graph: str
-    pooling: ClassifierPooling
-    skipped_token_id: int | None
-    labels: Annotated[tuple[str, ...], Field(min_length=1)]
-    activation: ScoreActivation
-    template: PairTemplateRecord | None = None
-
-
-class TokenClassificationHead(Record):
-    """The labels of tokens. `graph` computes logits (N, C) of rows (N, D)."""
-
-    type: Literal["token_classification"] = "token_classification"
-    graph: str
-    labels: Annotated[tuple[str, ...], Field(min_length=1)]
-
-
-class MaskedLMHead(Record):
-    """Words for a position: `decoder` (V, E) times what `graph` computes (N, E) of rows (N, D), plus `bias` (V).
-
-    Without `graph`, the projection reads the rows themselves. `layer_graph` is the graph for hidden states that the
-    final norm of the encoder has not read, which are those of all layers but the last; None if it is `graph`.
-    """
-
-    type: Literal["masked_lm"] = "masked_lm"
-    graph: str | None
-    layer_graph: str | None
-    decoder: TensorRecord
-    bias: TensorRecord | None
-    mask_token_id: int | None
-
-
-class SparseHead(Record):
-    """Weights of vocabulary entries: `pooling` over tokens of `activation` of logits.
-
-    Without `decoder`, `graph` computes one logit (N, 1) per row (N, D), for the entry of the token itself. With it,
-    each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
-    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight.
-    """
-
-    type: Literal["sparse"] = "sparse"
-    graph: str | None
-    decoder: TensorRecord | None
-    bias: TensorRecord | None
-    pooling: SparsePooling
-    activation: SparseActivation
-    skipped_token_ids: tuple[int, ...]
-
-
-class SideRecord(Record):
-    """How a model with late interaction reads queries, or documents.
-
-    `marker` is the id of a token inserted before the text and its prompt. `max_tokens` is the limit of the whole input,
-    the marker included.
-    """
-
-    marker: int | None = None
-    max_tokens: int | None = None
-
-
-class ExpansionRecord(Record):
-    """Tokens that fill up a query to `length` (Khattab and Zaharia 2020). Tokens attend to them only if `attended`."""
-
-    token_id: int
-    length: int
-    attended: bool
-
-
-class MultiVectorHead(Record):
-    """A vector of length 1 per token: `graph` computes (N, `dimensions`) of rows (N, D).
-
-    `skips_first`: the first token has none. In documents, tokens of `skipped_token_ids` have none either. `score` is
-    the mean or the sum of the largest dot products of the query's vectors.
-    """
-
-    type: Literal["multi_vector"] = "multi_vector"
-    graph: str
-    dimensions: int
-    skips_first: bool
-    query: SideRecord = SideRecord()
-    document: SideRecord = SideRecord()
-    expansion: ExpansionRecord | None = None
-    skipped_token_ids: tuple[int, ...] = ()
-    score: Literal["mean", "sum"] = "mean"
-
-    @property
-    def has_sides(self) -> bool:
-        """Whether the model reads queries and documents differently, apart from their prompts."""
-        plain = SideRecord()
-        return (self.query, self.document, self.expansion, self.skipped_token_ids) != (plain, plain, None, ())
 
 
 Head = Annotated[

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import TensorRecord
+from model.records import TensorRecord
 
 STORED = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """NumPy has no bfloat16, so its bits are read as integers."""

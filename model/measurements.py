@@ -7,7 +7,8 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from model.manifest import Precision, Record
+from model.manifest import Precision
+from model.records import Record
 
 
 class ParityRecord(Record):

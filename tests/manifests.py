@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from model.manifest import Absent, ExplainRecord, Kind, Manifest, TensorRecord
+from model.manifest import Absent, ExplainRecord, Kind, Manifest
 from model.prompts import resolve_roles
+from model.records import TensorRecord
 from service.engine.model_loader import LoadedModel
 
 NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")

@@ -5,8 +5,8 @@ from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.llama_names import NAMES
 from model.families.rotary import read_rotary
+from model.head_records import ClassifierPooling
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
-from model.manifest import ClassifierPooling
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:

@@ -5,8 +5,8 @@ from model.encoder import EncoderConfig, LayerConfig
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
 from model.families.rotary import rotary_from
+from model.head_records import ClassifierPooling
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
-from model.manifest import ClassifierPooling
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.tok_embeddings",

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError
+from model.head_records import ClassifierPooling, PairTemplateRecord, ScoreActivation
 from model.heads.row_head import HeadLayout, RowHead, read_labels
-from model.manifest import ClassifierPooling, PairTemplateRecord, ScoreActivation
 
 ARCHITECTURE = "ForSequenceClassification"
 

@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from model.checkpoint_files import read_pickled
+from model.head_records import ExpansionRecord, SideRecord
 from model.heads.row_head import HeadLayout, RowHead
-from model.manifest import ExpansionRecord, SideRecord
 
 LINEAR = "colbert_linear.pt"
 LAYOUT = HeadLayout("linear")

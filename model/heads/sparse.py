@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_pickled
+from model.head_records import SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
 from model.heads.vocabulary import VocabularyHead
-from model.manifest import SparseActivation, SparsePooling
 
 LINEAR = "sparse_linear.pt"
 """The linear layer of BGE-M3, from a token vector to the weight of the token."""

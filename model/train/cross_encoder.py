@@ -13,9 +13,9 @@ from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.families import FAMILIES
 from model.families.family import Family
+from model.head_records import ClassifierPooling
 from model.heads import RowHead, empty_head
 from model.heads.classifier import ARCHITECTURE
-from model.manifest import ClassifierPooling
 from model.packing import BatchShape
 from model.train.batches import Item, TrainingBatch, pack
 from model.train.embeddings import pool

@@ -4,8 +4,9 @@ import logging
 from dataclasses import dataclass, replace
 
 from model.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError
-from model.manifest import ExplainRecord, TensorRecord
+from model.manifest import ExplainRecord
 from model.mapped_tensor import MappedTensor
+from model.records import TensorRecord
 from model.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, describe_file, write_manifest
-from model.manifest import FORMAT_VERSION, TensorRecord
+from model.manifest import FORMAT_VERSION
+from model.records import TensorRecord
 from tests.manifests import static_record
 
 FILES = (

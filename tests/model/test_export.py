@@ -18,8 +18,9 @@ from model.checkpoint import load_checkpoint
 from model.description import EmbeddingSettings
 from model.encoder import Encoder, LayerAttention, PostNormBlock
 from model.export import export, export_graph
-from model.manifest import LayersRecord, Manifest, TensorRecord, ValueRecord
+from model.manifest import LayersRecord, Manifest, ValueRecord
 from model.model_source import locate
+from model.records import TensorRecord
 from model.tokenizer import Tokenizer, TokenizerInput
 from tests.manifests import static_record
 from tests.model_records import TRAINING

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from model.manifest import Manifest, TensorRecord
+from model.manifest import Manifest
+from model.records import TensorRecord
 
 Precision = Literal["bfloat16", "float32", "int8"]
 Hardware = Literal["cpu", "gpu"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model.artifact import Artifact
-from model.manifest import SparseActivation, SparseHead
+from model.head_records import SparseActivation, SparseHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.vocabulary import Projection
 from service.engine.encode.pooling import Floats

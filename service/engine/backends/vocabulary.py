@@ -8,7 +8,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
-from model.manifest import MaskedLMHead, TensorRecord
+from model.head_records import MaskedLMHead
+from model.records import TensorRecord
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.encode.pooling import Floats
 from service.engine.schema.encode import PredictedWords, WordQuery

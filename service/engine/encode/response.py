@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Manifest, Pooling, TensorRecord
+from model.manifest import Manifest, Pooling
 from model.mapped_tensor import MappedTensor
+from model.records import TensorRecord
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers

@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from model.encodings import Offsets
-from model.manifest import Manifest, MultiVectorHead, SideRecord
+from model.head_records import MultiVectorHead, SideRecord
+from model.manifest import Manifest
 from model.tokenizer import NO_SEGMENT, TokenizedInput
 from service.engine.schema.encode import OccludedSequence, Side
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import ScoreActivation
+from model.head_records import ScoreActivation
 from service.engine.explain.similarity import ComparedText
 from service.engine.schema.encode import EncodeTask, TextVectors
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import ClassificationHead
+from model.head_records import ClassificationHead
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.response import JSON_CHARACTER_BYTES, RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.labels import effects, label_tasks, occlusion_tasks, shortest, to_scores

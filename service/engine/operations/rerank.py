@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model.encodings import PairTemplate
-from model.manifest import ClassificationHead, Manifest
+from model.head_records import ClassificationHead
+from model.manifest import Manifest
 from model.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes

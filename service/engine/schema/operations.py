@@ -2,7 +2,8 @@
 
 from typing import Literal, get_args
 
-from model.manifest import ExplainRecord, Manifest, TensorRecord
+from model.manifest import ExplainRecord, Manifest
+from model.records import TensorRecord
 
 Operation = Literal[
     "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask", "tokenize"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from model.artifact import Artifact
-from model.manifest import DenseRecord, Manifest, Pooling, TensorRecord
+from model.manifest import DenseRecord, Manifest, Pooling
+from model.records import TensorRecord
 from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
 from tests.manifests import with_head

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.manifest import Manifest, TensorRecord
+from model.manifest import Manifest
 from model.mapped_tensor import MappedTensor
+from model.records import TensorRecord
 from model.tokenizer import TokenizedInput, Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,
