@@ -14,7 +14,14 @@ from torch import Tensor
 
 from model.adapters import list_tasks, merge_adapters
 from model.artifact import TRAINING
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
+from model.checkpoint_files import CheckpointError, read_json, read_tensors
+from model.checkpoint_heads import (
+    check_expansion,
+    load_classifier,
+    load_masked_lm,
+    load_sparse,
+    load_token_classifier,
+)
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.config_reader import ConfigReader
@@ -25,28 +32,14 @@ from model.heads import (
     MultiVector,
     Sparse,
     TokenClassifier,
-    VocabularyHead,
-    VocabularyLayout,
-    find_mask_token,
-    is_classifier,
-    is_masked_lm,
-    is_token_classifier,
-    read_classifier,
-    read_linear_sparse,
     read_multi_vector,
-    read_splade,
-    read_token_classifier,
-    read_vocabulary_head,
 )
 from model.late_interaction import pop_projection, read_late_interaction
-from model.logit_score import find_logit_score, read_logit_score
 from model.manifest import TrainingRecord
-from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
 from model.sentence_transformers_config import (
     FROM_FILES,
     EmbeddingConfig,
     SettingOptions,
-    find_splade_pooling,
     read_embedding_config,
     read_max_input_tokens,
 )
@@ -128,96 +121,6 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         sparse=load_sparse(directory, family, config, tensors, encoder),
         multi_vector=read_multi_vector(directory, size) if late is None else late.head,
     )
-
-
-def check_expansion(encoder: Encoder, head: MultiVector) -> None:
-    """Raise CheckpointError if expansion tokens, to which no token attends, are out of reach of a query's own tokens.
-
-    They would attend to no token at all.
-    """
-    windows = [layer.window for layer in encoder.config.layers if layer.window is not None]
-    if head.expansion is None or head.expansion.attended or not windows:
-        return
-    if head.expansion.length > min(windows) + 1:
-        raise CheckpointError(
-            f"query_expansion: length {head.expansion.length} exceeds the attention window ({min(windows)} tokens at "
-            "each side), and attend is false. Set attend to true, or a shorter length."
-        )
-
-
-def load_classifier(
-    directory: Path,
-    family: Family,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    encoder: Encoder,
-    tokenizer: bytes,
-) -> Classifier | None:
-    """Return the classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if (module := find_logit_score(directory)) is not None:
-        embeddings = encoder.embeddings.word_embeddings.weight.detach()
-        output = head_tensors(family, tensors).get("lm_head.weight", embeddings)
-        return read_logit_score(module, directory, config, output, tokenizer)
-    if not is_classifier(config):
-        return None
-    options, size = read_optional_json(directory / SENTENCE_TRANSFORMERS), encoder.config.hidden_size
-    return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
-
-
-def load_token_classifier(
-    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
-) -> TokenClassifier | None:
-    """Return the token classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if not is_token_classifier(config):
-        return None
-    layout = family.token_classifier_layout(config)
-    return read_token_classifier(config, layout, head_tensors(family, tensors), encoder.config.hidden_size)
-
-
-def load_sparse(
-    directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
-) -> Sparse | None:
-    """Return the sparse head of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    pooling = find_splade_pooling(directory)
-    if pooling is None:
-        return read_linear_sparse(directory, encoder.config.hidden_size)
-    if family.masked_lm is None:
-        raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
-    layout = family.masked_lm(ConfigReader(config))
-    return read_splade(pooling, load_vocabulary_head(layout, family, tensors, encoder))
-
-
-def load_masked_lm(
-    directory: Path,
-    family: Family,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    encoder: Encoder,
-    tokenizer: bytes,
-) -> MaskedLM | None:
-    """Return the masked-LM head of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if not is_masked_lm(config) or family.masked_lm is None:
-        return None
-    layout = family.masked_lm(ConfigReader(config))
-    if not layout.is_in(head_tensors(family, tensors)):
-        return None
-    mask_token_id = find_mask_token(tokenizer, read_optional_json(directory / "tokenizer_config.json"))
-    return MaskedLM(load_vocabulary_head(layout, family, tensors, encoder), mask_token_id)
-
-
-def load_vocabulary_head(
-    layout: VocabularyLayout, family: Family, tensors: Mapping[str, Tensor], encoder: Encoder
-) -> VocabularyHead:
-    """Return the projection onto the vocabulary of a checkpoint with these weights. Raises CheckpointError."""
-    embeddings = encoder.embeddings.word_embeddings.weight.detach()
-    return read_vocabulary_head(layout, head_tensors(family, tensors), embeddings, encoder.config.hidden_size)
-
-
-def head_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by their names without the prefix of the encoder, which has been read."""
-    prefix = family.find_prefix(tensors)
-    assert prefix is not None
-    return dict(family.parts(tensors, prefix))
 
 
 def read_training(directory: Path) -> TrainingRecord | None:

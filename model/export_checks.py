@@ -10,7 +10,8 @@ from model.checkpoint_files import CheckpointError
 from model.console import EX_CANTCREAT
 from model.free_space import check_free_space
 from model.model_source import ModelSource
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from model.weight_files import weight_files
 
 GRAPH_BYTES = 32 * 2**20

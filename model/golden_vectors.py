@@ -13,7 +13,8 @@ from model.encoder import Encoder
 from model.manifest import Precision
 from model.measurements import GoldenVectors
 from model.parity import make_sequence
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 
 TEXTS = (
     "bank",

@@ -20,7 +20,8 @@ from model.encoder import Encoder
 from model.manifest import Pooling
 from model.measurements import AccuracyRecord
 from model.parity import Inputs, make_sequence, pack_sequences, pack_varlen
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from model.varlen import VarlenEncoder, part_names
 
 MIN_COSINE = 0.9999

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from model.packing import BatchShape, pack_batch
-from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 from model.train.config import TrainError
 from model.train.corpus import Example, ExampleStream, Span, State
 

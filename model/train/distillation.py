@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from model.artifact import Artifact
 from model.packing import BatchShape, pack_batch
 from model.sentence_transformers_config import DenseLayer
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from model.train.batches import Item, TrainingBatch, fill, pack
 from model.train.config import TrainError
 from model.train.embeddings import TextEncoder, pool

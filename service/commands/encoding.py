@@ -15,7 +15,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from model.manifest import Role
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.commands.lines import LabeledText, TextError
 from service.commands.neighbors import Floats, normalize
 from service.config import Settings

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.commands.arguments import CommandError
 from service.commands.encoding import open_engine
 from service.commands.model_selection import select_model

@@ -11,7 +11,8 @@ import numpy as np
 
 from model.manifest import Manifest
 from model.measurements import GoldenVectors
-from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.backends.base import Backend
 from service.engine.schema.encode import EncodeTask, TextVectors
 

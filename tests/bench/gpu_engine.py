@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.backends.base import Backend
 from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
 from service.engine.schema.encode import EncodeTask, TextVectors

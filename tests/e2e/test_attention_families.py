@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.export import export
 from model.model_source import locate
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, Input

@@ -12,7 +12,8 @@ import transformers
 
 from model.artifact import TOKENIZER, Artifact
 from model.export import Variants
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.select import open_backend
 from tests.e2e.test_family_backends import PROVIDERS, TEXTS, Floats, cosines, export_quietly, hidden_states

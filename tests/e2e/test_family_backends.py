@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from model.export import ParityError, Variants, export
 from model.manifest import Precision
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu

@@ -7,7 +7,7 @@ import transformers
 
 from model.artifact import WEIGHTS, Artifact
 from model.export import Variants, export
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.config import Settings
 from service.engine.schema.encode import EncodeTask
 from tests.model.tiny_tokenizers import build_wordpiece

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.encode.alignment import token_words, words_of
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import MAX_TOKENS, PROMPTS, VARIANTS, Variant, build

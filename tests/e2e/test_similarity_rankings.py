@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model.checkpoint import load_checkpoint
 from model.model_source import locate
 from model.sample_texts import sample_sentences
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.config import Settings
 from service.engine.encode.alignment import token_words, words_of
 from service.engine.engine import Engine

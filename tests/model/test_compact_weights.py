@@ -18,7 +18,7 @@ from model.artifact import WEIGHTS, Artifact
 from model.compact_weights import TYPES, compact_weights, is_lossless
 from model.export import Variants, export
 from model.manifest import LayersRecord
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel

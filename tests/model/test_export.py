@@ -21,7 +21,8 @@ from model.export import export, export_graph
 from model.manifest import LayersRecord, Manifest, ValueRecord
 from model.model_source import locate
 from model.records import TensorRecord
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from tests.manifests import static_record
 from tests.model_records import TRAINING
 

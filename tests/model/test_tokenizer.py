@@ -11,7 +11,8 @@ import tokenizers
 import transformers
 
 from model.model_source import locate
-from model.tokenizer import NO_SEGMENT, Tokenizer, TokenizerInput
+from model.tokenized_input import NO_SEGMENT, TokenizerInput
+from model.tokenizer import Tokenizer
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one
 
 

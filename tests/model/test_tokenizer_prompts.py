@@ -16,7 +16,8 @@ from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
 from model.mixed_precision import pool_sequences
 from model.parity import make_sequence
-from model.tokenizer import NO_SEGMENT, Side, Tokenizer, TokenizerInput
+from model.tokenized_input import NO_SEGMENT, Side, TokenizerInput
+from model.tokenizer import Tokenizer
 from tests.model.conftest import HIDDEN_SIZE
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one, truncate_one_at_a_time
 

@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from model.tokenizer import Side, Tokenizer
+from model.tokenized_input import Side
+from model.tokenizer import Tokenizer
 from tests.model.tokenizer_inputs import encode_one, truncate_one_at_a_time
 
 

@@ -2,7 +2,8 @@
 
 import random
 
-from model.tokenizer import Side, TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import Side, TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 
 KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
 PIECES = (

@@ -20,7 +20,7 @@ from model.artifact import MANIFEST, WEIGHTS, Artifact, describe_file, write_man
 from model.export import Variants, export
 from model.manifest import Manifest
 from model.model_source import locate
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.commands.encoding import BATCH_SIZE, TextEncoder, name_text
 from service.commands.evaluate.datasets import WordPlace
 from service.commands.evaluate.measures import Values

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from model.artifact import Artifact
 from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
-from model.tokenizer import TokenizedInput
+from model.tokenized_input import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.schema.encode import ExplainTask

@@ -13,7 +13,7 @@ import regex
 from numpy.typing import NDArray
 
 from model.encodings import Offsets
-from model.tokenizer import NO_SEGMENT, TokenizedInput
+from model.tokenized_input import NO_SEGMENT, TokenizedInput
 from service.engine.schema.encode import Token, Word
 from service.errors import InvalidArgument
 

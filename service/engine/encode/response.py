@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from model.manifest import Manifest, Pooling
 from model.mapped_tensor import MappedTensor
 from model.records import TensorRecord
-from model.tokenizer import TokenizedInput, Tokenizer
+from model.tokenized_input import TokenizedInput
+from model.tokenizer import Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
 from service.engine.schema.encode import (

@@ -7,7 +7,7 @@ from typing import TypeVar
 from model.encodings import Offsets
 from model.head_records import MultiVectorHead, SideRecord
 from model.manifest import Manifest
-from model.tokenizer import NO_SEGMENT, TokenizedInput
+from model.tokenized_input import NO_SEGMENT, TokenizedInput
 from service.engine.schema.encode import OccludedSequence, Side
 
 Value = TypeVar("Value")

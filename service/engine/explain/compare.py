@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.mapped_tensor import MappedTensor
-from model.tokenizer import TokenizedInput
+from model.tokenized_input import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes

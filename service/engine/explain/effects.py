@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.manifest import Pooling
-from model.tokenizer import TokenizedInput
+from model.tokenized_input import TokenizedInput
 from service.engine.encode.sides import SidedInput
 from service.engine.schema.encode import OccludedSequence
 

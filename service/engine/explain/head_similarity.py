@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import TokenizedInput, Tokenizer
+from model.tokenized_input import TokenizedInput
+from model.tokenizer import Tokenizer
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.similarity import PAIR_BYTES, ComparedText
 from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity, sparse_products

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizedInput, Tokenizer
+from model.tokenized_input import TokenizedInput
+from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import pool_batch
 from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes
 from service.engine.explain.attend import JSON_INDEX_BYTES

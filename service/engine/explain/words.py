@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from model.tokenizer import TokenizedInput
+from model.tokenized_input import TokenizedInput
 from service.engine.encode.pooling import Floats
 from service.engine.schema.encode import ExplainOperation, PredictedWords, WordQuery
 

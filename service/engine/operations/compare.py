@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.explain.compare import (
     CompareTask,

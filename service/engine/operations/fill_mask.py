@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizedInput
+from model.tokenized_input import TokenizedInput
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.response import JSON_CHARACTER_BYTES, RESULT_BYTES
 from service.engine.explain.words import WordTask

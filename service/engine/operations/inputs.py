@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from model.manifest import Absent, Manifest, Role
-from model.tokenizer import TokenizedInput, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.encode.sides import max_tokens
 from service.engine.schema.encode import AppliedPrompt, Input, Limits, Side, Truncation
 from service.engine.schema.operations import Operation, operations_of

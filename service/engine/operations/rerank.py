@@ -9,7 +9,7 @@ import numpy as np
 from model.encodings import PairTemplate
 from model.head_records import ClassificationHead
 from model.manifest import Manifest
-from model.tokenizer import TokenizedInput, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.encode.sides import add_side

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from model.manifest import ONE_TOKEN_POOLINGS, Manifest
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.sides import add_side
 from service.engine.explain.contributions import Embedder

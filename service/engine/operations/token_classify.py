@@ -16,7 +16,7 @@ from service.errors import ConflictingFields
 from service.spelling import Remedy, named
 
 if TYPE_CHECKING:
-    from model.tokenizer import TokenizedInput
+    from model.tokenized_input import TokenizedInput
     from service.engine.engine import Engine
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from model.encodings import Offsets
 from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
-from model.tokenizer import TokenizedInput, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.schema.operations import Operation, Output
 
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]

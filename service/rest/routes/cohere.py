@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from model.manifest import Role
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import Array, DType, EncodeRequest, EncodeResponse, Input, Truncation
 from service.engine.schema.labels import RankedDocument, RerankRequest

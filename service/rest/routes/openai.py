@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.manifest import Role
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
 from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import EncodeResponse, Input, Truncation
 from service.engine.schema.labels import (

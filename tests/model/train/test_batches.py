@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.packing import BatchShape
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from model.train.batches import Item, PackedBatches, fill, token_range
 from model.train.config import MaskingOptions, TokenizerOptions, TrainError
 from model.train.corpus import Example, ExampleStream, read_texts

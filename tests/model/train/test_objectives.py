@@ -20,7 +20,8 @@ from model.artifact import TRAINING, Artifact
 from model.manifest import TrainingRecord
 from model.model_source import locate
 from model.packing import BatchShape
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from model.train import loop, publication
 from model.train.batches import pack
 from model.train.checkpoints import CHECKPOINT

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Input, TokenizeRequest

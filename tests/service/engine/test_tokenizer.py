@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from model.artifact import TOKENIZER
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.tokenizer import ServingTokenizer
 
 

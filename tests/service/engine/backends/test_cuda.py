@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from model.artifact import Artifact
 from model.manifest import Pooling
 from model.sample_texts import sample_sentences
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from model.packing import BatchShape, pack_batch
 from model.sample_texts import sample_sentences
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.config import Settings
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.cpu import detect_cpu

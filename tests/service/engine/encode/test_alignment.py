@@ -10,7 +10,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from model.encodings import Offsets
-from model.tokenizer import Side, TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import Side, TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.encode.alignment import (
     describe_tokens,
     find_words,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.encode.response import (
     JSON_VALUE_BYTES,
     RESULT_BYTES,

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from model.encodings import Offsets
 from model.manifest import Manifest
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.explain.attend import (
     AttendTask,
     attention_maps,

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.explain.compare import (
     CompareTask,
     OccurrenceVectors,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from model.manifest import Manifest
 from model.mapped_tensor import MappedTensor
 from model.records import TensorRecord
-from model.tokenizer import TokenizedInput, Tokenizer
+from model.tokenized_input import TokenizedInput
+from model.tokenizer import Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,
     compare_occurrences,

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.tokenizer import Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import mean_ranges, pool_batch
 from service.engine.engine import Engine
 from service.engine.explain.compare import (

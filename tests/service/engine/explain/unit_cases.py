@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.encodings import Offsets
-from model.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.tokenizer import Tokenizer
 from service.engine.explain.units import Units, find_units
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, SpecialTokens

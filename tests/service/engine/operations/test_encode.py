@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.operations.encode import check_encode
 from service.engine.operations.inputs import select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input, Limits

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from model.manifest import Attention, Manifest
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.operations.attend import check_attend
 from service.engine.operations.compare import check_compare
 from service.engine.schema.encode import Input, Limits

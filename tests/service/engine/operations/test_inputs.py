@@ -5,7 +5,7 @@ input.
 import pytest
 
 from model.manifest import Manifest
-from model.tokenizer import TokenizerInput
+from model.tokenized_input import TokenizerInput
 from service.engine.operations.inputs import check_inputs
 from service.engine.schema.encode import Input, Limits
 from service.errors import ServiceError
