@@ -17,13 +17,14 @@ MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
 def fulfill_model(driver: PageDriver, **fields: Any) -> None:
-    """Override fields in the /v1/model response."""
+    """Override fields of the model in the /v1/models response."""
 
     def respond(route: Route) -> None:
         response = route.fetch()
-        route.fulfill(response=response, json=response.json() | fields)
+        (model,) = response.json()["data"]
+        route.fulfill(response=response, json={"data": [model | fields]})
 
-    driver.page.route("**/v1/model", respond)
+    driver.page.route("**/v1/models", respond)
 
 
 def reject_scores(route: Route) -> None:

@@ -99,7 +99,7 @@ def test_tabs_follow_the_aria_pattern(opened: PageDriver) -> None:
     assert not opened.page.locator("#context").is_visible()
     opened.page.keyboard.press("Tab")
     opened.page.keyboard.press("Tab")
-    assert opened.page.evaluate("document.activeElement.id") == "query"
+    assert opened.page.evaluate("document.activeElement.id") == "score"
     opened.tab_to("[role=tab]")
     assert opened.focused() == "Similarity"
     opened.page.keyboard.press("Home")

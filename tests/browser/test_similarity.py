@@ -31,7 +31,7 @@ def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver) -> None:
 
 
 def check_heat_map(tab: PageDriver, place: int) -> None:
-    tab.page.get_by_label(f"Show the word pairs of text {place + 1}").check()
+    tab.page.get_by_label(f"Explain the score of text {place + 1}").check()
     _, pair = last_pair(tab, place)
     values = pair["contributions"]
     sums = [sum(column) for column in zip(*values, strict=True)]
@@ -55,9 +55,12 @@ def test_terms_add_up_to_the_score(tab: PageDriver) -> None:
 def test_score_is_beside_each_text_and_a_choice_shows_its_word_pairs(tab: PageDriver) -> None:
     body, _ = last_pair(tab)
     scores = tab.page.locator("#similarity .score").all_inner_texts()
-    assert scores == [f"{body['similarity']} {format_number(score)}" for score in body["scores"][0]]
+    assert body["scores"][0][0] > body["scores"][0][1]
+    assert scores == [
+        f"{rank}. {body['similarity']} {format_number(score)}" for rank, score in enumerate(body["scores"][0], start=1)
+    ]
     count = len(tab.sent_bodies(ROUTE))
-    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.get_by_label("Explain the score of text 2").check()
     heads = tab.page.locator("#word-pairs thead th").all_inner_texts()
     assert heads == [*(unit["text"] for unit in body["documents"][1]["units"]), "sum"]
     assert len(tab.sent_bodies(ROUTE)) == count
@@ -90,7 +93,7 @@ def check_tint(tab: PageDriver, tint: str) -> None:
 
 def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     tab.page.get_by_label("Text 2", exact=True).fill("Banks & rivers: 50%?")
-    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.get_by_label("Explain the score of text 2").check()
     tab.page.select_option("#tint", "effect")
     tab.page.wait_for_url("**tint=effect")
     other = new_driver()
@@ -98,7 +101,7 @@ def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     other.page.wait_for_function(RESULT)
     assert other.page.get_by_role("tab", name="Similarity").get_attribute("aria-selected") == "true"
     assert other.page.get_by_label("Text 2", exact=True).input_value() == "Banks & rivers: 50%?"
-    assert other.page.get_by_label("Show the word pairs of text 2").is_checked()
+    assert other.page.get_by_label("Explain the score of text 2").is_checked()
     assert other.page.locator("#tint").input_value() == "effect"
     assert other.cells("#word-pairs tbody tr") == tab.cells("#word-pairs tbody tr")
 

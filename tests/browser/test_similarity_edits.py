@@ -71,14 +71,13 @@ def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, res
     def hold(route: Route) -> None:
         held.append(route)
 
-    opened.page.route("**/v1/model", hold)
+    opened.page.route("**/v1/models", hold)
     intercept(opened)
     opened.page.goto("about:blank")
     opened.page.goto(f"{opened.base}/#v=1&tab=similarity")
     opened.page.get_by_role("tab", name="Similarity", selected=True).wait_for()
-    opened.settle()
     assert opened.sent_bodies(ROUTE) == []
-    held[0].fulfill(json=rest.get("/v1/model").json() | {"pooling": "cls"})
+    held[0].fulfill(json={"data": [rest.get("/v1/model").json() | {"pooling": "cls"}]})
     opened.page.get_by_text("The words show the effect of removing each word.").wait_for()
     assert [body["effect"] for body in opened.sent_bodies(ROUTE)] == ["occlusion"]
     assert not opened.page.locator("#tint").is_visible()
@@ -91,9 +90,9 @@ def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, res
 def test_removal_of_a_text_keeps_the_shown_one(tab: PageDriver) -> None:
     tab.page.get_by_role("button", name="Add a text").click()
     tab.page.keyboard.insert_text("A third text.")
-    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.get_by_label("Explain the score of text 2").check()
     tab.page.get_by_role("button", name="Remove text 1").click()
-    assert tab.page.get_by_label("Show the word pairs of text 1").is_checked()
+    assert tab.page.get_by_label("Explain the score of text 1").is_checked()
     tab.page.wait_for_function("() => document.querySelectorAll('#word-pairs thead span')[1]?.textContent === 'walked'")
     assert "columns the words of text 1." in tab.page.locator("#word-pairs caption").inner_text()
     tab.page.get_by_role("button", name="Remove text 2").click()
@@ -106,7 +105,7 @@ def test_missing_texts_are_named(tab: PageDriver) -> None:
     assert not hint.is_visible()
     tab.page.get_by_label("Text 1", exact=True).fill(" ")
     assert hint.inner_text() == "Text 1 is empty. Type a text, or select another."
-    tab.page.get_by_label("Show the word pairs of text 2").check()
+    tab.page.get_by_label("Explain the score of text 2").check()
     tab.page.wait_for_function(RESULT)
     assert not hint.is_visible()
     tab.page.get_by_label("Query", exact=True).fill("")

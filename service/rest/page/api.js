@@ -21,6 +21,25 @@ export function routeUrl(/** @type {string} */ route) {
   return new URL(route, document.baseURI).href;
 }
 
+/** @type {string | null} */
+let model = null;
+
+/** Select the model of the next requests by its name; null selects the default model of the server. */
+export function selectModel(/** @type {string | null} */ name) {
+  model = name;
+}
+
+/**
+ * Return the body of a request to the selected model.
+ *
+ * @template {object} T
+ * @param {T} body
+ * @returns {T}
+ */
+export function withModel(body) {
+  return model === null ? body : { model, ...body };
+}
+
 export function hasKey() {
   return sessionStorage.getItem(KEY) !== null;
 }

@@ -17,6 +17,7 @@ const MOST_SENTENCES = 64;
 const TOP_CONTRIBUTORS = 5;
 const TYPING_MS = 350;
 const CHOOSING_MS = 80;
+const NO_MAPS = "This model was exported without hidden states and attention maps, so the page cannot show a word in context. Its other tab works.";
 const NOT_COMPUTED = "Not computed. See the message at the top of the page.";
 
 /** The tab "Word in context": sentences, their comparison, and the exploration of layers and heads. */
@@ -93,8 +94,17 @@ export class ContextView {
   }
 
   setModel(/** @type {import("./settings.js").Model} */ model) {
+    if (this.model && this.model.name !== model.name) this.#forget();
     this.model = model;
     this.#refresh(0);
+  }
+
+  /** Forget the results of the previous model. */
+  #forget() {
+    this.player.stop();
+    this.latest = null;
+    this.maps.clear();
+    this.rejected.clear();
   }
 
   /** The state of the view, for a link. */
@@ -116,8 +126,10 @@ export class ContextView {
     this.#reread();
   }
 
+  /** Send the requests of the view, once the model is known. */
   #request(/** @type {number} */ delay) {
-    const filled = this.sentences.filter((sentence) => hasWords(sentence) && !this.#faultOf(sentence));
+    if (this.model === null) return;
+    const filled = this.#hasMaps ? this.sentences.filter((sentence) => hasWords(sentence) && !this.#faultOf(sentence)) : [];
     const inputs = filled.map(inputOf);
     this.mapQuery.request(inputs.length ? mapRequest(this.settings, inputs) : null, delay);
     this.explore.requestHeads(filled, this.open, this.settings, delay);
@@ -136,8 +148,14 @@ export class ContextView {
       sentences: this.sentences, filled, single, selected,
       isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
     });
-    if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
+    if (!this.#hasMaps) this.comparison.showMessage(NO_MAPS);
+    else if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
     else this.comparison.showMessage(...message);
+  }
+
+  /** Whether the model is known and has attention maps and hidden states. */
+  get #hasMaps() {
+    return this.model !== null && this.model.operations.includes("attend");
   }
 
   /** Return why the server rejected a sentence, if it did. */
@@ -208,7 +226,8 @@ export class ContextView {
     this.chips.show(this.sentences);
     find("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
     const count = this.model?.num_hidden_layers ?? 0;
-    find("#player").hidden = !this.model || !this.sentences.some(hasWords);
+    find("#explore").hidden = this.model !== null && !this.#hasMaps;
+    find("#player").hidden = !this.#hasMaps || !this.sentences.some(hasWords);
     this.player.show(this.settings.layer ?? count, count, this.busy);
     this.comparison.setLayer(this.settings.layer);
     const { sentences, open, settings, model } = this;

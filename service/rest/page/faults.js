@@ -1,4 +1,4 @@
-import { ApiError, call } from "./api.js";
+import { ApiError, call, withModel } from "./api.js";
 import { button, element } from "./element.js";
 import { wordsOf } from "./words.js";
 
@@ -13,6 +13,7 @@ const UNIT = / (tokens|characters)/;
  * @returns {{item: any, list: string} | null}
  */
 export function faultyItem({ field }, request) {
+  if (field === "query") return { item: request.query, list: "queries" };
   const [, list, index] = FIELD.exec(field) ?? [];
   const item = request?.[list]?.[Number(index)];
   return item === undefined ? null : { item, list };
@@ -47,7 +48,7 @@ export async function truncate(input, error, prompt) {
   const parts = texts.map((text) => (isCharacters ? Array.from(text).slice(0, Number(error.maximum)).join("") : text));
   const [text, pair] = parts;
   const body = { inputs: [pair === undefined ? text : { text, pair }], outputs: ["tokens"], truncation: "right", ...prompt };
-  const { results: [{ tokens }] } = await call("v1/encode", body);
+  const { results: [{ tokens }] } = await call("v1/encode", withModel(body));
   return parts.map((part, segment) => {
     const end = Math.max(0, ...tokens.filter((token) => !token.special && token.segment === segment).map((token) => token.end));
     const cut = wordsOf(part).find((word) => word.start > 0 && word.start < end && end < word.end);

@@ -1,6 +1,7 @@
 import { createSentence, selectWords } from "./choice.js";
 import { MEASURES } from "./comparison.js";
 import { createExample, exampleOf, EXAMPLES } from "./examples.js";
+import { SCORINGS } from "./scorings.js";
 import { SENSES } from "./senses.js";
 import { DEFAULTS, VALUES } from "./settings.js";
 
@@ -10,8 +11,8 @@ import { DEFAULTS, VALUES } from "./settings.js";
  *
  * @typedef {{sentences: import("./choice.js").Sentence[], open: number, settings: import("./settings.js").Settings,
  *            measure: string, explore: boolean}} ContextState
- * @typedef {{query: string, documents: string[], shown: number, tint: string}} SimilarityState
- * @typedef {{tab: string, context: ContextState, similarity: SimilarityState | null}} State
+ * @typedef {{query: string, documents: string[], shown: number, tint: string, score: string | null}} SimilarityState
+ * @typedef {{tab: string, model: string | null, context: ContextState, similarity: SimilarityState | null}} State
  */
 
 const VERSION = "1";
@@ -22,16 +23,17 @@ const MOST_SENTENCES = 64;
 const MOST_CHARACTERS = 16_384;
 const MOST_LAYERS = 512;
 const LONGEST = 30_000; // characters of a fragment
-const KEYS = /^(v|tab|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint)$/;
+const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint|score)$/;
 const NUMBER = /^\d{1,6}$/;
 
 /** An error in a link. */
 export class LinkError extends Error {}
 
 /** Return the fragment of a state without "#", "" for the opening state, or null if it is too long. */
-export function encode(/** @type {State} */ { tab, context, similarity }) {
+export function encode(/** @type {State} */ { tab, model, context, similarity }) {
   const form = new URLSearchParams();
   if (tab !== TABS[0]) form.set("tab", tab);
+  if (model !== null) form.set("model", model);
   const { sentences, open, settings, measure, explore } = context;
   const example = exampleOf(sentences);
   if (example && example !== EXAMPLES[0]) form.set("x", example.name);
@@ -51,6 +53,7 @@ export function encode(/** @type {State} */ { tab, context, similarity }) {
     for (const document of similarity.documents) form.append("d", document);
     if (similarity.shown) form.set("shown", String(similarity.shown));
     if (similarity.tint !== TINTS[0]) form.set("tint", similarity.tint);
+    if (similarity.score) form.set("score", similarity.score);
   }
   const text = form.toString();
   return text.length > LONGEST ? null : text && `v=${VERSION}&${text}`;
@@ -91,6 +94,7 @@ export function decode(/** @type {string} */ fragment) {
   const sentences = created.map((sentence, place) => ({ ...sentence, ...readChoice(form, sentence, place) }));
   return {
     tab: choice(form, "tab", TABS, TABS[0]),
+    model: form.has("model") ? text(form.get("model")) : null,
     context: {
       sentences, open: number(form, "open", sentences.length - 1) ?? 0,
       settings: readSettings(form), measure: choice(form, "measure", Object.keys(MEASURES), "cosine"),
@@ -143,6 +147,7 @@ function readSimilarity(/** @type {URLSearchParams} */ form) {
   return {
     query: text(form.get("q")), documents, shown: number(form, "shown", documents.length - 1) ?? 0,
     tint: choice(form, "tint", TINTS, TINTS[0]),
+    score: form.has("score") ? choice(form, "score", Object.keys(SCORINGS), "") : null,
   };
 }
 

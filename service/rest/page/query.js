@@ -1,4 +1,4 @@
-import { call } from "./api.js";
+import { call, withModel } from "./api.js";
 import { faultyItem, isTooLong, nameInput } from "./faults.js";
 
 const KEPT_RESPONSES = 24;
@@ -23,9 +23,12 @@ export class Query {
     this.responses = new Map();
   }
 
-  /** Send a body after `delay` milliseconds, unless it is the current one. Null cancels the current request. */
+  /**
+   * Send a body to the selected model after `delay` milliseconds, unless it is the current one. Null cancels the current
+   * request.
+   */
   request(/** @type {object | null} */ body, delay = 0) {
-    const serialized = body === null ? "" : JSON.stringify(body);
+    const serialized = body === null ? "" : JSON.stringify(withModel(body));
     // Null also removes the error of a failed request.
     if (body !== null && serialized === this.current) return;
     this.current = serialized;
@@ -35,7 +38,7 @@ export class Query {
     const kept = this.responses.get(serialized);
     if (kept) return this.#receive(kept, body);
     this.listeners.onBusy(body !== null);
-    if (body) this.timer = setTimeout(() => this.#send(body, this.controller.signal), delay);
+    if (body) this.timer = setTimeout(() => this.#send(body, serialized, this.controller.signal), delay);
     else this.listeners.onError(null);
   }
 
@@ -44,10 +47,10 @@ export class Query {
     this.current = "";
   }
 
-  async #send(/** @type {object} */ body, /** @type {AbortSignal} */ signal) {
+  async #send(/** @type {object} */ body, /** @type {string} */ serialized, /** @type {AbortSignal} */ signal) {
     let response;
     try {
-      response = await call(this.route, body, signal);
+      response = await call(this.route, JSON.parse(serialized), signal);
     } catch (error) {
       if (signal.aborted) return;
       this.reset();
@@ -56,7 +59,7 @@ export class Query {
       return;
     }
     if (signal.aborted) return;
-    this.responses.set(JSON.stringify(body), response);
+    this.responses.set(serialized, response);
     if (this.responses.size > KEPT_RESPONSES) this.responses.delete(/** @type {string} */ (this.responses.keys().next().value));
     this.#receive(response, body);
   }

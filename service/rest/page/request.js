@@ -1,3 +1,4 @@
+import { withModel } from "./api.js";
 import { copyText } from "./clipboard.js";
 import { button, element } from "./element.js";
 import { curlOf, grpcurlOf, pythonOf } from "./snippets.js";
@@ -34,7 +35,7 @@ export class RequestPanel {
   }
 
   show(/** @type {string} */ operation, /** @type {object} */ body) {
-    this.request = { operation, body };
+    this.request = { operation, body: withModel(body) };
     this.root.hidden = false;
     this.#draw();
   }

@@ -14,6 +14,7 @@ const PRINTED = {
   attend: "response.results[0].maps[0].matrix.round(3)",
   compare: "response.layers[-1].cosine.round(3)",
   similarity: "response.scores.round(3)",
+  rerank: "[(result.index, round(result.relevance_score, 3)) for result in response.results]",
 };
 
 /** Prefixes of the enum values of the proto, by operation and field. */
@@ -23,7 +24,8 @@ const ENUMS = {
     special_tokens: "SPECIAL_TOKENS", segments: "SEGMENTS", dtype: "DTYPE",
   },
   compare: {},
-  similarity: { unit: "UNIT_KIND", effect: "EFFECT" },
+  similarity: { similarity: "SIMILARITY_FUNCTION", unit: "UNIT_KIND", effect: "EFFECT" },
+  rerank: { unit: "UNIT_KIND", effect: "EFFECT" },
 };
 
 /** Return a request as a shell command. */
@@ -36,9 +38,10 @@ export function curlOf(/** @type {string} */ operation, /** @type {Body} */ body
 
 /** Return a request as a Python program that uses the client package. */
 export function pythonOf(/** @type {string} */ operation, /** @type {Body} */ body) {
-  const { inputs, occurrences, queries, documents, ...rest } = body;
+  const { inputs, occurrences, query, queries, documents, ...rest } = body;
   const options = Object.entries(rest).filter(([name, value]) => !REST_ONLY.includes(name) && value !== null)
     .map(([name, value]) => `${name}=${python(value)}`);
+  const first = query === undefined ? [] : [python(query)];
   const lists = [inputs?.map(pythonInput), occurrences?.map(pythonOccurrence), queries?.map(python), documents?.map(python)]
     .filter((list) => list !== undefined).map((list) => `[\n${list.map((item) => `            ${item},\n`).join("")}        ]`);
   const names = ["Client", ...(inputs?.some(isPair) ? ["Input"] : []), ...(occurrences ? ["Occurrence"] : [])];
@@ -50,7 +53,7 @@ export function pythonOf(/** @type {string} */ operation, /** @type {Body} */ bo
     "",
     `with Client(${python(base)}${key}) as client:`,
     `    response = client.${operation}(`,
-    ...[...lists, ...options].map((argument) => `        ${argument},`),
+    ...[...first, ...lists, ...options].map((argument) => `        ${argument},`),
     "    )",
     `print(${PRINTED[operation]})`,
     "",
