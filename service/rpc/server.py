@@ -4,6 +4,8 @@ import asyncio
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
@@ -157,8 +159,23 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
         self._stopping.set()
 
 
+def _describe_reflection_v1() -> None:
+    """Add the descriptor of v1 to the default pool, from which the servicer reads.
+
+    grpcio-reflection has only that of v1alpha, whose messages differ in the package. Clients such as grpc-requests ask
+    for the descriptor of every listed service.
+    """
+    old, new = (name.rpartition(".")[0] for name in (reflection.SERVICE_NAME, REFLECTION_V1))
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    file = text_format.Parse(str(file).replace(old, new), FileDescriptorProto())
+    file.name = f"{new.replace('.', '/')}/reflection.proto"
+    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+
+
 def _enable_reflection(server: grpc.aio.Server) -> None:
     """Serve reflection under v1 and v1alpha."""
+    _describe_reflection_v1()
     names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
     servicer = reflection.aio.ReflectionServicer(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

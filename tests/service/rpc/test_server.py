@@ -64,6 +64,16 @@ async def test_reflection_v1_returns_the_proto(channel: grpc.aio.Channel) -> Non
     assert len(response.file_descriptor_response.file_descriptor_proto) >= 1
 
 
+async def test_reflection_describes_every_service_that_it_lists(channel: grpc.aio.Channel) -> None:
+    """grpc-requests asks for all of them before its first call."""
+    services = (await reflect(channel, list_services="")).list_services_response.service
+    for service in services:
+        raw_files = (await reflect(channel, file_containing_symbol=service.name)).file_descriptor_response
+        files = map(FileDescriptorProto.FromString, raw_files.file_descriptor_proto)
+        names = {f"{file.package}.{item.name}" for file in files for item in file.service}
+        assert service.name in names
+
+
 async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Channel) -> None:
     """grpcurl requires the imports."""
     response = await reflect(channel, file_containing_symbol=SERVICE)
