@@ -95,6 +95,30 @@ nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
 ranked = reranker.postprocess_nodes(nodes, query_str=texts[0])
 scores = {node.text: node.score for node in ranked}
 """
+TEI_CLIENT = """
+from tei_client import GrpcClient
+
+client = GrpcClient(grpc_address)
+vectors = client.embed(texts, truncate=True)
+"""
+COHERE_HAYSTACK = """
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.rankers.cohere import CohereRanker
+
+ranker = CohereRanker("all-MiniLM-L6-v2", api_key=Secret.from_token("none"), api_base_url=rest)
+ranked = ranker.run(texts[0], [Document(content=text) for text in texts])["documents"]
+scores = {document.content: document.score for document in ranked}
+"""
+JINA_HAYSTACK = """
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.rankers.jina import JinaRanker
+
+ranker = JinaRanker("all-MiniLM-L6-v2", api_key=Secret.from_token("none"), base_url=f"{rest}/v1/rerank")
+ranked = ranker.run(texts[0], [Document(content=text[:256]) for text in texts])["documents"]  # it cannot truncate
+scores = {document.content: document.score for document in ranked}
+"""
 TRITONCLIENT = """
 import numpy as np
 import tritonclient.http as triton  # tritonclient.grpc has the same classes, for grpc_address

@@ -85,6 +85,26 @@ send({
 LLAMA_INDEX = """
 send({"order": list(scores), "scores": list(scores.values())})
 """
+COHERE_HAYSTACK = """
+import asyncio
+
+documents = [Document(content=text) for text in texts]
+found = asyncio.run(ranker.run_async(texts[0], documents, top_k=2))["documents"]
+send({"order": list(scores), "scores": list(scores.values()), "async": [document.score for document in found]})
+"""
+JINA_HAYSTACK = """
+from haystack_integrations.components.embedders.jina import JinaDocumentEmbedder
+
+best = ranker.run(texts[0], [Document(content=text) for text in texts[:2]], top_k=1)["documents"]
+embedder = JinaDocumentEmbedder(
+    api_key=Secret.from_token("none"), model="all-MiniLM-L6-v2", base_url=f"{rest}/v1/embeddings", progress_bar=False
+)
+embedded = embedder.run([Document(content=text) for text in texts[:2]])["documents"]
+send({
+    "order": list(scores), "scores": list(scores.values()), "best": [document.content for document in best],
+    "vectors": [document.embedding for document in embedded],
+})
+"""
 INFINITY = """
 import asyncio
 from infinity_client.api.default import classify, models
@@ -199,6 +219,25 @@ def test_langchain_cohere(rest: httpx.Client, tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", ["llama-index-postprocessor-cohere-rerank"])
 def test_llama_index_cohere(rest: httpx.Client, tmp_path: Path, package: str) -> None:
     check_nodes(rest, run(package, LLAMA_INDEX, rest, tmp_path))
+
+
+@pytest.mark.parametrize("package", ["cohere-haystack"])
+def test_haystack_cohere(rest: httpx.Client, tmp_path: Path, package: str) -> None:
+    results = run(package, COHERE_HAYSTACK, rest, tmp_path)
+    check_nodes(rest, results)
+    assert results["async"] == list(rank(rest, TEXTS).values())[:2]
+
+
+@pytest.mark.parametrize("package", ["jina-haystack"])
+def test_haystack_jina(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path, package: str) -> None:
+    """`/v1/rerank` accepts requests of Jina's API."""
+    results = run(package, JINA_HAYSTACK, rest, tmp_path)
+    texts = [text[:256] for text in TEXTS]
+    scores = rank(rest, texts)
+    assert results["order"] == [texts[int(index)] for index in scores]
+    assert results["scores"] == list(scores.values())
+    assert results["best"] == [TEXTS[int(next(iter(rank(rest, TEXTS[:2]))))]]
+    check_arrays(results["vectors"], native(rest, TEXTS[:2]))
 
 
 @pytest.mark.parametrize("package", ["llama-index-postprocessor-tei-rerank"])
