@@ -42,6 +42,7 @@ from model.sentence_transformers_config import (
     SettingOptions,
     read_embedding_config,
     read_max_input_tokens,
+    transformer_directory,
 )
 from model.tokenizer_conversion import read_tokenizer
 
@@ -77,20 +78,21 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
     """
-    config = read_json(directory / "config.json")
+    files = transformer_directory(directory)
+    config = read_json(files / "config.json")
     family = find_family(config)
     if family is None:
         raise CheckpointError(
             f"config.json: unsupported model_type {config.get('model_type')!r}. "
             f"Supported: {', '.join(sorted(FAMILIES))}."
         )
-    tokenizer = read_tokenizer(directory)
-    tensors = merge_adapters(read_tensors(directory), config, settings.task)
+    tokenizer = read_tokenizer(files)
+    tensors = merge_adapters(read_tensors(files), config, settings.task)
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
     embedding_config = read_embedding_config(directory, size, settings)
-    max_input_tokens, origin = read_max_input_tokens(directory, positions, settings.max_input_tokens)
+    max_input_tokens, origin = read_max_input_tokens(files, positions, settings.max_input_tokens)
     late = read_late_interaction(directory, tokenizer, projection, size, positions)
     if late is not None:
         check_expansion(encoder, late.head)
@@ -117,7 +119,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         training=read_training(directory),
         classifier=load_classifier(directory, family, config, tensors, encoder, tokenizer),
         token_classifier=load_token_classifier(family, config, tensors, encoder),
-        masked_lm=load_masked_lm(directory, family, config, tensors, encoder, tokenizer),
+        masked_lm=load_masked_lm(files, family, config, tensors, encoder, tokenizer),
         sparse=load_sparse(directory, family, config, tensors, encoder),
         multi_vector=read_multi_vector(directory, size) if late is None else late.head,
     )

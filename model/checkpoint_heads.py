@@ -24,13 +24,14 @@ from model.heads import (
     is_token_classifier,
     read_classifier,
     read_linear_sparse,
+    read_query_weights,
     read_splade,
     read_token_classifier,
     read_vocabulary_head,
 )
 from model.logit_score import find_logit_score, read_logit_score
 from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
-from model.sentence_transformers_config import find_splade_pooling
+from model.sentence_transformers_config import find_query_module, find_splade_pooling
 
 
 def check_expansion(encoder: Encoder, head: MultiVector) -> None:
@@ -86,8 +87,9 @@ def load_sparse(
         return read_linear_sparse(directory, encoder.config.hidden_size)
     if family.masked_lm is None:
         raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
-    layout = family.masked_lm(ConfigReader(config))
-    return read_splade(pooling, load_vocabulary_head(layout, family, tensors, encoder))
+    layout, query = family.masked_lm(ConfigReader(config)), find_query_module(directory)
+    weights = None if query is None else read_query_weights(query, encoder.config.vocab_size)
+    return read_splade(pooling, load_vocabulary_head(layout, family, tensors, encoder), weights)
 
 
 def load_masked_lm(

@@ -75,6 +75,7 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
     if checkpoint.masked_lm is not None:
         yield _write_masked_lm(root, checkpoint.masked_lm, checkpoint.encoder, store)
     if (sparse := checkpoint.sparse) is not None:
+        special = special_ids(checkpoint.tokenizer)
         yield _write(
             root,
             SparseHead(
@@ -84,7 +85,8 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
                 pooling=sparse.pooling,
                 activation=sparse.activation,
                 # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
-                skipped_token_ids=special_ids(checkpoint.tokenizer) if sparse.decoder is None else (),
+                skipped_token_ids=special if sparse.decoder is None else (),
+                query_weights=store.find_optional(without_special(sparse.query_weights, special)),
             ),
             {} if sparse.head is None else {"sparse": sparse.head},
         )
@@ -103,6 +105,15 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             ),
             {"multi_vector": vectors.head},
         )
+
+
+def without_special(weights: Tensor | None, special: tuple[int, ...]) -> Tensor | None:
+    """Return weights (V) with 0 for special tokens, which a query with weights of its own does not have."""
+    if weights is None:
+        return None
+    changed = weights.clone()
+    changed[list(special)] = 0
+    return changed
 
 
 def special_ids(tokenizer: bytes) -> tuple[int, ...]:

@@ -72,7 +72,8 @@ class SparseHead(Record):
 
     Without `decoder`, `graph` computes one logit (N, 1) per row (N, D), for the entry of the token itself. With it,
     each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
-    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight.
+    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight. `query_weights` (V)
+    are those of the distinct tokens of a query, if it has its own (Geng et al. 2024); special tokens have weight 0.
     """
 
     type: Literal["sparse"] = "sparse"
@@ -82,6 +83,7 @@ class SparseHead(Record):
     pooling: SparsePooling
     activation: SparseActivation
     skipped_token_ids: tuple[int, ...]
+    query_weights: TensorRecord | None = None
 
 
 class SideRecord(Record):

@@ -54,7 +54,7 @@ def locate(source: str, revision: str | None = None, progress: Callable[[str], N
         return _default()
     directory = Path(source)
     if directory.is_dir():
-        if not (directory / "config.json").is_file():
+        if not any((directory / name).is_file() for name in ("config.json", "router_config.json")):
             raise SourceError(f"{directory}: not a model (no config.json). Choose another directory.")
         name = _read_name(directory) or directory.resolve().name
         return ModelSource(

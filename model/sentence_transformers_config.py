@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
 
 CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
+ROUTER = "router_config.json"
 SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
 LOGIT_SCORE = "Transformer LogitScore"
@@ -164,17 +165,62 @@ def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
 
 
 def read_modules(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the class and the directory of each module. Raises CheckpointError."""
+    """Yield the class and the directory of each module; of a Router, those for documents. Raises CheckpointError."""
+    modules = list(_list_modules(directory))
+    yield from _read_route(directory, "document") if _is_router(modules) else modules
+
+
+def transformer_directory(directory: Path) -> Path:
+    """Return the directory with config.json, weights and tokenizer, which a Router may have. Raises CheckpointError."""
+    if not (directory / MODULES).is_file() or not _is_router(list(_list_modules(directory))):
+        return directory
+    return _read_route(directory, "document")[0][1]
+
+
+def find_query_module(directory: Path) -> Path | None:
+    """Return the directory of the module SparseStaticEmbedding; None without a Router. Raises CheckpointError."""
+    if not _is_router(list(_list_modules(directory))):
+        return None
+    route = _read_route(directory, "query")
+    if [kind for kind, _ in route] != ["SparseStaticEmbedding"]:
+        kinds = " ".join(kind for kind, _ in route)
+        raise CheckpointError(f"{ROUTER}: unsupported route of queries ({kinds}). Supported: SparseStaticEmbedding.")
+    return route[0][1]
+
+
+def _is_router(modules: Sequence[tuple[str, Path]]) -> bool:
+    return [kind for kind, _ in modules] == ["Router"]
+
+
+def _read_route(directory: Path, role: str) -> list[tuple[str, Path]]:
+    """Return the class and the directory of the modules of a route."""
+    values = read_json(directory / ROUTER)
     try:
-        entries = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+        names = [str(name) for name in values["structure"][role]]
+        route = [(str(values["types"][name]).rsplit(".", 1)[-1], directory / name) for name in names]
+    except (TypeError, KeyError):
+        raise CheckpointError(f"{ROUTER}: no route {role} of modules. Correct it.") from None
+    for (_, path), name in zip(route, names, strict=True):
+        _check_inside(directory, path, name, ROUTER)
+    if not route:
+        raise CheckpointError(f"{ROUTER}: no route {role} of modules. Correct it.")
+    return route
+
+
+def _list_modules(directory: Path) -> Iterator[tuple[str, Path]]:
+    try:
+        entries = json.loads((directory / MODULES).read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
     except (ValueError, TypeError, KeyError):
         raise CheckpointError("modules.json: not a list of modules with type and path. Correct it.") from None
     for kind, path in modules:
-        resolved = (directory / path).resolve()
-        if not resolved.is_relative_to(directory.resolve()):
-            raise CheckpointError(f"modules.json: path {path!r} is outside of the model directory. Correct it.")
-        yield kind, resolved
+        _check_inside(directory, directory / path, path, MODULES)
+        yield kind, (directory / path).resolve()
+
+
+def _check_inside(directory: Path, path: Path, name: str, file: str) -> None:
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise CheckpointError(f"{file}: path {name!r} is outside of the model directory. Correct it.")
 
 
 def _read_pooling(config: dict[str, Any]) -> tuple[Pooling, bool]:

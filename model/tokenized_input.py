@@ -37,11 +37,13 @@ class TokenizedInput:
         unattended: The number of tokens at the end to which no token attends.
         skipped_ids: The ids of tokens that have no vector in the output of a multi-vector head.
         least_tokens: The number of tokens that remain if words are removed.
+        side: Whether the text is a query or a document, for a model that distinguishes them.
     """
 
     unattended = 0
     skipped_ids: tuple[int, ...] = ()
     least_tokens = 0
+    side: Literal["query", "document"] | None = None
 
     def __init__(self, source: TokenizerInput, encoding: Encoding, truncation: "_Truncation | None" = None) -> None:
         self.source = source

@@ -9,10 +9,17 @@ from model.export import Variants, export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.logit_score_cases import LOGIT_SCORE, publish_logit_score
-from tests.model.retriever_cases import BGE_M3, SPLADE_CASES, publish_bge_m3, publish_splade
+from tests.model.retriever_cases import (
+    BGE_M3,
+    SPLADE_CASES,
+    publish_bge_m3,
+    publish_inference_free,
+    publish_splade,
+)
 from tests.model.tiny_tokenizers import BUILDERS
 
 SPLADE = "splade"
+INFERENCE_FREE = "inference-free splade"
 MASKED_LMS = ("jina_embeddings_v3", "modernbert")
 """Cases of `SPLADE_CASES` to publish without sparse head: with Unigram, and with BPE and a final norm."""
 SPECIAL_TOKENS = {
@@ -41,6 +48,9 @@ def publish_retriever(kind: str) -> Path:
     if kind == BGE_M3:
         tokenizer = "metaspace"
         publish_bge_m3(directory, BUILDERS[tokenizer]().to_str().encode())
+    elif kind == INFERENCE_FREE:
+        tokenizer = "wordpiece"
+        publish_inference_free(directory, BUILDERS[tokenizer]().to_str().encode())
     elif kind == SPLADE:
         tokenizer = "wordpiece"
         publish_splade(SPLADE_CASES["bert"], directory, BUILDERS[tokenizer]().to_str().encode())
@@ -50,7 +60,8 @@ def publish_retriever(kind: str) -> Path:
         case.publish(directory, BUILDERS[tokenizer]().to_str().encode())
     special = SPECIAL_TOKENS[tokenizer]
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
-    (directory / "tokenizer_config.json").write_text(json.dumps(options))
+    for path in (directory, *directory.glob("*_0_*")):  # a Router has a tokenizer per route
+        (path / "tokenizer_config.json").write_text(json.dumps(options))
     return directory
 
 

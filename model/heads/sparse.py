@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_json, read_pickled
+from model.checkpoint_files import CheckpointError, read_json, read_pickled, read_tensors
 from model.head_records import SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
 from model.heads.vocabulary import VocabularyHead
@@ -19,7 +19,8 @@ LINEAR_LAYOUT = HeadLayout("linear")
 class Sparse:
     """A sparse head from a checkpoint; see `SparseHead`.
 
-    `head` None means that the projection reads the hidden states. `decoder` (V, E) is None for a linear head.
+    `head` None means that the projection reads the hidden states. `decoder` (V, E) is None for a linear head, and
+    `query_weights` (V) unless queries have weights without inference.
     """
 
     head: RowHead | None
@@ -27,6 +28,7 @@ class Sparse:
     bias: Tensor | None
     pooling: SparsePooling
     activation: SparseActivation
+    query_weights: Tensor | None = None
 
 
 def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
@@ -41,7 +43,16 @@ def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
     return Sparse(head, None, None, "max", "relu")
 
 
-def read_splade(pooling: Path, head: VocabularyHead) -> Sparse:
+def read_query_weights(module: Path, size: int) -> Tensor:
+    """Return the weights (V) of the module SparseStaticEmbedding. Raises CheckpointError."""
+    tensors = read_tensors(module)
+    weights = tensors.get("weight")
+    if weights is None or weights.shape != (size,) or not bool(weights.isfinite().all()):
+        raise CheckpointError(f"{module.name}/model.safetensors: expected finite weights ({size}). Download it again.")
+    return weights.float()
+
+
+def read_splade(pooling: Path, head: VocabularyHead, query_weights: Tensor | None = None) -> Sparse:
     """Return the sparse head of a SPLADE model; `pooling` is the directory of the module SpladePooling.
 
     Raises:
@@ -55,4 +66,4 @@ def read_splade(pooling: Path, head: VocabularyHead) -> Sparse:
             f"{pooling.name}/config.json: unsupported pooling ({reduce}, {activation}). "
             f"Supported: max or sum, and {' or '.join(activations)}."
         )
-    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation])
+    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation], query_weights)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from tests.model.classifier_cases import DISTILBERT, bert_classifier
 from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
@@ -77,3 +78,37 @@ def publish_bge_m3(directory: Path, tokenizer: bytes) -> None:
         if name == "sparse_linear.pt":
             layer["bias"].fill_(SPARSE_BIAS)
         torch.save(layer, directory / name)
+
+
+def publish_inference_free(directory: Path, tokenizer: bytes) -> None:
+    """Write a SPLADE model for documents, with weights of their own for queries, as sentence-transformers does."""
+    document, query = "document_0_MLMTransformer", "query_0_SparseStaticEmbedding"
+    publish_splade(SPLADE_CASES["bert"], directory, tokenizer)
+    (directory / document).mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (directory / name).rename(directory / document / name)
+    (directory / "1_SpladePooling").rename(directory / "document_1_SpladePooling")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.router.Router"}
+    (directory / "modules.json").write_text(json.dumps([module]))
+    base = "sentence_transformers.sparse_encoder.modules"
+    routes = {
+        "types": {
+            query: f"{base}.sparse_static_embedding.SparseStaticEmbedding",
+            document: "sentence_transformers.base.modules.transformer.Transformer",
+            "document_1_SpladePooling": f"{base}.splade_pooling.SpladePooling",
+        },
+        "structure": {"query": [query], "document": [document, "document_1_SpladePooling"]},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    (directory / "router_config.json").write_text(json.dumps(routes))
+    size = json.loads((directory / document / "config.json").read_text())["vocab_size"]
+    (directory / query).mkdir()
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(8))
+    save_file({"weight": weights}, directory / query / "model.safetensors")
+    (directory / query / "config.json").write_text(json.dumps({"frozen": False}))
+    (directory / query / "tokenizer.json").write_bytes(tokenizer)
+    forward = {"method": "forward", "method_output_name": "logits"}
+    transformer = {
+        "transformer_task": "fill-mask", "modality_config": {"text": forward}, "module_output_name": "token_embeddings",
+    }  # fmt: skip
+    (directory / document / "sentence_bert_config.json").write_text(json.dumps(transformer))

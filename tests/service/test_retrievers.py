@@ -12,7 +12,7 @@ from sentence_transformers import SparseEncoder
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.retriever_cases import BGE_M3
-from tests.retrievers import SPLADE, export_retriever, publish_retriever
+from tests.retrievers import INFERENCE_FREE, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
 
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
@@ -59,6 +59,27 @@ async def test_splade_equals_sentence_transformers(splade: ServiceHarness) -> No
         assert result["sparse"]["token_ids"] == np.flatnonzero(row).tolist()
         np.testing.assert_allclose(to_dense(result["sparse"], len(row)), row, rtol=0, atol=1e-5)
         assert result["sparse"]["tokens"] == oracle.tokenizer.convert_ids_to_tokens(result["sparse"]["token_ids"])
+
+
+@pytest.mark.slow
+async def test_queries_without_inference_equal_sentence_transformers() -> None:
+    """The words of a query have weights of their own; documents are those of SPLADE."""
+    oracle = SparseEncoder(str(publish_retriever(INFERENCE_FREE)), device="cpu")
+    queries = oracle.encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
+    documents = oracle.encode_document(TEXTS, convert_to_sparse_tensor=False).numpy()
+    loaded = LoadedModel.load(Settings(model_dir=export_retriever(INFERENCE_FREE), precision="float32"))
+    async with open_harness(loaded) as harness:
+        for role, expected in (("query", queries), ("document", documents), (None, documents)):
+            results = await encode(harness, inputs=TEXTS, outputs=["sparse"], role=role)
+            for result, row in zip(results, expected, strict=True):
+                np.testing.assert_allclose(to_dense(result["sparse"], len(row)), row, rtol=0, atol=1e-5)
+        body = {"query": TEXTS[0], "documents": TEXTS}
+        response = (await harness.post("/v1/rerank", body)).json()
+        scores = {result["index"]: result["relevance_score"] for result in response["results"]}
+        assert [scores[index] for index in range(len(TEXTS))] == pytest.approx((documents @ queries[0]).tolist(), 1e-4)
+        body = {"queries": TEXTS[:1], "documents": TEXTS, "similarity": "sparse"}
+        (row,) = (await harness.post("/v1/similarity", body)).json()["scores"]
+        assert row == pytest.approx((documents @ queries[0]).tolist(), 1e-4)
 
 
 async def test_three_outputs_of_bge_m3_from_one_pass(bge: ServiceHarness) -> None:

@@ -66,7 +66,7 @@ class Heads:
         for place in _places(tasks, "sparse"):
             assert self._sparse is not None
             rows = hidden[starts[place] : starts[place] + sizes[place]]
-            results[place]["sparse"] = self._sparse.weigh(tasks[place].tokens.input_ids, rows)
+            results[place]["sparse"] = self._sparse.weigh(tasks[place].tokens, rows)
         return results
 
 

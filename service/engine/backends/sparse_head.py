@@ -1,6 +1,5 @@
 """Weights of vocabulary entries: SPLADE's projection onto the vocabulary, and linear weights of tokens."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,7 @@ from model.head_records import SparseActivation, SparseHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.vocabulary import Projection
 from service.engine.encode.pooling import Floats
-from service.engine.schema.encode import SparseVector
+from service.engine.schema.encode import ModelInput, SparseVector
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:
@@ -33,15 +32,21 @@ class SparseWeights:
         if head.graph is not None:
             self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
         self._projection = None if head.decoder is None else Projection(artifact, head.decoder, head.bias)
+        own = head.query_weights
+        self._query_weights = None if own is None else np.array(artifact.map(own)[:])
         self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
 
-    def weigh(self, input_ids: Sequence[int], hidden: Floats) -> SparseVector:
+    def weigh(self, tokens: ModelInput, hidden: Floats) -> SparseVector:
         """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
+        if tokens.side == "query" and self._query_weights is not None:
+            ids = np.unique(np.array(tokens.input_ids, dtype=np.int32))
+            weights = self._query_weights[ids]
+            return SparseVector(ids[weights > 0], weights[weights > 0])
         rows = hidden.astype(np.float32, copy=False)
         if self._session is not None:
             (rows,) = self._session.run(None, {"rows": rows})
         if self._projection is None:
-            ids, weights = self._weigh_tokens(np.array(input_ids, dtype=np.int32), rows[:, 0])
+            ids, weights = self._weigh_tokens(np.array(tokens.input_ids, dtype=np.int32), rows[:, 0])
         else:
             weights = self._project(rows)
             ids = np.arange(len(weights), dtype=np.int32)

@@ -73,6 +73,7 @@ class SidedInput(TokenizedInput):
             [self.token_type_ids[place] for place in kept] + [0] * expanded,
             self._count_unattended(expanded),
             self.skipped_ids,
+            self.side,
         )
 
     @property
@@ -106,4 +107,7 @@ def max_tokens(manifest: Manifest, side: Side | None) -> int:
 def add_side(tokens: TokenizedInput, manifest: Manifest, side: Side | None, place: int) -> TokenizedInput:
     """Return the input as a multi-vector head that distinguishes sides reads it; `place` is that of the marker."""
     head = manifest.multi_vector
-    return tokens if side is None or head is None or not head.has_sides else SidedInput(tokens, head, side, place)
+    if side is not None and head is not None and head.has_sides:
+        tokens = SidedInput(tokens, head, side, place)
+    tokens.side = side
+    return tokens

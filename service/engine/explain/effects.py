@@ -21,7 +21,7 @@ def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
     if isinstance(tokens, SidedInput):
         return tokens.select(places)
     ids, types = tokens.input_ids, tokens.token_type_ids
-    return OccludedSequence([ids[place] for place in places], [types[place] for place in places])
+    return OccludedSequence([ids[place] for place in places], [types[place] for place in places], side=tokens.side)
 
 
 def pool_without_units(

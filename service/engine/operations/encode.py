@@ -203,6 +203,7 @@ def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | No
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
         kept = add_side(kept, engine.manifest, side, place)
+        kept.side = request.role
         prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
     if not needs_last_layer_only(request, engine.manifest):
         engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)

@@ -272,6 +272,7 @@ def tokenize(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec)
         for index, tokens in enumerate(tokenized):
             kept = check_length(tokens, manifest, request.truncation, f"{name}[{index}]", f"{role}_prompt", side)
             kept = add_side(kept, manifest, side, place)
+            kept.side = role
             if request.explain and spec.similarity == "maxsim" and manifest.multi_vector is not None:
                 texts.append(token_text(kept, engine.tokenizer, int(manifest.multi_vector.skips_first)))
             else:

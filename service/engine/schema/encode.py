@@ -216,6 +216,10 @@ class ModelInput(Protocol):
     def skipped_ids(self) -> tuple[int, ...]:
         """The ids of tokens that have no vector in the output of a multi-vector head."""
 
+    @property
+    def side(self) -> "Side | None":
+        """Whether the text is a query or a document, for a model that distinguishes them."""
+
     def __len__(self) -> int: ...
 
 
@@ -227,6 +231,7 @@ class OccludedSequence:
     token_type_ids: list[int]
     unattended: int = 0
     skipped_ids: tuple[int, ...] = ()
+    side: "Side | None" = None
 
     def __len__(self) -> int:
         return len(self.input_ids)

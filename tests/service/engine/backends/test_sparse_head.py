@@ -9,9 +9,11 @@ import torch
 import transformers
 
 from model.artifact import Artifact
-from model.export import export
-from service.engine.backends import sparse_head
+from model.export import Variants, export
+from model.head_records import SparseActivation, SparsePooling
+from service.engine.backends import sparse_head, vocabulary
 from service.engine.backends.sparse_head import SparseWeights
+from service.engine.schema.encode import OccludedSequence
 from service.errors import NonFiniteOutput
 from tests.model.retriever_cases import SPLADE_CASES, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS
@@ -20,40 +22,41 @@ from tests.model.tiny_tokenizers import BUILDERS
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("splade")
-    definition = BUILDERS["wordpiece"]().to_str().encode()
-    for strategy in ("max", "sum"):
-        for activation in ("relu", "log1p_relu"):
-            directory = root / f"{strategy}-{activation}"
-            directory.mkdir()
-            publish_splade(SPLADE_CASES["bert"], directory, definition, strategy, activation)
-            export(str(directory), root / f"{directory.name}-artifact", revision=None, name=None, progress=print)
+    publish_splade(SPLADE_CASES["bert"], root, BUILDERS["wordpiece"]().to_str().encode())
+    variants = Variants(explain=False)
+    export(str(root), root / "artifact", revision=None, name=None, progress=print, variants=variants)
     return root
 
 
-def open_weights(published: Path, strategy: str, activation: str) -> SparseWeights:
-    artifact = Artifact.open(published / f"{strategy}-{activation}-artifact")
-    assert artifact.manifest.sparse is not None
-    assert artifact.manifest.sparse.decoder is not None
-    assert artifact.manifest.sparse.decoder.file == "weights.bin", "a tied table is stored once"
-    return SparseWeights(artifact, artifact.manifest.sparse)
+def open_weights(published: Path, strategy: SparsePooling, activation: SparseActivation) -> SparseWeights:
+    artifact = Artifact.open(published / "artifact")
+    head = artifact.manifest.sparse
+    assert head is not None
+    assert head.decoder is not None
+    assert head.decoder.file == "weights.bin", "a tied table is stored once"
+    return SparseWeights(artifact, head.model_copy(update={"pooling": strategy, "activation": activation}))
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("activation", ["log1p_relu", "log1p_log1p_relu"])
 @pytest.mark.parametrize("blocks", [(512, 4096), (7, 50), (1, 1)], ids=str)
 def test_blocks_give_the_weights_of_the_formula(
-    published: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, activation: str, blocks: tuple[int, int]
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: SparsePooling,
+    activation: SparseActivation,
+    blocks: tuple[int, int],
 ) -> None:
     monkeypatch.setattr(sparse_head, "BLOCK_ROWS", blocks[0])
-    monkeypatch.setattr(sparse_head, "BLOCK_ENTRIES", blocks[1])
-    model: Any = transformers.BertForMaskedLM.from_pretrained(published / f"{strategy}-{activation}").eval()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(vocabulary, "BLOCK_ENTRIES", blocks[1])
+    model: Any = transformers.BertForMaskedLM.from_pretrained(published).eval()  # type: ignore[no-untyped-call]
     hidden = torch.randn(23, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         weights = torch.log1p(torch.relu(model.cls(hidden)))
-    if activation == "log1p_relu":
+    if activation == "log1p_log1p_relu":
         weights = torch.log1p(weights)
     expected = (weights.max(dim=0).values if strategy == "max" else weights.sum(dim=0)).numpy()
-    sparse = open_weights(published, strategy, activation).weigh([5] * 23, hidden.numpy())
+    sparse = open_weights(published, strategy, activation).weigh(OccludedSequence([5] * 23, [0] * 23), hidden.numpy())
     found = np.zeros(len(expected), dtype=np.float32)
     found[sparse.token_ids] = sparse.weights
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -61,6 +64,6 @@ def test_blocks_give_the_weights_of_the_formula(
 
 
 def test_infinite_hidden_states_are_an_error(published: Path) -> None:
-    weights = open_weights(published, "max", "relu")
+    weights = open_weights(published, "max", "log1p_relu")
     with pytest.raises(NonFiniteOutput), np.errstate(invalid="ignore"):
-        weights.weigh([5, 5], np.full((2, 24), np.nan, dtype=np.float32))
+        weights.weigh(OccludedSequence([5, 5], [0, 0]), np.full((2, 24), np.nan, dtype=np.float32))
