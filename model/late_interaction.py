@@ -18,9 +18,9 @@ from model.head_records import ExpansionRecord, SideRecord
 from model.heads import MultiVector, find_mask_token, token_projection
 from model.sentence_transformers_config import (
     CONFIG,
-    LATE_INTERACTION,
     MODULES,
     DenseLayer,
+    is_late_interaction,
     read_dense,
     read_modules,
 )
@@ -102,7 +102,8 @@ def read_late_interaction(
 
 
 def _is_chain(directory: Path) -> bool:
-    return LATE_INTERACTION.fullmatch(" ".join(kind for kind, _ in read_modules(directory))) is not None
+    order = " ".join(kind for kind, _ in read_modules(directory))
+    return is_late_interaction(order, read_optional_json(directory / CONFIG))
 
 
 def _read_modules(directory: Path, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -121,7 +121,8 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
         raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
     modules = list(read_modules(directory))
     order = " ".join(kind for kind, _ in modules)
-    if SPLADE.fullmatch(order) or LATE_INTERACTION.fullmatch(order) or order == LOGIT_SCORE:
+    late = is_late_interaction(order, read_optional_json(directory / CONFIG))
+    if late or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
         return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
         raise CheckpointError(
@@ -146,6 +147,12 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
         include_prompt=include_prompt,
         origins=origins,
     )
+
+
+def is_late_interaction(order: str, config: Mapping[str, Any]) -> bool:
+    """Return whether modules in this order are a ColBERT model; `config` has the values of CONFIG."""
+    named = config.get("model_type") in ("MultiVectorEncoder", "ColBERT") or "query_prefix" in config
+    return LATE_INTERACTION.fullmatch(order) is not None and (named or "MultiVectorMask" in order)
 
 
 def find_splade_pooling(directory: Path) -> Path | None:
