@@ -66,7 +66,7 @@ def write(directory: Path, seed: int = 0) -> None:
 
     `pairs.jsonl` and `validation-pairs.jsonl`: for contrastive learning. `texts.jsonl` and `validation-texts.jsonl`:
     their sentences, for distillation. `retrieval.jsonl`: held-out queries, each with its positive and two negatives as
-    documents. `rerank.json`: a request to `/v1/rerank` that explains the best document for one of them.
+    documents. `rerank.json`: a request to `/v1/rerank` with documents like these, and the effect of each word.
     """
     draw = random.Random(seed)  # noqa: S311  # not for secrets
     for prefix, count, held_out in (("", PAIRS, False), ("validation-", VALIDATION, True)):
@@ -85,8 +85,7 @@ def _pair(pair: Paraphrase) -> dict[str, Any]:
 def _rerank(pair: Paraphrase) -> dict[str, Any]:
     documents = [*pair.negatives, pair.positive]
     return {
-        "model": "converse-verbs-reranker", "query": pair.query, "documents": documents,
-        "effect": "occlusion", "explain_top": 1,
+        "model": "converse-verbs-reranker", "query": pair.query, "documents": documents, "effect": "occlusion",
     }  # fmt: skip
 
 
