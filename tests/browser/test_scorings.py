@@ -164,17 +164,6 @@ def test_pair_over_the_limit_is_truncated_with_the_query(ranking: PageDriver) ->
     assert 0 < len(ranking.page.get_by_label("Text 1", exact=True).input_value().split()) < 120
 
 
-def test_model_without_maps_has_no_words_in_context(opened: PageDriver, rest: httpx.Client) -> None:
-    info = rest.get("/v1/model").json()
-    info["operations"] = [name for name in info["operations"] if name not in ("attend", "compare")]
-    opened.page.route("**/v1/models", lambda route: route.fulfill(json={"data": [info]}))
-    opened.requests.clear()
-    opened.page.reload()
-    opened.page.get_by_text("exported without hidden states and attention maps").wait_for()
-    assert not opened.sent_bodies() + opened.sent_bodies("/v1/compare")
-    assert not opened.page.locator("#explore").is_visible()
-
-
 @pytest.mark.slow
 def test_programs_of_a_cross_encoder_name_the_model(ranking: PageDriver, service: ServiceThread) -> None:
     response = use(ranking, "ranker", "cross_encoder")

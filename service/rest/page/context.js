@@ -4,6 +4,7 @@ import {
 } from "./choice.js";
 import { Comparison } from "./comparison.js";
 import { areAllPairs, describeCoverage, explainMissingWord, findPlaces } from "./coverage.js";
+import { find } from "./element.js";
 import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
 import { truncate } from "./faults.js";
@@ -11,13 +12,12 @@ import { LayerPlayer } from "./player.js";
 import { queryMaker } from "./query.js";
 import { senseOf } from "./senses.js";
 import { SentenceList } from "./sentences.js";
-import { compatible, DEFAULTS, mapRequest } from "./settings.js";
+import { compatible, DEFAULTS, hasMaps, mapRequest } from "./settings.js";
 
 const MOST_SENTENCES = 64;
 const TOP_CONTRIBUTORS = 5;
 const TYPING_MS = 350;
 const CHOOSING_MS = 80;
-const NO_MAPS = "This model was exported without hidden states and attention maps, so the page cannot show a word in context. Its other tab works.";
 const NOT_COMPUTED = "Not computed. See the message at the top of the page.";
 
 /** The tab "Word in context": sentences, their comparison, and the exploration of layers and heads. */
@@ -94,17 +94,12 @@ export class ContextView {
   }
 
   setModel(/** @type {import("./settings.js").Model} */ model) {
-    if (this.model && this.model.name !== model.name) this.#forget();
+    if (this.model && this.model.name !== model.name) {
+      this.latest = null;
+      for (const results of [this.maps, this.rejected]) results.clear();
+    }
     this.model = model;
     this.#refresh(0);
-  }
-
-  /** Forget the results of the previous model. */
-  #forget() {
-    this.player.stop();
-    this.latest = null;
-    this.maps.clear();
-    this.rejected.clear();
   }
 
   /** The state of the view, for a link. */
@@ -126,12 +121,10 @@ export class ContextView {
     this.#reread();
   }
 
-  /** Send the requests of the view, once the model is known. */
   #request(/** @type {number} */ delay) {
     if (this.model === null) return;
-    const filled = this.#hasMaps ? this.sentences.filter((sentence) => hasWords(sentence) && !this.#faultOf(sentence)) : [];
-    const inputs = filled.map(inputOf);
-    this.mapQuery.request(inputs.length ? mapRequest(this.settings, inputs) : null, delay);
+    const filled = this.sentences.filter((sentence) => hasMaps(this.model) && hasWords(sentence) && !this.#faultOf(sentence));
+    this.mapQuery.request(filled.length ? mapRequest(this.settings, filled.map(inputOf)) : null, delay);
     this.explore.requestHeads(filled, this.open, this.settings, delay);
     this.#compare(filled, delay);
   }
@@ -145,17 +138,11 @@ export class ContextView {
     const enough = occurrences.length > 1;
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
     const { notes, message } = describeCoverage({
-      sentences: this.sentences, filled, single, selected,
+      model: this.model, sentences: this.sentences, filled, single, selected,
       isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
     });
-    if (!this.#hasMaps) this.comparison.showMessage(NO_MAPS);
-    else if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
+    if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
     else this.comparison.showMessage(...message);
-  }
-
-  /** Whether the model is known and has attention maps and hidden states. */
-  get #hasMaps() {
-    return this.model !== null && this.model.operations.includes("attend");
   }
 
   /** Return why the server rejected a sentence, if it did. */
@@ -226,8 +213,8 @@ export class ContextView {
     this.chips.show(this.sentences);
     find("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
     const count = this.model?.num_hidden_layers ?? 0;
-    find("#explore").hidden = this.model !== null && !this.#hasMaps;
-    find("#player").hidden = !this.#hasMaps || !this.sentences.some(hasWords);
+    find("#explore").hidden = this.model !== null && !hasMaps(this.model);
+    find("#player").hidden = !hasMaps(this.model) || !this.sentences.some(hasWords);
     this.player.show(this.settings.layer ?? count, count, this.busy);
     this.comparison.setLayer(this.settings.layer);
     const { sentences, open, settings, model } = this;
@@ -310,8 +297,4 @@ export class ContextView {
     this.#update(0);
     this.#reread();
   }
-}
-
-function find(/** @type {string} */ selector) {
-  return /** @type {HTMLElement} */ (document.querySelector(selector));
 }

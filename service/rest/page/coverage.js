@@ -1,6 +1,9 @@
 import { chosenTexts, hasPair, hasWords } from "./choice.js";
 import { listWords } from "./naming.js";
+import { hasMaps } from "./settings.js";
 import { same } from "./words.js";
+
+const NO_MAPS = "This model was exported without hidden states and attention maps, so the page cannot show a word in context. Its other tab works.";
 
 /** @typedef {import("./choice.js").Sentence} Sentence */
 
@@ -25,11 +28,11 @@ export function findPlaces(single) {
 /**
  * Return which sentences are not compared and why: `notes` beside a comparison, or the `message` in its place.
  * @param {{
- *   sentences: Sentence[], filled: Sentence[], single: Sentence[], selected: Sentence[],
+ *   model: import("./settings.js").Model, sentences: Sentence[], filled: Sentence[], single: Sentence[], selected: Sentence[],
  *   isRejected: (sentence: Sentence) => boolean, numberOf: (id: number) => number,
  * }} context `filled` have words, `single` of them have no pair, and `selected` of those have a selected word
  */
-export function describeCoverage({ sentences, filled, single, selected, isRejected, numberOf }) {
+export function describeCoverage({ model, sentences, filled, single, selected, isRejected, numberOf }) {
   const words = listWords(chosenTexts(single), "or");
   const list = (/** @type {Sentence[]} */ items) => items.map(({ id }) => `sentence ${numberOf(id)}`).join(", ");
   const lacking = list(single.filter(({ word }) => !word));
@@ -41,6 +44,7 @@ export function describeCoverage({ sentences, filled, single, selected, isReject
     ...(paired ? [`Not compared (pairs): ${paired}.`] : []),
   ];
   const message = () => {
+    if (!hasMaps(model)) return [NO_MAPS];
     if (rejected) return [`Shorten or truncate ${rejected} to compare.`];
     if (!filled.length) return ["Type two sentences with the same word, or select an example."];
     if (!selected.length) return ["Add two sentences without a pair to compare a word in them."];

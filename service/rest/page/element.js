@@ -23,6 +23,11 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/** Return the element of the page for a selector. */
+export function find(/** @type {string} */ selector) {
+  return /** @type {HTMLElement} */ (document.querySelector(selector));
+}
+
 /**
  * Create an SVG element with attributes.
  *

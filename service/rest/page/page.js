@@ -1,7 +1,7 @@
 import { showModel } from "./about.js";
 import { ApiError, call, selectModel } from "./api.js";
 import { ContextView } from "./context.js";
-import { element } from "./element.js";
+import { element, find } from "./element.js";
 import { decode, encode, LinkError } from "./fragment.js";
 import { Notices } from "./notices.js";
 import { Share } from "./share.js";
@@ -114,10 +114,6 @@ class Page {
       this.context.start();
     }
   }
-}
-
-function find(/** @type {string} */ selector) {
-  return /** @type {HTMLElement} */ (document.querySelector(selector));
 }
 
 new Page().start();

@@ -4,7 +4,7 @@
  *
  * @typedef {{unit: string, kind: string, combine: string, layer: number | null, head: string, special: string,
  *            segments: string, self: boolean}} Settings
- * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[]}} Model
+ * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[], operations: string[]}} Model
  */
 
 /**
@@ -142,6 +142,11 @@ export function compatible(requested, { model = null, pairs }) {
   const isHead = isNumber(settings.head) && (!model || Number(settings.head) < model.num_attention_heads);
   if (!heads.includes(settings.head) && !isHead) settings.head = heads[0];
   return settings;
+}
+
+/** Return whether a model is known, and has hidden states and attention maps. */
+export function hasMaps(/** @type {Model | null} */ model) {
+  return model !== null && model.operations.includes("attend");
 }
 
 /** Return the supported ways to reduce heads. */
