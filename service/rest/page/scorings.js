@@ -23,16 +23,16 @@ const ONE_TOKEN = ["cls", "last"];
 export const SCORINGS = {
   cross_encoder: {
     name: "cross-encoder",
-    meaning: "The model reads the query and a text together, so the score is not a sum over words. The words show the effect of removing each one.",
+    meaning: "The model reads the query and a text together, so the score (a logit) is not a sum over words. The words show the effect of removing each one.",
     route: "rerank",
     isSupported: isCrossEncoder,
-    request: (query, documents) => ({ query, documents, effect: "occlusion", unit: "word", explain_top: documents.length }),
+    request: (query, documents) => ({ query, documents, effect: "occlusion", unit: "word", explain_top: documents.length, raw_scores: true }),
     ranking: rerankRanking,
   },
   maxsim: {
     name: "MaxSim of token vectors",
-    meaning: "Each token has a vector. Each token of the query is matched with the most similar token of the text, and the score is the mean of "
-      + "these similarities.",
+    meaning: "Each token has a vector. Each token of the query is matched with the most similar token of the text, and the score is the sum of "
+      + "these similarities, or for some models their mean.",
     route: "similarity",
     isSupported: (model) => supports(model, "multi_vector"),
     request: (query, documents) => ({ queries: [query], documents, similarity: "maxsim", explain: true }),
