@@ -5,7 +5,8 @@ from typing import get_args
 
 from service.engine.operations.compare import MAX_OCCURRENCES
 from service.engine.operations.fill_mask import MAX_TARGETS
-from service.engine.schema.encode import Input, ModelInfo, Truncation
+from service.engine.schema.encode import Input, Truncation
+from service.engine.schema.model import ModelInfo
 from service.engine.schema.operations import Output
 from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
 

@@ -17,7 +17,7 @@ from service.commands.neighbors import (
     spearman,
     top_neighbors,
 )
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 
 LISTED = 10
 """Maximum number of most-changed lines to list."""

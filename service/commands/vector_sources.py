@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attendant_client import ModelInfo as ClientModelInfo
 
     from service.engine.engine import Engine
-    from service.engine.schema.encode import ModelInfo
+    from service.engine.schema.model import ModelInfo
 
 MAX_ATTEMPTS = 6
 """Attempts per request to a server, enough to survive a ten-second outage."""

@@ -14,7 +14,7 @@ from model.measurements import GoldenVectors
 from model.tokenized_input import TokenizedInput, TokenizerInput
 from model.tokenizer import Tokenizer
 from service.engine.backends.base import Backend
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, TextVectors
 
 
 def min_golden_cosine(

@@ -15,7 +15,7 @@ from service.engine.backends.base import Backend, Task
 from service.engine.fair_queue import ANONYMOUS, Cost
 from service.engine.jobs import Entry, Job
 from service.engine.observer import LaneObserver, ModelObserver
-from service.engine.schema.encode import EncodeTask, ExplainTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, ExplainTask, TextVectors
 from service.engine.workers import Workers
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from service import __version__
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Limits, ModelInfo
+from service.engine.schema.model import Limits, ModelInfo
 from service.engine.schema.operations import operations_of, outputs_of
 
 

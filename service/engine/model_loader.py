@@ -17,7 +17,7 @@ from service.engine.encode.pooling import DenseLayers
 from service.engine.explain.layers import ArtifactLayers
 from service.engine.explain.operations import ExplainOperations
 from service.engine.golden_check import min_golden_cosine
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
 from service.model_options import ModelOption
 

@@ -7,7 +7,7 @@ from service.config import Settings
 from service.engine.engine import Engine, EngineGroup
 from service.engine.fair_queue import Backlog
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, echo
 from service.metrics import Metrics
 from service.request_log import current_record

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.engine.engine import Engine
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, ModelInfo, Timing, Wire
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, Timing, Wire
 from service.engine.schema.explain import AttendRequest, AttendResponse
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse
+from service.engine.schema.model import ModelInfo
 from service.engine.schema.operations import Output
 from service.errors import ConflictingFields, Duplicate, ServiceError, UnknownValue, UnsupportedByModel, echo
 from service.oip.inputs import InferSpelling, to_inputs

@@ -6,7 +6,7 @@ from typing import Any
 from service import __version__
 from service.engine.engine import Engine
 from service.engine.models import Models
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, Unsupported, echo
 from service.metrics import Metrics
 from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.engine.padding import pad_maps, pad_matrices, pad_vectors, stack_rows, stack_vectors
-from service.engine.schema.encode import Array, EncodeResponse, EncodeResult, ModelInfo, SparseResult
+from service.engine.schema.encode import Array, EncodeResponse, EncodeResult, SparseResult
 from service.engine.schema.explain import AttendResponse
 from service.engine.schema.labels import ClassifyResponse
+from service.engine.schema.model import ModelInfo
 from service.engine.schema.operations import Output
 from service.oip.tensors import Integers, OutputTensor
 

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from service.rest import compatible_examples
+from service.rest import compatible_examples, head_examples
+from service.rest.head_examples import HEAD, UNIT
 
 Example = dict[str, Any]
 
 MODEL = "all-MiniLM-L6-v2"
-HEAD = {"model": MODEL, "precision": "float32"}
 TEXT = "money bank grows"
 TOKEN = {"id": 2769, "text": "money", "start": 0, "end": 5, "word_index": 0, "segment": 0, "special": False}
-UNIT = {"text": "money", "start": 0, "end": 5, "segment": 0, "special": False}
 WORD = {"text": "money", "start": 0, "end": 5, "segment": 0}
 
 ENCODE_REQUEST: Example = {"inputs": [TEXT, {"text": "river bank floods"}], "outputs": ["pooled"]}
@@ -98,89 +97,6 @@ SIMILARITY_RESPONSE: Example = HEAD | {
     "query_prompt": None,
     "document_prompt_name": None,
     "document_prompt": None,
-}
-RERANK_REQUEST: Example = {
-    "query": "how to open a bank account",
-    "documents": ["The river bank is closed.", "Opening an account takes ten minutes."],
-    "effect": "occlusion",
-    "explain_top": 1,
-}
-RERANK_RESPONSE: Example = (
-    {"id": compatible_examples.REQUEST_ID, "object": "list"}
-    | HEAD
-    | {
-        "results": [
-            {
-                "index": 1,
-                "relevance_score": 0.98,
-                "explanation": {
-                    "query_units": [UNIT],
-                    "document_units": [UNIT],
-                    "query_effects": [0.21],
-                    "document_effects": [0.35],
-                },
-            },
-            {"index": 0, "relevance_score": 0.02},
-        ],
-        "usage": {"tokens": 31, "truncated_inputs": 0, "total_tokens": 31},
-        "meta": {
-            "api_version": {"version": "1"},
-            "billed_units": {"input_tokens": 31},
-            "tokens": {"input_tokens": 31},
-        },
-    }
-)
-CLASSIFY_REQUEST: Example = {"inputs": ["The parcel has not arrived."], "top_k": 2}
-CLASSIFY_RESPONSE: Example = HEAD | {
-    "results": [
-        {
-            "token_count": 8,
-            "truncated": False,
-            "labels": [{"label": "delivery", "score": 0.97}, {"label": "billing", "score": 0.02}],
-        }
-    ],
-    "usage": {"tokens": 8, "truncated_inputs": 0},
-}
-FILL_MASK_REQUEST: Example = {"inputs": ["She sat on the [MASK] of the river."], "top_k": 2}
-FILL_MASK_RESPONSE: Example = HEAD | {
-    "results": [
-        {
-            "token_count": 11,
-            "truncated": False,
-            "positions": [
-                {
-                    "position": 5,
-                    "start": 15,
-                    "end": 21,
-                    "segment": 0,
-                    "layers": [
-                        {
-                            "layer": 6,
-                            "predictions": [
-                                {"token": "bank", "id": 2924, "probability": 0.71},
-                                {"token": "edge", "id": 3341, "probability": 0.12},
-                            ],
-                        }
-                    ],
-                }
-            ],
-        }
-    ],
-    "usage": {"tokens": 11, "truncated_inputs": 0},
-}
-TOKEN_CLASSIFY_REQUEST: Example = {"inputs": ["Ada Lovelace lived in London."]}
-TOKEN_CLASSIFY_RESPONSE: Example = HEAD | {
-    "results": [
-        {
-            "token_count": 9,
-            "truncated": False,
-            "entities": [
-                {"label": "PER", "score": 0.99, "text": "Ada Lovelace", "start": 0, "end": 12, "segment": 0},
-                {"label": "LOC", "score": 0.98, "text": "London", "start": 22, "end": 28, "segment": 0},
-            ],
-        }
-    ],
-    "usage": {"tokens": 9, "truncated_inputs": 0},
 }
 EMBEDDINGS_REQUEST: Example = {"model": MODEL, "input": [TEXT, "river bank floods"]}
 EMBEDDINGS_RESPONSE: Example = {
@@ -322,10 +238,6 @@ REQUESTS: dict[str, Example] = {
     "attend": ATTEND_REQUEST,
     "compare": COMPARE_REQUEST,
     "similarity": SIMILARITY_REQUEST,
-    "rerank": RERANK_REQUEST,
-    "classify": CLASSIFY_REQUEST,
-    "token_classify": TOKEN_CLASSIFY_REQUEST,
-    "fill_mask": FILL_MASK_REQUEST,
     "create_embeddings": EMBEDDINGS_REQUEST,
     "tei_root": TEI_REQUEST,
     "tei_embed": TEI_REQUEST,
@@ -336,6 +248,7 @@ REQUESTS: dict[str, Example] = {
     "tei_similarity": TEI_SIMILARITY_REQUEST,
     "tei_tokenize": {"inputs": TEXT},
     "tei_decode": {"ids": [101, 2769, 2924, 102]},
+    **head_examples.REQUESTS,
     **compatible_examples.REQUESTS,
     "oip_model_infer": OIP_INFER_REQUEST,
     "oip_model_version_infer": OIP_INFER_REQUEST,
@@ -346,10 +259,6 @@ RESPONSES: dict[str, Any] = {
     "attend": ATTEND_RESPONSE,
     "compare": COMPARE_RESPONSE,
     "similarity": SIMILARITY_RESPONSE,
-    "rerank": RERANK_RESPONSE,
-    "classify": CLASSIFY_RESPONSE,
-    "token_classify": TOKEN_CLASSIFY_RESPONSE,
-    "fill_mask": FILL_MASK_RESPONSE,
     "create_embeddings": EMBEDDINGS_RESPONSE,
     "list_models": {"object": "list", "data": [SERVED_MODEL]},
     "retrieve_model": SERVED_MODEL,
@@ -364,6 +273,7 @@ RESPONSES: dict[str, Any] = {
     "tei_tokenize": [[{"id": 2769, "text": "money", "special": False, "start": 0, "stop": 5}]],
     "tei_decode": ["money bank"],
     "tei_info": TEI_INFO,
+    **head_examples.RESPONSES,
     **compatible_examples.RESPONSES,
     "oip_live": {"live": True},
     "oip_ready": {"ready": True},

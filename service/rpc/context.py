@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from service.engine.schema.encode import ModelInfo, Timing
+from service.engine.schema.encode import Timing
+from service.engine.schema.model import ModelInfo
 
 MODEL_HEADER = "x-attendant-model"
 

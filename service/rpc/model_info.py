@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from model.manifest import POOLINGS
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import enum_label
 

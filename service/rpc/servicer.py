@@ -14,13 +14,13 @@ from service.engine.schema.encode import (
     EncodeResponse,
     EncodeResult,
     LayerReduce,
-    ModelInfo,
     Side,
     Timing,
     Token,
     TokenizeRequest,
     TokenizeResult,
 )
+from service.engine.schema.model import ModelInfo
 from service.engine.schema.operations import Output
 from service.errors import UnknownValue
 from service.lifecycle import Lifecycle

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.message import Message
 
 from service.engine.engine import Engine
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 from service.lifecycle import Lifecycle
 from service.pb import tei_pb2 as pb
 from service.pb import tei_pb2_grpc

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from service.engine.engine import PREPARATION_THREADS, Engine
-from service.engine.schema.encode import ModelInfo, Timing
+from service.engine.schema.encode import Timing
+from service.engine.schema.model import ModelInfo
 
 API = "tei"
 """The label of this API in metrics, over REST and gRPC."""

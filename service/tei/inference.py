@@ -13,7 +13,6 @@ from service.engine.schema.encode import (
     EncodeRequest,
     EncodeResponse,
     Input,
-    ModelInfo,
     Token,
     TokenizeRequest,
     TokenizeResult,
@@ -21,6 +20,7 @@ from service.engine.schema.encode import (
     Wire,
 )
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse
+from service.engine.schema.model import ModelInfo
 from service.errors import ConflictingFields, Empty, MissingHead, ServiceError, WrongShape
 from service.limits import cut
 

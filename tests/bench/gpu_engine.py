@@ -16,7 +16,7 @@ from model.tokenized_input import TokenizerInput
 from model.tokenizer import Tokenizer
 from service.engine.backends.base import Backend
 from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, TextVectors
 
 BatchBackend = Backend[EncodeTask, TextVectors]
 WARM_UP_S = 1.0

@@ -20,7 +20,8 @@ from model.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu
-from service.engine.schema.encode import EncodeRequest, EncodeTask, Input, TextVectors
+from service.engine.schema.encode import EncodeRequest, Input
+from service.engine.schema.tasks import EncodeTask, TextVectors
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew

@@ -9,7 +9,7 @@ from model.artifact import WEIGHTS, Artifact
 from model.export import Variants, export
 from model.tokenized_input import TokenizerInput
 from service.config import Settings
-from service.engine.schema.encode import EncodeTask
+from service.engine.schema.tasks import EncodeTask
 from tests.model.tiny_tokenizers import build_wordpiece
 from tests.shared_models import load_anew
 

@@ -27,7 +27,8 @@ from service.engine.engine import Engine
 from service.engine.lane import Lane
 from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeTask, Input, TextVectors
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
+from service.engine.schema.tasks import EncodeTask, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.request_log import RequestLog

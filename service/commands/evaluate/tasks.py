@@ -36,7 +36,7 @@ from service.commands.evaluate.similarities import pair_similarities, word_cosin
 from service.commands.lines import ReadFile
 from service.commands.neighbors import Vectors
 from service.config import Settings
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine

@@ -14,7 +14,7 @@ from model.manifest import Precision
 from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.backends.heads import Heads
 from service.engine.encode.pooling import pool_batch
-from service.engine.schema.encode import EncodeTask, ModelInput, TextVectors
+from service.engine.schema.tasks import EncodeTask, ModelInput, TextVectors
 from service.errors import NonFiniteOutput
 
 ProviderName = Literal["cuda", "openvino", "cpu"]

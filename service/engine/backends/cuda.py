@@ -22,7 +22,7 @@ from service.engine.backends.cuda_session import open_session
 from service.engine.backends.heads import Heads
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.encode.pooling import pool_batch
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, TextVectors
 from service.errors import NonFiniteOutput
 
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"

@@ -11,7 +11,7 @@ from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.sparse_head import SparseWeights
 from service.engine.backends.vocabulary import MaskedWords
 from service.engine.encode.pooling import Floats, normalize, pool_batch
-from service.engine.schema.encode import EncodeTask, HeadName
+from service.engine.schema.tasks import EncodeTask, HeadName
 from service.errors import NonFiniteOutput
 
 Results = dict[str, Any]

@@ -12,7 +12,7 @@ from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
 from model.tokenized_input import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.backends.cpu_session import open_cpu_session
-from service.engine.schema.encode import ExplainTask
+from service.engine.schema.tasks import ExplainTask
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need

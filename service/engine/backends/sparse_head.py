@@ -9,7 +9,7 @@ from model.head_records import SparseActivation, SparseHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.vocabulary import Projection
 from service.engine.encode.pooling import Floats
-from service.engine.schema.encode import ModelInput, SparseVector
+from service.engine.schema.tasks import ModelInput, SparseVector
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from model.head_records import MaskedLMHead
 from model.records import TensorRecord
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.encode.pooling import Floats
-from service.engine.schema.encode import PredictedWords, WordQuery
+from service.engine.schema.tasks import PredictedWords, WordQuery
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:

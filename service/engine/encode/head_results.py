@@ -7,7 +7,8 @@ import numpy as np
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import cast
 from service.engine.encode.response import JSON_CHARACTER_BYTES, PreparedInput, array_bytes
-from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, SparseResult, TextVectors
+from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, SparseResult
+from service.engine.schema.tasks import TextVectors
 
 SPARSE_ENTRY_BYTES = 16
 """Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""

@@ -20,16 +20,13 @@ from service.engine.schema.encode import (
     DType,
     EncodeRequest,
     EncodeResult,
-    EncodeTask,
-    ExplainOperation,
-    HeadName,
     Input,
     MapDType,
-    TextVectors,
     Token,
     Wire,
     Word,
 )
+from service.engine.schema.tasks import EncodeTask, ExplainOperation, HeadName, TextVectors
 from service.spelling import Change, Remedy
 
 # Upper bounds of sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).

@@ -8,7 +8,8 @@ from model.encodings import Offsets
 from model.head_records import MultiVectorHead, SideRecord
 from model.manifest import Manifest
 from model.tokenized_input import NO_SEGMENT, TokenizedInput
-from service.engine.schema.encode import OccludedSequence, Side
+from service.engine.schema.encode import Side
+from service.engine.schema.tasks import OccludedSequence
 
 Value = TypeVar("Value")
 

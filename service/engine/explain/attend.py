@@ -12,7 +12,7 @@ from service.engine.encode.pooling import Floats, cast_map
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.explain.maps import Layer, TokenMaps, token_maps
 from service.engine.explain.units import Units
-from service.engine.schema.encode import DTYPES, Array, ExplainOperation
+from service.engine.schema.encode import DTYPES, Array
 from service.engine.schema.explain import (
     AttendRequest,
     AttendResult,
@@ -20,6 +20,7 @@ from service.engine.schema.explain import (
     AttentionMapSpec,
     SparseMatrix,
 )
+from service.engine.schema.tasks import ExplainOperation
 from service.spelling import Change, Remedy
 
 # Upper bounds in bytes: a map without its values, and an index in JSON and in binary.

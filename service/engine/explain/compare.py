@@ -15,7 +15,7 @@ from service.engine.encode.pooling import Floats
 from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.maps import Layer, token_maps
 from service.engine.explain.units import Units
-from service.engine.schema.encode import Array, ExplainOperation
+from service.engine.schema.encode import Array
 from service.engine.schema.explain import (
     AttentionMapSpec,
     CompareRequest,
@@ -24,6 +24,7 @@ from service.engine.schema.explain import (
     Occurrence,
     OccurrenceResult,
 )
+from service.engine.schema.tasks import ExplainOperation
 from service.errors import InvalidArgument, OutOfRange
 
 SHARE_DECIMALS = 6

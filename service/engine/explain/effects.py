@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model.manifest import Pooling
 from model.tokenized_input import TokenizedInput
 from service.engine.encode.sides import SidedInput
-from service.engine.schema.encode import OccludedSequence
+from service.engine.schema.tasks import OccludedSequence
 
 
 def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:

@@ -13,7 +13,7 @@ from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_byt
 from service.engine.explain.similarity import PAIR_BYTES, ComparedText
 from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity, sparse_products
 from service.engine.explain.units import token_units
-from service.engine.schema.encode import Array, EncodeTask, TextVectors
+from service.engine.schema.encode import Array
 from service.engine.schema.similarity import (
     SCORE_DECIMALS,
     ContributionRest,
@@ -22,6 +22,7 @@ from service.engine.schema.similarity import (
     SimilarityRequest,
     TokenMatch,
 )
+from service.engine.schema.tasks import EncodeTask, TextVectors
 
 TERM_BYTES = 256
 """Upper bound on the size of a match or a shared entry in JSON."""

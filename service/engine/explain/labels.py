@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from model.head_records import ScoreActivation
 from service.engine.explain.similarity import ComparedText
-from service.engine.schema.encode import EncodeTask, TextVectors
+from service.engine.schema.tasks import EncodeTask, TextVectors
 
 
 def to_scores(logits: NDArray[Any], activation: ScoreActivation) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from service.engine.explain.attend import attention_maps
 from service.engine.explain.compare import occurrence_vectors
 from service.engine.explain.maps import Layer
 from service.engine.explain.words import Predict, layer_words
-from service.engine.schema.encode import ExplainOperation, ExplainTask
+from service.engine.schema.tasks import ExplainOperation, ExplainTask
 
 
 class ExplainOperations:

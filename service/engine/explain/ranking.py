@@ -10,8 +10,9 @@ from model.head_records import ScoreActivation
 from service.engine.explain.labels import effects, label_tasks, occlusion_tasks, to_scores
 from service.engine.explain.similarity import ComparedText
 from service.engine.explain.text_similarity import TextSimilarity
-from service.engine.schema.encode import Array, EncodeTask, TextVectors
+from service.engine.schema.encode import Array
 from service.engine.schema.labels import RankExplanation
+from service.engine.schema.tasks import EncodeTask, TextVectors
 
 Scores = NDArray[np.float64]
 

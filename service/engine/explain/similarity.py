@@ -17,7 +17,7 @@ from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
 from service.engine.explain.effects import occlude, pool_without_units
 from service.engine.explain.units import token_units, word_units
-from service.engine.schema.encode import Array, EncodeTask, OccludedSequence, TextVectors, Wire
+from service.engine.schema.encode import Array, Wire
 from service.engine.schema.explain import Unit
 from service.engine.schema.similarity import (
     SCORE_DECIMALS,
@@ -27,6 +27,7 @@ from service.engine.schema.similarity import (
     SimilarityText,
     SimilarityUnit,
 )
+from service.engine.schema.tasks import EncodeTask, OccludedSequence, TextVectors
 
 PAIR_BYTES = 512
 """Upper bound on the size of a pair without its arrays."""

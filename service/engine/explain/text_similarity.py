@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from model.manifest import Pooling
 from service.engine.explain.contributions import Embedder
-from service.engine.schema.encode import EncodeTask, ModelInput, SparseVector, TextVectors
+from service.engine.schema.tasks import EncodeTask, ModelInput, SparseVector, TextVectors
 
 Scores = NDArray[np.float64]
 Floats = NDArray[Any]

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 from model.tokenized_input import TokenizedInput
 from service.engine.encode.pooling import Floats
-from service.engine.schema.encode import ExplainOperation, PredictedWords, WordQuery
+from service.engine.schema.tasks import ExplainOperation, PredictedWords, WordQuery
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT, describe_cost
 from service.engine.operations.inputs import check_at_least_one, check_inputs, check_length, require_operation
 from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
-from service.engine.schema.encode import Array, TextVectors
+from service.engine.schema.encode import Array
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, ClassifyResult, LabelScore
+from service.engine.schema.tasks import TextVectors
 from service.errors import ConflictingFields
 from service.spelling import Remedy
 

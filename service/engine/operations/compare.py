@@ -16,8 +16,9 @@ from service.engine.explain.units import word_units
 from service.engine.observer import Observation
 from service.engine.operations.costs import OUTPUT, PAIR, describe_cost
 from service.engine.operations.inputs import SPLIT, check_layers, check_length, check_span, check_text, require
-from service.engine.schema.encode import Input, Limits
+from service.engine.schema.encode import Input
 from service.engine.schema.explain import CompareRequest, CompareResponse
+from service.engine.schema.model import Limits
 from service.errors import OutOfRange, TooFew, TooMany, UnsupportedByModel, missing_or_conflicting
 from service.spelling import Remedy
 

@@ -31,15 +31,9 @@ from service.engine.operations.inputs import (
     require,
     select_prompt,
 )
-from service.engine.schema.encode import (
-    AppliedPrompt,
-    EncodeRequest,
-    EncodeResponse,
-    EncodeResult,
-    Side,
-    TextVectors,
-)
+from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeResponse, EncodeResult, Side
 from service.engine.schema.operations import Output, outputs_of
+from service.engine.schema.tasks import TextVectors
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.spelling import Remedy, named
 

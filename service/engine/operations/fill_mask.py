@@ -21,7 +21,6 @@ from service.engine.operations.inputs import (
     require,
     require_operation,
 )
-from service.engine.schema.encode import EncodeTask, PredictedWords, TextVectors, WordQuery
 from service.engine.schema.fill_mask import (
     FilledPosition,
     FillMaskRequest,
@@ -30,6 +29,7 @@ from service.engine.schema.fill_mask import (
     LayerPredictions,
     Prediction,
 )
+from service.engine.schema.tasks import EncodeTask, PredictedWords, TextVectors, WordQuery
 from service.errors import Duplicate, Empty, InvalidArgument, OutOfRange, RequestTooLarge, TooLong
 from service.spelling import Remedy
 

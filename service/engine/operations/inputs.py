@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from model.manifest import Absent, Manifest, Role
 from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.encode.sides import max_tokens
-from service.engine.schema.encode import AppliedPrompt, Input, Limits, Side, Truncation
+from service.engine.schema.encode import AppliedPrompt, Input, Side, Truncation
+from service.engine.schema.model import Limits
 from service.engine.schema.operations import Operation, operations_of
 from service.errors import (
     ConflictingFields,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from service.engine.schema.encode import Limits
+from service.engine.schema.model import Limits
 from service.errors import RequestTooLarge
 
 MAX_OCCLUDED_SEQUENCES = 4096

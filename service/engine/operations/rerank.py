@@ -31,8 +31,10 @@ from service.engine.operations.inputs import (
     require_operation,
 )
 from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
-from service.engine.schema.encode import AppliedPrompt, Limits, Side, TextVectors
+from service.engine.schema.encode import AppliedPrompt, Side
 from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse
+from service.engine.schema.model import Limits
+from service.engine.schema.tasks import TextVectors
 from service.errors import ConflictingFields
 from service.spelling import Remedy
 

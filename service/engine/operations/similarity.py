@@ -15,7 +15,8 @@ from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT
 from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, check_length, check_text, count_prompt, find_prompt
 from service.engine.operations.occlusion import check_occlusion
-from service.engine.schema.encode import AppliedPrompt, Limits, Side
+from service.engine.schema.encode import AppliedPrompt, Side
+from service.engine.schema.model import Limits
 from service.engine.schema.operations import HEAD_OF_SIMILARITY, outputs_of
 from service.engine.schema.similarity import (
     SimilarityFunction,

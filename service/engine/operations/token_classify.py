@@ -10,8 +10,9 @@ from service.engine.encode.response import RESULT_BYTES, listed_bytes
 from service.engine.observer import Observation
 from service.engine.operations.costs import describe_cost
 from service.engine.operations.inputs import check_inputs, check_length, require_operation
-from service.engine.schema.encode import EncodeTask, TextVectors, Token
+from service.engine.schema.encode import Token
 from service.engine.schema.entities import TokenClassifyRequest, TokenClassifyResponse, TokenClassifyResult
+from service.engine.schema.tasks import EncodeTask, TextVectors
 from service.errors import ConflictingFields
 from service.spelling import Remedy, named
 

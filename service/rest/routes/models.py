@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, TypeAdapter
 
-from service.engine.schema.encode import ModelInfo
+from service.engine.schema.model import ModelInfo
 from service.lifecycle import Lifecycle
 from service.rest.requests import reject_query
 from service.rest.responses import json_response

@@ -6,7 +6,8 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 
-from service.engine.schema.encode import ModelInfo, Wire
+from service.engine.schema.encode import Wire
+from service.engine.schema.model import ModelInfo
 from service.errors import (
     InvalidArgument,
     InvalidHeader,

@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from service.engine.schema.encode import Array, EncodeResponse, ModelInfo, SparseResult
+from service.engine.schema.encode import Array, EncodeResponse, SparseResult
 from service.engine.schema.labels import ClassifyResponse, RerankResponse
+from service.engine.schema.model import ModelInfo
 from service.engine.schema.similarity import SimilarityResponse
 from service.errors import Empty, Overloaded, ServiceError
 from service.rest.responses import metadata_headers

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from model.tokenized_input import TokenizerInput
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeTask
 from service.engine.schema.explain import Occurrence
+from service.engine.schema.tasks import EncodeTask
 from tests.service.conftest import cosine, open_harness
 from tests.service.engine.explain.compare_cases import TWICE
 from tests.service.engine.explain.test_compare_engine import compare_with

@@ -19,7 +19,7 @@ from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeTask
+from service.engine.schema.tasks import EncodeTask
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, cosine, encode_request, open_harness
 from tests.service.engine.backends.varlen_models import export_varlen, open_varlen

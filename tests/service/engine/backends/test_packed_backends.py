@@ -21,7 +21,7 @@ from service.config import Settings
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeTask
+from service.engine.schema.tasks import EncodeTask
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, ServiceHarness, cosine, encode, min_cosine, open_harness
 

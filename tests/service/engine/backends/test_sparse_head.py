@@ -13,7 +13,7 @@ from model.export import Variants, export
 from model.head_records import SparseActivation, SparsePooling
 from service.engine.backends import sparse_head, vocabulary
 from service.engine.backends.sparse_head import SparseWeights
-from service.engine.schema.encode import OccludedSequence
+from service.engine.schema.tasks import OccludedSequence
 from service.errors import NonFiniteOutput
 from tests.model.retriever_cases import SPLADE_CASES, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS

@@ -20,11 +20,12 @@ from service.engine.explain.attend import (
 )
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.attend import check_attend
-from service.engine.schema.encode import MapDType, TextVectors, Timing
+from service.engine.schema.encode import MapDType, Timing
 from service.engine.schema.explain import (
     AttendResponse,
     AttendResult,
 )
+from service.engine.schema.tasks import TextVectors
 from service.errors import InvalidArgument
 from service.rest.codec import NATIVE
 from service.rpc.explain import attend_responses

@@ -14,8 +14,9 @@ from service.engine.explain.compare import CompareTask, find_occurrence
 from service.engine.explain.units import word_units
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.attend import check_attend, prepare
-from service.engine.schema.encode import ExplainTask, Input
+from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, Occurrence
+from service.engine.schema.tasks import ExplainTask
 from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, AttendFactory
 
 MAX_BYTES_PER_TOKEN = 1500

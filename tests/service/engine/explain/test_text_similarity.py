@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from service.engine.explain.text_similarity import MaxSim, SparseSimilarity
-from service.engine.schema.encode import SparseVector
+from service.engine.schema.tasks import SparseVector
 
 
 def sparse(entries: dict[int, float]) -> SparseVector:

@@ -1,6 +1,6 @@
 import pytest
 
-from service.engine.schema.encode import Limits
+from service.engine.schema.model import Limits
 
 
 @pytest.fixture

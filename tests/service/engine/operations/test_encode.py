@@ -8,7 +8,8 @@ from model.manifest import Manifest
 from model.tokenized_input import TokenizerInput
 from service.engine.operations.encode import check_encode
 from service.engine.operations.inputs import select_prompt
-from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input, Limits
+from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input
+from service.engine.schema.model import Limits
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
 from tests.manifests import with_prompts
 

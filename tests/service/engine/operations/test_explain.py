@@ -8,8 +8,9 @@ from model.manifest import Attention, Manifest
 from model.tokenized_input import TokenizerInput
 from service.engine.operations.attend import check_attend
 from service.engine.operations.compare import check_compare
-from service.engine.schema.encode import Input, Limits
+from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
+from service.engine.schema.model import Limits
 from service.errors import InvalidArgument, ServiceError, UnsupportedByModel
 from tests.manifests import with_kinds
 

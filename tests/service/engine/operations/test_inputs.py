@@ -7,7 +7,8 @@ import pytest
 from model.manifest import Manifest
 from model.tokenized_input import TokenizerInput
 from service.engine.operations.inputs import check_inputs
-from service.engine.schema.encode import Input, Limits
+from service.engine.schema.encode import Input
+from service.engine.schema.model import Limits
 from service.errors import ServiceError
 from tests.manifests import with_architecture
 
