@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from service.engine.backends import base
 from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
+from service.engine.schema.tasks import HeadName
 
 SLOW_BASE = CostModel(fixed=3e-3, token=8e-4, square=1e-7)
 """A model of base size in float32 on one core: 3,072 tokens take 3.4 s."""
@@ -51,7 +52,7 @@ def open_recording(backend_class: type[Any], costs: CostModel, monkeypatch: pyte
 
     monkeypatch.setattr(base, "_timed", timed)
     architecture = SimpleNamespace(type_vocab_size=1)
-    heads = dict.fromkeys(("classification", "token_classification", "sparse", "multi_vector"))
+    heads = dict.fromkeys(get_args(HeadName))
     manifest = SimpleNamespace(max_input_tokens=8192, architecture=architecture, **heads)
     artifact: Any = SimpleNamespace(manifest=manifest)
     return backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
