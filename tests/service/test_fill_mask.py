@@ -172,6 +172,14 @@ async def test_positions_times_layers_are_limited(bert: ServiceHarness) -> None:
     await fill(bert, inputs=inputs[1:], layers="all")
 
 
+async def test_logits_are_limited(bert: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (await bert.client.get("/v1/model")).json()["vocab_size"]
+    monkeypatch.setattr(fill_mask, "MAX_LOGITS", 3 * size + 1)
+    error = (await bert.post("/v1/fill-mask", {"inputs": "[MASK] " * 4})).json()["error"]
+    assert (error["reason"], error["actual"], error["maximum"]) == ("TOO_MANY", 4, 3)
+    await fill(bert, inputs="[MASK] " * 3)
+
+
 async def test_a_model_without_the_head_names_what_it_supports(harness: ServiceHarness) -> None:
     error = (await harness.post("/v1/fill-mask", {"inputs": "a [MASK]"})).json()["error"]
     assert (error["reason"], error["actual"]) == ("UNSUPPORTED_BY_MODEL", "fill_mask")

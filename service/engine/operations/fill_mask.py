@@ -41,7 +41,9 @@ MAX_TOP_K = 100
 """Predictions per position and layer."""
 MAX_TARGETS = 100
 MAX_FILLED = 512
-"""Positions times layers of a request: each reads the table of the vocabulary, up to 0.8 GB."""
+"""Positions times layers of a request."""
+MAX_LOGITS = 2**24
+"""Logits of a request, which limit positions times layers of a model with a large vocabulary."""
 PREDICTION = 8
 """The cost of a prediction in a response; see costs.py."""
 PREDICTION_BYTES = 96
@@ -124,11 +126,12 @@ def prepare(engine: "Engine", request: FillMaskRequest, layers: Sequence[int]) -
         positions = find_positions(kept, request.position, engine, path)
         prepared.append(MaskedInput(kept, replace(query, positions=positions)))
         filled += len(positions) * len(layers)
-    if filled > MAX_FILLED:
+    limit = max_filled(engine.manifest)
+    if filled > limit:
         remedy = "Send fewer inputs" + (" or masks" if request.position is None else "")
         raise RequestTooLarge(
             "too many positions times layers", f"{remedy}{', or request fewer layers' if len(layers) > 1 else ''}.",
-            field="inputs", actual=filled, maximum=MAX_FILLED, reason="TOO_MANY",
+            field="inputs", actual=filled, maximum=limit, reason="TOO_MANY",
         )  # fmt: skip
     if len(layers) > 1 or layers[0] != engine.manifest.architecture.num_hidden_layers:
         engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)
@@ -137,6 +140,11 @@ def prepare(engine: "Engine", request: FillMaskRequest, layers: Sequence[int]) -
     )
     engine.check_response_size(size, len(prepared), lambda: Remedy("Send fewer inputs or a smaller top_k"))
     return prepared
+
+
+def max_filled(manifest: Manifest) -> int:
+    """Return the greatest number of positions times layers of a request."""
+    return min(MAX_FILLED, MAX_LOGITS // manifest.architecture.vocab_size)
 
 
 def find_positions(tokens: TokenizedInput, position: int | None, engine: "Engine", path: str) -> tuple[int, ...]:
