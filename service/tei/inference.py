@@ -108,9 +108,9 @@ async def predict(
 
 
 async def rerank(
-    engine: Engine, query: str, texts: Sequence[str], options: Options, *, raw_scores: bool
+    engine: Engine, query: str, texts: Sequence[str], options: Options, *, raw_scores: bool, returned_bytes: int = 0
 ) -> RerankResponse:
-    """Return the texts by their score, best first. Raises `MissingHead`."""
+    """Return the texts by their score, best first; `returned_bytes` is as in `RerankRequest`. Raises `MissingHead`."""
     check_ranks(engine)
     limit = engine.info.limits.max_input_characters
     with _documents_as_texts():
@@ -120,6 +120,7 @@ async def rerank(
                 tuple(cut(text, options.truncation, limit) for text in texts),
                 raw_scores=raw_scores,
                 truncation=options.truncation,
+                returned_bytes=returned_bytes,
                 wire=options.wire,
                 deadline=options.deadline,
             )

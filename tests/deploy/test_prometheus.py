@@ -177,5 +177,6 @@ def test_metrics_pass_promtool_without_remarks(monitored: Monitored) -> None:
 
 
 def test_samples_stay_far_below_the_limit_of_a_scrape(monitored: Monitored) -> None:
+    """The server of one model has used few of its routes; the limit counts eight models that have used all."""
     ((_, samples),) = monitored.prometheus.query("scrape_samples_scraped")
-    assert samples <= 1000
+    assert samples <= 2000

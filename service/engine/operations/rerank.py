@@ -207,8 +207,8 @@ def check_size(engine: "Engine", request: RerankRequest, ranker: Ranker) -> None
         for number in numbers:
             units = [unit for text in ranker.explained(number) for unit in text.units]
             sizes[number] += listed_bytes(units, request.wire) + array_bytes(len(units), "float32", request.wire)
-    size = sum(_largest(sizes, explained)) + RESULT_BYTES * len(numbers)
-    engine.check_response_size(size, 0, lambda: Remedy("Reduce explain_top or top_n"))
+    size = sum(_largest(sizes, explained)) + RESULT_BYTES * (len(numbers) + 1) + request.returned_bytes
+    engine.check_response_size(size, 0, lambda: Remedy("Reduce explain_top or top_n, or do not return documents"))
 
 
 def rank(ranker: Ranker, vectors: Sequence[TextVectors], top_n: int | None) -> tuple[list[int], list[float]]:

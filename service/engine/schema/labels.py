@@ -73,6 +73,7 @@ class RerankRequest:
         raw_scores: Whether scores of a cross-encoder are logits.
         effect: How to measure the effect of each unit on the score of a document.
         explain_top: Number of documents with effects, best first; None selects `EXPLAIN_TOP`.
+        returned_bytes: The size of the documents that the adapter adds to the response.
 
     Other fields are as in `ClassifyRequest`.
     """
@@ -85,6 +86,7 @@ class RerankRequest:
     effect: LabelEffect = "none"
     unit: SimilarityUnit = "word"
     explain_top: int | None = None
+    returned_bytes: int = 0
     wire: Wire = "json"
     deadline: float | None = None
 

@@ -18,7 +18,7 @@ from service.limits import cut
 from service.rest.codec import MODEL_DESCRIPTION, FirstError, StrictModel, at_most, body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import Base64, json_response, metadata_headers
-from service.rest.routes.ranking import DocumentBody, Documents, MetaBody, meta, to_object, to_texts
+from service.rest.routes.ranking import DocumentBody, Documents, MetaBody, meta, returned_bytes, to_object, to_texts
 from service.rest.schemas import ERRORS, responses
 from service.spelling import Spelling
 from service.steps import convert
@@ -168,6 +168,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 tuple(cut(text, "right", limit) for text in to_texts(body.documents, None)),
                 top_n=body.top_n,
                 truncation="right",
+                returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
                 deadline=reader.deadline(request),
             )
         )

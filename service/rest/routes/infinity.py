@@ -27,6 +27,7 @@ from service.rest.codec import (
 )
 from service.rest.requests import RequestReader, reject_query
 from service.rest.responses import Base64, json_response, metadata_headers
+from service.rest.routes.ranking import returned_bytes
 from service.rest.schemas import ERRORS, GET_ERRORS, EmbeddingBody, EmbeddingsUsageBody, responses
 from service.spelling import Spelling
 from service.steps import convert
@@ -239,6 +240,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
                 top_n=body.top_n,
                 raw_scores=body.raw_scores,
                 truncation="right",
+                returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
                 deadline=reader.deadline(request),
             )
         )

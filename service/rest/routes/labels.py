@@ -32,7 +32,15 @@ from service.rest.codec import (
 from service.rest.head_schemas import ClassifyResponseBody
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
-from service.rest.routes.ranking import DocumentBody, Documents, RerankResponseBody, meta, to_object, to_texts
+from service.rest.routes.ranking import (
+    DocumentBody,
+    Documents,
+    RerankResponseBody,
+    meta,
+    returned_bytes,
+    to_object,
+    to_texts,
+)
 from service.rest.schemas import responses
 from service.steps import convert
 
@@ -160,6 +168,7 @@ def _rerank_request(body: RerankBody, deadline: float | None) -> RerankRequest:
         effect=body.effect,
         unit=body.unit,
         explain_top=body.explain_top,
+        returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
         deadline=deadline,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from service.engine.schema.explain import Unit
@@ -11,6 +12,8 @@ from service.rest.codec import FirstError, at_most, by_type
 from service.rest.problems import ITEM_TAG, OTHER_TAG
 from service.rest.schemas import UsageBody
 
+DOCUMENT_BYTES = 32
+"""The bytes around a document: its name, and that of the text."""
 SEPARATOR = "\n"
 """Separates the fields of a document that `rank_fields` selects."""
 
@@ -27,6 +30,12 @@ Document = Annotated[
     Annotated[str, Tag(OTHER_TAG)] | Annotated[DocumentBody, Tag(ITEM_TAG)], by_type(str, OTHER_TAG, ITEM_TAG)
 ]
 Documents = Annotated[list[Document], FirstError(), at_most("documents")]
+
+
+def returned_bytes(documents: Sequence[str | DocumentBody]) -> int:
+    """Return the size of documents in a response, as JSON objects."""
+    values = (document if isinstance(document, str) else document.model_dump() for document in documents)
+    return sum(DOCUMENT_BYTES + len(orjson.dumps(value)) for value in values)
 
 
 class RankExplanationBody(BaseModel):

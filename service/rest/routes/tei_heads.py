@@ -8,6 +8,7 @@ from service.engine.schema.labels import LabelScore, RankedDocument
 from service.lifecycle import Lifecycle
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
+from service.rest.routes.ranking import returned_bytes
 from service.rest.routes.tei_bodies import (
     TeiEmbedSparseBody,
     TeiPredictBody,
@@ -45,8 +46,15 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         check_not_empty(body.texts, "texts")
         engine = lifecycle.models.find()
         options = Options(body.truncation, deadline=reader.deadline(request))
-        response = await inference.rerank(engine, body.query, body.texts, options, raw_scores=body.raw_scores is True)
         texts = body.texts if body.return_text else None
+        response = await inference.rerank(
+            engine,
+            body.query,
+            body.texts,
+            options,
+            raw_scores=body.raw_scores is True,
+            returned_bytes=returned_bytes(texts or ()),
+        )
         ranks = [_rank(result, texts) for result in response.results]
         headers = compute_headers(request, engine.info, response, sum(map(len, (body.query, *body.texts))))
         return await json_response(request, ranks, headers)
