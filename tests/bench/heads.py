@@ -7,9 +7,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,12 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder
 
-from model.export import Variants, export
 from service.engine.backends.cpu import detect_cpu
 from service.engine.explain.text_similarity import MaxSim
 from tests.bench.limit import Limit
 from tests.bench.machine import Machine, load_average
-from tests.bench.project import Model, checkpoint_directory, read_sentences
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.bench.project import Model, read_sentences
+from tests.bench.random_models import export_silently, save, seconds, served
 
 DOCUMENTS, PAIR_TOKENS = 100, 128
 ROUNDS = 5
@@ -62,9 +59,7 @@ def measure_rerank(folder: Path) -> bool:
     source, artifact = folder / "cross-encoder", folder / "cross-encoder-artifact"
     config = transformers.BertConfig(vocab_size=30_522)
     config.num_labels = 1
-    transformers.BertForSequenceClassification(config).save_pretrained(source)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (source / name).write_bytes((checkpoint_directory() / name).read_bytes())
+    save(transformers.BertForSequenceClassification(config), source)
     export_silently(source, artifact)
     documents = make_documents(Model(artifact))
     limit = Limit(Model(artifact), Machine.read().cores, detect_cpu().fast_bfloat16, print)
@@ -94,8 +89,7 @@ def measure_outputs(folder: Path) -> bool:
     config = transformers.XLMRobertaConfig(
         vocab_size=LARGE_VOCABULARY, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1, **LARGE
     )
-    transformers.XLMRobertaModel(config).save_pretrained(source)
-    (source / "tokenizer.json").write_bytes((checkpoint_directory() / "tokenizer.json").read_bytes())
+    save(transformers.XLMRobertaModel(config), source)
     size = LARGE["hidden_size"]
     for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", size)):
         torch.save({"weight": torch.randn(rows, size), "bias": torch.randn(rows)}, source / name)
@@ -141,30 +135,6 @@ def make_documents(model: Model) -> list[str]:
         ends = [end for _, end in tokenizer.offsets(text)]
         documents.append(text[: ends[PAIR_TOKENS - 3 - len(tokenizer.offsets(QUERY)) - 1]])
     return documents
-
-
-def export_silently(source: Path, artifact: Path) -> None:
-    export(
-        str(source), artifact, revision=None, name="bench", progress=lambda step: None,
-        variants=Variants(explain=False),
-    )  # fmt: skip
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Return how long a call takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-@contextmanager
-def served(artifact: Path) -> Iterator[RunningServer]:
-    """Serve an artifact."""
-    server = start_server(model_dir=artifact, max_queue_ms=60_000)
-    try:
-        yield server
-    finally:
-        stop_server(server)
 
 
 if __name__ == "__main__":

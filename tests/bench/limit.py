@@ -85,14 +85,14 @@ class Limit:
     def __init__(self, model: Model, cores: int, bfloat16: bool, progress: Progress) -> None:
         self._tokenizer = model.tokenizer()
         self._vocabulary_size = model.vocab_size
-        self._single = [_onnxruntime(model, cores, streams=1)]
+        self._single = [onnxruntime_backend(model, cores, streams=1)]
         # The threads of a single stream spin while waiting. On a busy machine, independent streams are much faster.
-        self._independent = _onnxruntime(model, cores, streams=cores) if cores > 1 else self._single[0]
+        self._independent = onnxruntime_backend(model, cores, streams=cores) if cores > 1 else self._single[0]
         backends = list(dict.fromkeys([*self._single, self._independent]))
         self.skipped = ""
         if bfloat16:
             try:
-                openvino = [_openvino(model, cores, streams=streams) for streams in dict.fromkeys((1, cores))]
+                openvino = [openvino_backend(model, cores, streams=streams) for streams in dict.fromkeys((1, cores))]
             except Exception as error:  # noqa: BLE001 - a missing or broken package skips this candidate
                 self.skipped = f"OpenVINO bfloat16: {type(error).__name__}: {error}"
                 progress(f"limit: skipped: {self.skipped}")
@@ -169,7 +169,8 @@ def _input(name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ones_like(ids) if "segment" in name or "sequence" in name else ids
 
 
-def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
+def onnxruntime_backend(model: Model, cores: int, streams: int) -> Backend:
+    """Return ONNX Runtime in float32 with this many streams over the cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cores // streams
     session = onnxruntime.InferenceSession(model.graph, options, providers=["CPUExecutionProvider"])
@@ -182,7 +183,8 @@ def _onnxruntime(model: Model, cores: int, streams: int) -> Backend:
     return Backend(f"ONNX Runtime float32, {_describe(streams)}", "float32", names, (run,) * streams)
 
 
-def _openvino(model: Model, cores: int, streams: int) -> Backend:
+def openvino_backend(model: Model, cores: int, streams: int) -> Backend:
+    """Return OpenVINO in bfloat16 with this many streams over the cores."""
     core: Any = import_openvino().Core()
     settings = {"INFERENCE_PRECISION_HINT": HINTS["bfloat16"], "INFERENCE_NUM_THREADS": cores, "NUM_STREAMS": streams}
     # OpenVINO resolves external weights relative to the model path.
