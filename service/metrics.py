@@ -38,7 +38,7 @@ LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
 HTTP_CODES = ("200", "500", "503", "504")
 GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
-FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity")
+FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface")
 """The APIs whose requests all run on the fast lane."""
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")
 
@@ -46,8 +46,8 @@ OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth"
 class Metrics:
     """The instruments.
 
-    Label `api` is rest, openai, tei, cohere, vllm, infinity, oip or grpc; `endpoint` is a route template or RPC, never
-    a raw path; `model` is the served name.
+    Label `api` is rest, openai, tei, cohere, vllm, infinity, huggingface, oip or grpc; `endpoint` is a route template
+    or RPC, never a raw path; `model` is the served name.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -18,6 +18,7 @@ from service.limits import BodyBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.cors import Cors
+from service.rest.head_schemas import HuggingFaceErrorBody
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
 from service.rest.openapi import complete_document
@@ -29,6 +30,7 @@ from service.rest.routes import (
     explain,
     fill_mask,
     health,
+    huggingface,
     infinity,
     labels,
     models,
@@ -44,6 +46,11 @@ from service.rest.routes import (
     vllm_bodies,
 )
 from service.rest.schemas import ErrorBody, OpenAIErrorBody
+
+APIS = (
+    native, explain, similarity, labels, entities, fill_mask,
+    openai, tei, cohere, vllm, infinity, huggingface,
+)  # fmt: skip
 
 
 def make_app(
@@ -67,10 +74,7 @@ def make_app(
     files = page.read_page()
     reader = RequestReader(lifecycle, settings, budget)
     routers = (
-        *(
-            api.make_router(lifecycle, reader)
-            for api in (native, explain, similarity, labels, entities, fill_mask, openai, tei, cohere, vllm, infinity)
-        ),
+        *(api.make_router(lifecycle, reader) for api in APIS),
         models.make_router(lifecycle),
         oip.make_router(lifecycle, reader, metrics),
         health.make_router(lifecycle),
@@ -100,6 +104,7 @@ def make_app(
             *cohere.BODIES,
             *vllm_bodies.BODIES,
             *infinity.BODIES,
+            *huggingface.BODIES,
             *oip_bodies.BODIES,
         ),
         (
@@ -110,6 +115,7 @@ def make_app(
             cohere.CohereErrorBody,
             vllm_bodies.VllmErrorBody,
             infinity.InfinityErrorBody,
+            HuggingFaceErrorBody,
         ),
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)

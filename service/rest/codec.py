@@ -29,10 +29,10 @@ TIMEOUT_PARAMETER = {
 }
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(*models: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI of a route that parses its own body; `make_app` adds the referenced schema."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content = {JSON: {"schema": schema}}
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
     return {"requestBody": {"required": True, "content": content}, "parameters": [TIMEOUT_PARAMETER]}
 
 

@@ -91,15 +91,32 @@ TOKEN_CLASSIFY_RESPONSE: Example = HEAD | {
     "usage": {"tokens": 9, "truncated_inputs": 0},
 }
 
+HUGGINGFACE_FILL_MASK_REQUEST: Example = {
+    "inputs": "She sat on the [MASK] of the river.",
+    "parameters": {"top_k": 1},
+}
+HUGGINGFACE_FILL_MASK_RESPONSE = [
+    {"score": 0.71, "token": 2924, "token_str": "bank", "sequence": "She sat on the bank of the river."}
+]
+HUGGINGFACE_ENTITIES_REQUEST: Example = {"inputs": "Ada Lovelace lived in London."}
+HUGGINGFACE_ENTITIES_RESPONSE = [
+    {"entity_group": "PER", "score": 0.99, "word": "Ada Lovelace", "start": 0, "end": 12},
+    {"entity_group": "LOC", "score": 0.98, "word": "London", "start": 22, "end": 28},
+]
+
 REQUESTS: dict[str, Example] = {
     "rerank": RERANK_REQUEST,
     "classify": CLASSIFY_REQUEST,
     "token_classify": TOKEN_CLASSIFY_REQUEST,
     "fill_mask": FILL_MASK_REQUEST,
+    "huggingface_fill_mask": HUGGINGFACE_FILL_MASK_REQUEST,
+    "huggingface_token_classification": HUGGINGFACE_ENTITIES_REQUEST,
 }
 RESPONSES: dict[str, Any] = {
     "rerank": RERANK_RESPONSE,
     "classify": CLASSIFY_RESPONSE,
     "token_classify": TOKEN_CLASSIFY_RESPONSE,
     "fill_mask": FILL_MASK_RESPONSE,
+    "huggingface_fill_mask": HUGGINGFACE_FILL_MASK_RESPONSE,
+    "huggingface_token_classification": HUGGINGFACE_ENTITIES_RESPONSE,
 }

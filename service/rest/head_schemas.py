@@ -66,3 +66,29 @@ class FillMaskResponseBody(BaseModel):
     precision: str = Field(description="Precision of inference.")
     results: list[FillMaskResultBody] = Field(description="One result per input, in the order of the inputs.")
     usage: UsageBody
+
+
+class HuggingFaceWordBody(BaseModel):
+    """A predicted word in the Hugging Face Inference API."""
+
+    score: float = Field(description="Probability among all entries of the vocabulary.")
+    token: int = Field(description="Id of the token.")
+    token_str: str = Field(description="Text of the token.")
+    sequence: str = Field(description="The text with the word instead of the mask token.")
+
+
+class HuggingFaceEntityBody(BaseModel):
+    """An entity in the Hugging Face Inference API."""
+
+    entity_group: str | None = Field(None, description="Label of an entity.")
+    entity: str | None = Field(None, description="Label of a token, with the aggregation strategy `none`.")
+    score: float = Field(description="The score.")
+    word: str = Field(description="The entity's text.")
+    start: int = Field(description="Index of its first character.")
+    end: int = Field(description="Index after its last character.")
+
+
+class HuggingFaceErrorBody(BaseModel):
+    """An error of the Hugging Face Inference API."""
+
+    error: str = Field(description="The message.")

@@ -31,7 +31,19 @@ from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
 from service.rest.requests import allow_cancellation, was_disconnected
 from service.rest.responses import native_error
-from service.rest.routes import cohere, health, infinity, native, oip, oip_conversion, openai, tei, tei_conversion, vllm
+from service.rest.routes import (
+    cohere,
+    health,
+    huggingface,
+    infinity,
+    native,
+    oip,
+    oip_conversion,
+    openai,
+    tei,
+    tei_conversion,
+    vllm,
+)
 from service.spelling import Spelling
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
@@ -47,6 +59,10 @@ RENDERERS: dict[str, tuple[Spelling, Callable[[ServiceError, str], tuple[bytes, 
     ),
     cohere.API: (cohere.COHERE, lambda error, request_id: (cohere.render_error(error, request_id), error.http_status)),
     vllm.API: (vllm.VLLM, lambda error, _: (vllm.render_error(error), vllm.http_status(error))),
+    huggingface.API: (
+        huggingface.HUGGINGFACE,
+        lambda error, _: (huggingface.render_error(error), error.http_status),
+    ),
     infinity.API: (infinity.INFINITY, lambda error, _: (infinity.render_error(error), error.http_status)),
 }
 """Per API: the names in its errors, and the function that renders an error and a request ID as body and status."""
@@ -213,6 +229,8 @@ def api_of(method: str, path: str) -> str:
         return API_BY_PATH[path]
     if path in health.PATHS:
         return health.API
+    if path.startswith(huggingface.PREFIX):
+        return huggingface.API
     return oip.API if path == oip.ROOT_PATH or path.startswith(oip.PREFIX) else native.API
 
 

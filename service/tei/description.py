@@ -1,7 +1,7 @@
 """The served model as TEI describes it, and the size and duration of a request."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.engine.schema.encode import Timing
@@ -66,7 +66,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
         "model_sha": info.revision,
         "model_dtype": info.precision,
         "served_model_name": info.name,
-        "model_type": _model_type(engine),
+        "model_type": _describe_type(engine),
         "max_concurrent_requests": info.limits.max_connections,
         "max_input_length": info.max_input_tokens,
         "max_batch_tokens": engine.max_batch_tokens,
@@ -80,7 +80,13 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _model_type(engine: Engine) -> dict[str, Any]:
+def model_type(engine: Engine) -> Literal["embedding", "reranker", "classifier"]:
+    """Return the kind of the model, which selects what POST / does."""
+    labels = len(engine.info.labels)
+    return "embedding" if labels == 0 else "reranker" if labels == 1 else "classifier"
+
+
+def _describe_type(engine: Engine) -> dict[str, Any]:
     """Return TEI's description of a cross-encoder, of a classifier, or of an embedding model."""
     info, sparse = engine.info, engine.manifest.sparse
     if not info.labels:
@@ -89,4 +95,4 @@ def _model_type(engine: Engine) -> dict[str, Any]:
         return {"embedding": {"pooling": "splade" if is_splade else pooling}}
     numbers = {label: number for number, label in enumerate(info.labels)}
     described = {"id2label": {str(number): label for label, number in numbers.items()}, "label2id": numbers}
-    return {"reranker" if len(info.labels) == 1 else "classifier": described}
+    return {model_type(engine): described}

@@ -71,7 +71,8 @@ CLIENTS = (
         "huggingface-hub",
         "huggingface_hub",
         "text-embeddings-inference",
-        "all options of `feature_extraction`, sync and async, similarity, tokens, information, health, errors",
+        "all options of `feature_extraction`, sync and async, similarity, tokens, `fill_mask`, `token_classification`, "
+        "information, health, errors",
         snippets.HUGGINGFACE_HUB,
         "test_tei_clients.py",
     ),

@@ -10,8 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
 from tests.clients.conftest import CheckArrays, native
-from tests.clients.environments import run_client
+from tests.clients.environments import ClientEnvironment, run_client
+from tests.labels import TOKEN_CLASSIFIER, export_classifier
+from tests.retrievers import SPLADE, export_retriever
+from tests.serving import ServiceThread
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +73,24 @@ send(results)
 """
 
 
+TASKS = """
+url = rest + "/models/{}/pipeline/{}"
+fill = InferenceClient(url.format("masked", "fill-mask"))
+label = InferenceClient(url.format("tokens", "token-classification"))
+results = {
+    "words": fill.fill_mask(texts[0], top_k=3),
+    "targets": fill.fill_mask(texts[0], targets=["river", "bank"]),
+    "entities": label.token_classification(texts[1]),
+    "tokens": label.token_classification(texts[1], aggregation_strategy="none"),
+}
+try:
+    fill.fill_mask(texts[1])
+except Exception as error:
+    results["invalid"] = [error.response.status_code, str(error)]
+send(results)
+"""
+
+
 def run(package: str, code: str, rest: httpx.Client, directory: Path) -> Any:
     """Run a client's code with the server URL and the texts."""
     return run_client(package, code, directory, rest=str(rest.base_url).rstrip("/"), grpc="", texts=TEXTS)
@@ -86,6 +109,31 @@ def test_huggingface_hub(rest: httpx.Client, check_arrays: CheckArrays, tmp_path
     scores = rest.post("/v1/similarity", json=body).json()["scores"]
     np.testing.assert_allclose(results["similarity"], scores[0], atol=1e-3)
     assert [results[name][0] for name in ("invalid", "long", "no_head")] == [422, 422, 424]
+
+
+def test_huggingface_hub_tasks(tmp_path: Path) -> None:
+    directories = {"masked": export_retriever(SPLADE), "tokens": export_classifier(TOKEN_CLASSIFIER)}
+    names = ",".join(f"{name}={path}" for name, path in directories.items())
+    settings = Settings(models=names, precision="float32")
+    models = [LoadedModel.load(settings, option) for option in settings.served_models]
+    texts = ["the [MASK] by the river", "Lovelace lived in London"]
+    imports = "from huggingface_hub import InferenceClient\n"
+    with ServiceThread(*models, models=names) as service, httpx.Client(base_url=service.rest) as client:
+        options = {"rest": service.rest, "grpc": "", "texts": texts}
+        environment = ClientEnvironment.create("huggingface_hub", tmp_path / "huggingface_hub")
+        results = environment.call(imports + TASKS, **options)
+        native = client.post("/v1/fill-mask", json={"inputs": texts[0], "top_k": 3})
+        (position,) = native.raise_for_status().json()["results"][0]["positions"]
+        body = {"model": "tokens", "inputs": texts[1]}
+        entities = client.post("/v1/token-classify", json=body).json()["results"][0]["entities"]
+    assert [word["token"] for word in results["words"]] == [item["id"] for item in position["layers"][0]["predictions"]]
+    assert {word["sequence"] for word in results["targets"]} == {"the river by the river", "the bank by the river"}
+    assert [(item["entity_group"], item["word"]) for item in results["entities"]] == [
+        (item["label"], item["text"]) for item in entities
+    ]
+    assert entities
+    assert all(item["entity"] for item in results["tokens"])
+    assert results["invalid"][0] == 422
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,20 @@ async def test_entities_equal_the_pipeline(labeling: ServiceHarness, aggregation
         for item, other in zip(found, expected, strict=True):
             assert item["score"] == pytest.approx(float(other["score"]), abs=1e-5)
             assert item["text"] == text[item["start"] : item["end"]]
+        path, parameters = f"/models/{labeling.engine.name}/pipeline/token-classification", {}
+        if aggregation != "simple":
+            parameters = {"aggregation_strategy": aggregation}
+        response = await labeling.post(path, {"inputs": text, "parameters": parameters})
+        assert response.json() == [
+            {
+                name: item["label"],
+                "score": item["score"],
+                "word": item["text"],
+                "start": item["start"],
+                "end": item["end"],
+            }
+            for item in found
+        ]
 
 
 async def test_entities_of_a_pair_stay_in_their_segment(labeling: ServiceHarness) -> None:

@@ -1,5 +1,6 @@
 """Fill-mask through the REST API, compared with the pipeline of transformers, and with the head on earlier layers."""
 
+import re
 from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
@@ -61,6 +62,28 @@ async def test_predictions_equal_the_pipeline(masked: tuple[str, ServiceHarness]
             for word, other in zip(layer["predictions"], words, strict=True):
                 assert word["probability"] == pytest.approx(other["score"], abs=1e-5)
                 assert word["token"] == oracle.tokenizer.convert_ids_to_tokens(word["id"])
+
+
+def without_spaces(sequence: str) -> str:
+    """Return a sequence without spaces, special tokens and the prefix ##, which the pipeline adds or removes."""
+    return re.sub(r"\[[A-Z]+\]| |##", "", sequence)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_words_in_the_format_of_the_pipeline(bert: ServiceHarness, text: str) -> None:
+    directory = str(publish_retriever(SPLADE))
+    oracle: Any = transformers.pipeline("fill-mask", model=directory, tokenizer=directory, top_k=60)
+    text = text.format("[MASK]", "[MASK]")
+    expected: Any = oracle(text)
+    path = f"/models/{bert.engine.name}/pipeline/fill-mask"
+    found = (await bert.post(path, {"inputs": text, "parameters": {"top_k": 60}})).json()
+    single = text.count("[MASK]") == 1
+    for words, others in zip([found] if single else found, [expected] if single else expected, strict=True):
+        for word, other in zip(words, others, strict=True):
+            assert word["score"] == pytest.approx(other["score"], abs=1e-5)
+            assert (word["token"], word["token_str"]) == (other["token"], other["token_str"])
+            if single:  # with several masks, the pipeline's sequence contains special tokens
+                assert without_spaces(word["sequence"]) == without_spaces(other["sequence"])
 
 
 async def test_targets_equal_the_pipeline(bert: ServiceHarness) -> None:

@@ -14,6 +14,7 @@ from service.oip.parameters import TYPES
 from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
 from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm, vllm_bodies
+from service.rest.routes.huggingface import HUGGINGFACE
 from service.rpc.codec import ENUM_PREFIXES, PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
@@ -69,6 +70,8 @@ def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: 
         (COHERE, "inputs[2]", "texts[2]"),
         (COHERE, "dimensions", "output_dimension"),
         (COHERE, "prompt_name", "input_type"),
+        (HUGGINGFACE, "targets[1]", "parameters.targets[1]"),
+        (HUGGINGFACE, "aggregation", "parameters.aggregation_strategy"),
         (INFER, "inputs", "text"),
         (InferSpelling("input_ids"), "inputs[2].token_ids", "input_ids[2]"),
         (INFER, "layers[1]", "parameters.layers[1]"),
@@ -105,6 +108,8 @@ def test_options_that_errors_suggest_exist() -> None:
     assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
     assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
     assert VLLM.option("truncation") in vllm_bodies.VllmScoreBody.model_fields
+    assert HUGGINGFACE.option("top_k") == "parameters.top_k"
+    assert HUGGINGFACE.option("truncation") is None
     assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
 

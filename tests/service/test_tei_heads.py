@@ -106,6 +106,16 @@ def test_rerank_equals_the_native_api(rest: Client, request: Body) -> None:
             assert rank.get("text") == text
 
 
+def test_root_is_the_route_of_the_kind_of_model(rest: Client) -> None:
+    (kind,) = rest.rest.get("/info").json()["model_type"]
+    path, request = {
+        "reranker": ("/rerank", {"query": "bank", "texts": ["river", "money bank"]}),
+        "classifier": ("/predict", {"inputs": [["river"], ["money", "bank"]]}),
+    }[kind]
+    assert rest.rest.post("/", json=request).json() == rest.rest.post(path, json=request).json()
+    assert rest.rest.post("/", json={"inputs": 7}).status_code == 422
+
+
 @product
 @given(request=PREDICT)
 def test_predict_equals_the_native_api(rest: Client, request: Body) -> None:

@@ -135,10 +135,9 @@ def prepare(engine: "Engine", request: FillMaskRequest, layers: Sequence[int]) -
         )  # fmt: skip
     if len(layers) > 1 or layers[0] != engine.manifest.architecture.num_hidden_layers:
         engine.check_explain_size([len(item.tokens) for item in prepared], maps=False)
-    size = RESULT_BYTES * len(prepared) + filled * query.count * (
-        PREDICTION_BYTES + JSON_CHARACTER_BYTES * TOKEN_CHARACTERS
-    )
-    engine.check_response_size(size, len(prepared), lambda: Remedy("Send fewer inputs or a smaller top_k"))
+    size = RESULT_BYTES * len(prepared) + request.returned_bytes
+    size += filled * query.count * (PREDICTION_BYTES + JSON_CHARACTER_BYTES * TOKEN_CHARACTERS)
+    engine.check_response_size(size, len(prepared), lambda: Remedy("Send fewer inputs or a smaller {top_k}"))
     return prepared
 
 

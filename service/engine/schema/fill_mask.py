@@ -13,6 +13,7 @@ class FillMaskRequest:
         position: The index of the token to predict, in each input; None selects the mask tokens.
         top_k: The number of predictions per position and layer; None selects 5, or all targets.
         targets: The only entries of the vocabulary to return, each an entry or a text of one token; None selects all.
+        returned_bytes: The size of what the adapter adds to the response.
     """
 
     inputs: tuple[Input, ...]
@@ -20,6 +21,7 @@ class FillMaskRequest:
     layers: tuple[int, ...] | None = (-1,)
     top_k: int | None = None
     targets: tuple[str, ...] | None = None
+    returned_bytes: int = 0
     truncation: Truncation = "error"
     wire: Wire = "json"
     deadline: float | None = None

@@ -17,14 +17,17 @@ from service.rest.routes.tei_bodies import (
     TeiEmbedBody,
     TeiErrorBody,
     TeiInfoBody,
+    TeiPredictBody,
+    TeiRankBody,
+    TeiRerankBody,
     TeiSimilarityBody,
     TeiSimilarityParametersBody,
     TeiTokenBody,
     TeiTokenizeBody,
 )
 from service.rest.routes.tei_conversion import compute_headers, items_of, render_error, values_of
-from service.rest.routes.tei_heads import add_head_routes
-from service.rest.routes.tei_route import post
+from service.rest.routes.tei_heads import Handler, Predictions, add_head_routes
+from service.rest.routes.tei_route import HEAD_ERRORS, post
 from service.rest.schemas import GET_ERRORS, TEI_ERRORS, responses
 from service.steps import convert
 from service.tei import description, inference
@@ -42,17 +45,30 @@ PATHS = frozenset(
 def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     """Return the routes of this API."""
     router = APIRouter(tags=["tei"])
-    add_embedding_routes(router, lifecycle, reader)
+    embed = add_embedding_routes(router, lifecycle, reader)
     add_text_routes(router, lifecycle, reader)
-    add_head_routes(router, lifecycle, reader)
+    rerank, predict = add_head_routes(router, lifecycle, reader)
     add_probes(router, lifecycle)
+    handlers = {"embedding": embed, "reranker": rerank, "classifier": predict}
+
+    @post(
+        router,
+        ROOT_PATH,
+        "root",
+        (TeiEmbedBody, TeiRerankBody, TeiPredictBody),
+        list[list[float]] | list[TeiRankBody] | Predictions,
+        HEAD_ERRORS,
+    )
+    async def root(request: Request) -> Response:
+        """Do what /embed, /rerank or /predict does, by the kind of the model."""
+        return await handlers[description.model_type(lifecycle.models.find())](request)
+
     return router
 
 
-def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
-    """Add the routes that run the model."""
+def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> Handler:
+    """Add the routes of an embedding model; return that of /embed."""
 
-    @post(router, ROOT_PATH, "root", TeiEmbedBody, list[list[float]])
     @post(router, "/embed", "embed", TeiEmbedBody, list[list[float]])
     async def embed(request: Request) -> Response:
         """Return one embedding per input."""
@@ -100,6 +116,8 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
         response = await work
         headers = compute_headers(request, info, response, sum(map(len, (source, *sentences))))
         return await json_response(request, response.scores.values[0], headers)
+
+    return embed
 
 
 def add_text_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:

@@ -1,5 +1,6 @@
 """The routes of TEI that require a head: /predict, /rerank and /embed_sparse."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -23,9 +24,12 @@ from service.steps import convert
 from service.tei import inference
 from service.tei.inference import Options, check_not_empty
 
+Predictions = list[TeiPredictionBody] | list[list[TeiPredictionBody]]
+Handler = Callable[[Request], Awaitable[Response]]
 
-def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
-    """Add the routes that require a head."""
+
+def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> tuple[Handler, Handler]:
+    """Add the routes that require a head; return those of a reranker and of a classifier."""
 
     @post(router, "/embed_sparse", "embed_sparse", TeiEmbedSparseBody, list[list[TeiSparseValueBody]], HEAD_ERRORS)
     async def embed_sparse(request: Request) -> Response:
@@ -59,9 +63,7 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         headers = compute_headers(request, engine.info, response, sum(map(len, (body.query, *body.texts))))
         return await json_response(request, ranks, headers)
 
-    predictions = list[TeiPredictionBody] | list[list[TeiPredictionBody]]
-
-    @post(router, "/predict", "predict", TeiPredictBody, predictions, HEAD_ERRORS)
+    @post(router, "/predict", "predict", TeiPredictBody, Predictions, HEAD_ERRORS)
     async def predict(request: Request) -> Response:
         """Return the scores of the labels of each input. Requires a classification model."""
         body = await reader.read(request, TeiPredictBody)
@@ -72,6 +74,8 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         results = [[_prediction(label) for label in result.labels] for result in response.results]
         headers = compute_headers(request, engine.info, response, sum(len(text) for item in items for text in item))
         return await json_response(request, results if is_batch else results[0], headers)
+
+    return rerank, predict
 
 
 def _rank(result: RankedDocument, texts: list[str] | None) -> dict[str, Any]:

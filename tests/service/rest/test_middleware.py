@@ -44,6 +44,8 @@ ROUTES = {
     ("post", "/infinity/rerank"),
     ("post", "/infinity/classify"),
     ("get", "/infinity/models"),
+    ("post", "/models/{name}/pipeline/fill-mask"),
+    ("post", "/models/{name}/pipeline/token-classification"),
     ("post", "/score"),
     ("post", "/v1/score"),
     ("post", "/classify"),

@@ -50,6 +50,8 @@ OPERATIONS = {
     "infinity_rerank": ("/infinity/rerank", "post"),
     "infinity_classify": ("/infinity/classify", "post"),
     "infinity_models": ("/infinity/models", "get"),
+    "huggingface_fill_mask": ("/models/{name}/pipeline/fill-mask", "post"),
+    "huggingface_token_classification": ("/models/{name}/pipeline/token-classification", "post"),
     "oip_live": ("/v2/health/live", "get"),
     "oip_ready": ("/v2/health/ready", "get"),
     "oip_server_metadata": ("/v2", "get"),
@@ -73,7 +75,8 @@ for _name, _suffix, _method in (
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
 CLASSIFY = {
-    "classify": 422, "token_classify": 422, "fill_mask": 422, "vllm_classify": 400, "infinity_classify": 422,
+    "classify": 422, "token_classify": 422, "fill_mask": 422, "huggingface_fill_mask": 422,
+    "huggingface_token_classification": 422, "vllm_classify": 400, "infinity_classify": 422,
 }  # fmt: skip
 """Statuses of operations that need another head, which the default model lacks."""
 UNSUPPORTED = {"oip_load", "oip_unload"}
