@@ -80,7 +80,7 @@ class App:
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
         if settings.grpc_port:
             bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
-        with background_task(self._monitor_event_loop()), relaxed_gc():
+        with background_task(self._monitor_event_loop()), background_task(self._watch_keys()), relaxed_gc():
             loading = run_in_thread(self._load_models)
             self._rest, self._admin, self._rpc = self._make_servers()
             await self._admin.start(admin_socket)
@@ -122,6 +122,10 @@ class App:
         metrics.connections.set_function(lambda: rest.connections)
         admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
         return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget)
+
+    async def _watch_keys(self) -> None:
+        if self._keys is not None:
+            await self._keys.watch(self.metrics)
 
     async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
         """Start the engines once the models are loaded; return at once when a signal arrives."""

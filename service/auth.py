@@ -1,54 +1,182 @@
-"""API keys, checked if `ATTENDANT_API_KEYS_FILE` is set."""
+"""API keys and their callers, from the file that `ATTENDANT_API_KEYS_FILE` names. Changes of the file apply at once."""
 
+import asyncio
 import hashlib
 import hmac
+import logging
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
 from service.config import ConfigError
 from service.errors import Unauthenticated
+from service.metrics import Metrics
 
 OPTION = "ATTENDANT_API_KEYS_FILE"
+CHECK_PERIOD_S = 2.0
+"""Time between two reads of the file. Reading finds every kind of change, also in a mounted Secret, which changes by a
+symbolic link to its directory."""
+MAX_CALLERS = 256
+"""Each caller has its own series in metrics."""
+MAX_WEIGHT = 100
 KEY = re.compile(r"[!-~]+")
+NAMED = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})"
+    r"(?::(?P<weight>[0-9]{1,3}))?(?::(?P<quota>[0-9]{1,12}))?"
+)
+LIKE_NAMED = re.compile(r"[^:]*:[0-9a-fA-F]{32,}(:.*)?")
+"""A line that cannot be meant as a key."""
+API_KEY_HEADER = "x-api-key"
+"""Another header for the key. For others than the header Authorization, browsers ask with a preflight request."""
+FORMAT = "name:sha256[:weight[:tokens_per_second]]"
+
+log = logging.getLogger("attendant.auth")
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The contents of a key file: SHA-256 digests with their callers."""
+
+    entries: tuple[tuple[bytes, Caller], ...]
+
+    @property
+    def callers(self) -> dict[str, Caller]:
+        """The callers by name."""
+        return {caller.name: caller for _, caller in self.entries}
+
+    def find(self, key: bytes) -> Caller | None:
+        """Return the caller of a key. All keys are compared, in constant time."""
+        digest, found = hashlib.sha256(key).digest(), None
+        for candidate, caller in self.entries:
+            if hmac.compare_digest(candidate, digest):
+                found = caller
+        return found
 
 
 class ApiKeys:
-    """Hashes of the accepted keys, compared in constant time."""
+    """The accepted keys. `watch` replaces them when the file changes."""
 
-    def __init__(self, keys: list[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, table: KeyTable, path: Path | None = None, content: bytes = b"") -> None:
+        self._table = table
+        self._path = path
+        self._content = content
+        self._failure = ""
 
     @classmethod
     def load(cls, path: Path | None) -> "ApiKeys | None":
-        """Return the keys of a file, one per line; blank lines and lines starting with # are skipped.
-
-        Raises `ConfigError` for a key that clients cannot send in a header.
-        """
+        """Return the keys of a file; None without a file. Raises `ConfigError`."""
         if path is None:
             return None
-        try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        except OSError as error:
-            raise ConfigError(f"{OPTION}: cannot read {path} ({error.strerror}). Check the path.") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
-        keys = [line for line in lines if line and not line.startswith("#")]
-        for number, line in enumerate(lines, start=1):
-            if line in keys and not KEY.fullmatch(line):
-                raise ConfigError(f"{OPTION}: line {number} of {path} is not ASCII without spaces. Use another key.")
-        if not keys:
-            raise ConfigError(f"{OPTION}: no key in {path}. Add one per line.")
-        return cls(keys)
+        content = read_file(path)
+        return cls(parse_keys(path, content), path, content)
 
-    def check(self, authorization: str | bytes | None) -> None:
-        """Raise `Unauthenticated` unless the header is `Bearer KEY` with an accepted key."""
-        value = authorization.encode() if isinstance(authorization, str) else authorization or b""
-        scheme, _, key = value.partition(b" ")
-        digest = hashlib.sha256(key).digest()
-        known = False
-        for candidate in self._digests:
-            known |= hmac.compare_digest(candidate, digest)
-        if scheme.lower() != b"bearer" or not known:
+    @property
+    def callers(self) -> dict[str, Caller]:
+        """The callers by name."""
+        return self._table.callers
+
+    def check(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Return the caller of a request. Its key is in `Authorization: Bearer KEY` or in `x-api-key`.
+
+        Raises `Unauthenticated` without an accepted key.
+        """
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(API_KEY_HEADER.encode(), b"") if not scheme else b""
+        caller = self._table.find(key)
+        if caller is None:
             raise Unauthenticated(
                 "missing or invalid API key", "Send the header Authorization: Bearer KEY.", field="Authorization"
             )
+        return caller
+
+    async def watch(self, metrics: Metrics) -> None:
+        """Apply changes of the file until cancelled. An invalid file keeps the previous keys."""
+        metrics.create_callers(self.callers)
+        while True:
+            await asyncio.sleep(CHECK_PERIOD_S)
+            await asyncio.to_thread(self.reload, metrics)
+
+    def reload(self, metrics: Metrics) -> None:
+        """Use the file if it has changed and is valid; otherwise keep the keys in use."""
+        assert self._path is not None
+        try:
+            content = read_file(self._path)
+            if content != self._content:
+                before = self.callers
+                table = parse_keys(self._path, content, before)
+                self._table, self._content = table, content
+                metrics.api_key_reloads.labels("success").inc()
+                metrics.remove_callers(before.keys() - table.callers.keys())
+                metrics.create_callers(table.callers)
+                log.info("API keys reloaded keys=%d callers=%d", len(table.entries), len(table.callers))
+            self._failure = ""
+        except ConfigError as error:
+            if str(error) != self._failure:  # a failed reload is repeated, but reported once
+                self._failure = str(error)
+                metrics.api_key_reloads.labels("error").inc()
+                log.error("API key reload failed, the previous keys stay in use error=%s", error)
+        metrics.api_key_reload_failing.set(bool(self._failure))
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a key file. Raises `ConfigError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{OPTION}: cannot read {path} ({error.strerror}). Check the path.") from None
+
+
+def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}) -> KeyTable:
+    """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
+
+    A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
+    whose message contains no key.
+    """
+    try:
+        lines = [line.strip() for line in content.decode().splitlines()]
+    except UnicodeDecodeError:
+        raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line and not line.startswith("#")]
+    if not numbered:
+        raise ConfigError(f"{OPTION}: no key in {path}. Add one per line.")
+    callers: dict[str, Caller] = {}
+    entries: dict[bytes, Caller] = {}
+    has_names = any(NAMED.fullmatch(line) for _, line in numbered)
+    unnamed = previous.get(ANONYMOUS_NAME) or Caller(ANONYMOUS_NAME) if has_names else ANONYMOUS
+    for number, line in numbered:
+        place = f"{OPTION}: line {number} of {path}"
+        if (match := NAMED.fullmatch(line)) is not None:
+            caller = _read_caller(match, place, previous)
+            digest = bytes.fromhex(match["digest"])
+            if callers.setdefault(caller.name, caller).terms != caller.terms:
+                raise ConfigError(f"{place} repeats a name with another weight or quota. Use the same values.")
+            caller = callers[caller.name]
+        elif LIKE_NAMED.fullmatch(line):
+            raise ConfigError(f"{place} is not {FORMAT}. Correct it.")
+        elif not KEY.fullmatch(line):
+            raise ConfigError(f"{place} is not ASCII without spaces. Use another key.")
+        else:
+            caller, digest = unnamed, hashlib.sha256(line.encode()).digest()
+        if entries.setdefault(digest, caller).name != caller.name:
+            raise ConfigError(f"{place} repeats a key of another caller. Use another key.")
+    if len(callers) > MAX_CALLERS:
+        raise ConfigError(f"{OPTION}: too many callers in {path} ({len(callers)}, limit {MAX_CALLERS}). Remove some.")
+    return KeyTable(tuple(entries.items()))
+
+
+def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller]) -> Caller:
+    """Return the caller of a line; the previous one if it is the same. Raises `ConfigError`."""
+    name, weight = match["name"], int(match["weight"] or 1)
+    if name == ANONYMOUS_NAME:
+        raise ConfigError(f"{place} has the name of keys without a name. Use another name.")
+    if not 1 <= weight <= MAX_WEIGHT:
+        raise ConfigError(f"{place} has the weight {weight} (limit 1 to {MAX_WEIGHT}). Change it.")
+    tokens_per_second = int(match["quota"] or 0)
+    if match["quota"] is not None and not tokens_per_second:
+        raise ConfigError(f"{place} has a quota of 0 tokens per second. Remove the line, or set a larger quota.")
+    caller = Caller(name, weight, Quota(tokens_per_second) if tokens_per_second else None)
+    before = previous.get(name)
+    return before if before is not None and before.terms == caller.terms else caller

@@ -83,7 +83,9 @@ class Settings(BaseSettings):
         description="Whether /v1/embeddings accepts token ids, which must belong to the served model's vocabulary.",
     )
     api_keys_file: Path | None = Field(
-        None, description="File with one key per line. If set, requests need one as a bearer token."
+        None,
+        description="File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a "
+        "key. Changes of the file apply within seconds.",
     )
 
     precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(

@@ -28,6 +28,7 @@ Reason = Literal[
     "OVERLOADED",
     "PROMPT_NOT_FOUND",
     "QUEUE_FULL",
+    "QUOTA_EXCEEDED",
     "REQUEST_TIMEOUT",
     "REQUEST_TOO_LARGE",
     "RESPONSE_TOO_LARGE",

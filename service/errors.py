@@ -29,6 +29,7 @@ ServiceError
 ├── MethodNotAllowed  405  UNIMPLEMENTED
 ├── MissingHead       424  FAILED_PRECONDITION   the model lacks the head of a method of TEI's API
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
+│   └── QuotaExceeded                            the caller has used its quota
 ├── Unavailable       503  UNAVAILABLE
 │   ├── Starting                                 the model is loading
 │   ├── Draining                                 the server is shutting down
@@ -70,6 +71,7 @@ class ServiceError(Exception):
             such as a model name.
         reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.
         retry_after_s: Seconds after which a retry may succeed.
+        pause_s: Seconds for which the client's connection is not read, so that its next requests cost nothing.
         label: The label of the rejection counter; "" if the error is not a rejection.
         retryable: Whether the same request may succeed later.
     """
@@ -79,6 +81,7 @@ class ServiceError(Exception):
     label: ClassVar[str] = ""
     retryable: ClassVar[bool] = False
     reason: Reason
+    pause_s: float = 0.0
 
     def __init__(  # noqa: PLR0913  # the parts of a message
         self,
@@ -283,8 +286,13 @@ class MissingHead(ServiceError):
 
 
 class QueueFull(ServiceError):
-    code, http_status, label, reason = "RESOURCE_EXHAUSTED", 429, "queue_full", "QUEUE_FULL"
+    code, http_status, label = "RESOURCE_EXHAUSTED", 429, "queue_full"
+    reason: Reason = "QUEUE_FULL"
     retryable = True
+
+
+class QuotaExceeded(QueueFull):
+    label, reason = "quota", "QUOTA_EXCEEDED"
 
 
 class Unavailable(ServiceError):

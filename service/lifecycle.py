@@ -7,7 +7,7 @@ from service.errors import Draining, Starting
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
-    from service.engine.fair_queue import Backlog
+    from service.engine.backlog import Backlog
     from service.engine.models import Models
 
 RETRY_AFTER_S = 1

@@ -8,7 +8,7 @@ against these numbers. So histograms have no label for the endpoint, and count s
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -35,12 +35,13 @@ NO_LANE = "none"
 NO_MODEL = "none"
 """The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
+CALLER_OUTCOMES = ("ok", "rejected", "error")
 HTTP_CODES = ("200", "500", "503", "504")
 GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
 FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface")
 """The APIs whose requests all run on the fast lane."""
-OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "auth", "too_large", "invalid")
+OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota", "auth", "too_large", "invalid")
 
 
 class Metrics:
@@ -157,6 +158,23 @@ class Metrics:
             buckets=LAG_S,
             registry=registry,
         )
+        self.caller_requests = Counter(
+            "attendant_caller_requests",
+            "Requests by caller: ok, rejected (by the server's limits or the caller's quota), or error.",
+            ["caller", "outcome"],
+            registry=registry,
+        )
+        self.caller_tokens = Counter(
+            "attendant_caller_tokens", "Tokens in requests by caller.", ["caller"], registry=registry
+        )
+        self.api_key_reloads = Counter(
+            "attendant_api_key_reloads", "Reloads of the changed file of API keys.", ["result"], registry=registry
+        )
+        self.api_key_reload_failing = Gauge(
+            "attendant_api_key_reload_failing",
+            "1 while the file of API keys is invalid and the previous keys are in use.",
+            registry=registry,
+        )
         self.ready = Gauge("attendant_ready", "1 while requests are accepted.", registry=registry)
         self.draining = Gauge("attendant_draining", "1 after SIGTERM.", registry=registry)
         self.build_info = Gauge(
@@ -215,6 +233,28 @@ class Metrics:
             self.batch_retries, self.nonfinite_outputs,
         ):  # fmt: skip
             metric.labels(lane, model)
+
+    def create_callers(self, names: Iterable[str]) -> None:
+        """Create the label sets of callers."""
+        for result in ("success", "error"):
+            self.api_key_reloads.labels(result)
+        for name in names:
+            self.caller_tokens.labels(name)
+            for outcome in CALLER_OUTCOMES:
+                self.caller_requests.labels(name, outcome)
+
+    def remove_callers(self, names: Iterable[str]) -> None:
+        """Remove the label sets of callers that no longer exist."""
+        for name in names:
+            self.caller_tokens.remove(name)
+            for outcome in CALLER_OUTCOMES:
+                self.caller_requests.remove(name, outcome)
+
+    def count_caller(self, caller: str, outcome: str, tokens: int) -> None:
+        """Count a request of a caller."""
+        self.caller_requests.labels(caller, outcome).inc()
+        if tokens:
+            self.caller_tokens.labels(caller).inc(tokens)
 
     def count_rejection(self, reason: str, api: str, lane: str, model: str) -> None:
         """Count a rejection by the label of its error."""

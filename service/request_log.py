@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
+from service.callers import ANONYMOUS, Caller
 from service.errors import Cancelled, DeadlineExceeded, ServiceError
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
 
@@ -62,12 +63,15 @@ class RequestRecord:
     rejection: str = ""
     reason: str = ""
     cancelled: bool = False
+    pause_s: float = 0.0
     timeout_s: float | None = None
+    caller: Caller = ANONYMOUS
     started: float = field(default_factory=time.perf_counter)
 
     def fail(self, error: ServiceError) -> None:
         """Note the error that the client gets."""
         self.rejection, self.reason, self.cancelled = error.label, error.reason, isinstance(error, Cancelled)
+        self.pause_s = error.pause_s
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("current request", default=None)
@@ -83,6 +87,12 @@ def current_record() -> RequestRecord | None:
     return _current.get()
 
 
+def current_caller() -> Caller:
+    """Return the caller of the current request; `ANONYMOUS` without one."""
+    record = _current.get()
+    return ANONYMOUS if record is None else record.caller
+
+
 class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
@@ -93,6 +103,9 @@ class RequestLog:
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
         self.metrics.count_request(record.api, record.endpoint, code, record.model)
+        if record.caller is not ANONYMOUS:
+            outcome = "rejected" if http_status in (429, 503) else "error" if http_status >= 400 else "ok"
+            self.metrics.count_caller(record.caller.name, outcome, record.tokens)
         # A stream is open for as long as its client likes.
         if http_status < 400 and record.lane != NO_LANE and not record.endpoint.endswith("Stream"):
             self.metrics.observe_duration(record.api, record.lane, record.model, record.started)
@@ -125,6 +138,7 @@ class RequestLog:
         fields: dict[str, str | int | float] = {
             "api": record.api,
             "endpoint": record.endpoint,
+            "caller": "" if record.caller is ANONYMOUS else record.caller.name,
             "model": "" if record.model == NO_MODEL else record.model,
             "status": code,
             "reason": record.reason,

@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
-RETRYABLE = frozenset(("QUEUE_FULL", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE"))
+RETRYABLE = frozenset(
+    ("QUEUE_FULL", "QUOTA_EXCEEDED", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE")
+)
 """Transient reasons: the same request may succeed on a retry."""
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from service.engine.fair_queue import Backlog, Cost
+from service.callers import ANONYMOUS, MAX_PAUSE_S, Caller
+from service.engine.backlog import Cost, LaneBacklog
 from service.engine.schema.encode import Input
 from service.errors import DeadlineExceeded, QueueFull
 
@@ -83,7 +85,7 @@ class Admission:
         self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
         self.quantum = max(1, round(max_batch_tokens * self._token_us))
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
-        self.backlog = Backlog(self._slice)
+        self.backlog = LaneBacklog(self._slice)
         self.backlog.near_held = NEAR_CAPACITY * max_queue_tokens
         self._max_wait_s = max_queue_ms / 1000
         self._near_us = NEAR_CAPACITY * 1e6 * self._max_wait_s
@@ -111,31 +113,51 @@ class Admission:
         """Return the seconds in which the lane does `us` microseconds of work."""
         return us / 1e6 / self.speed.value
 
-    def wait_s(self, cost: Cost) -> float:
-        """Return the estimated wait of a new request, in seconds.
+    def wait_s(self, cost: Cost, caller: Caller = ANONYMOUS) -> float:
+        """Return the estimated wait of a new request of a caller, in seconds.
 
         Under round robin, each queued request gets at most as many turns as the new request needs.
         """
-        turns = -(-cost.us // self.quantum)
-        return self.run_s(self.backlog.us_ahead_of(turns * self.quantum))
+        us = -(-cost.us // self.quantum) * self.quantum
+        return self.run_s(self.backlog.us_ahead_for(caller, us, self.quantum))
 
     def own_s(self, cost: Cost, longest_us: int) -> float:
         """Return the seconds in which an idle lane runs a request, whose longest task occupies one stream."""
         return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
 
-    def check(self, cost: Cost, deadline: float, longest_us: int = 0, blocked_s: float = 0.0) -> None:
+    def pause_s(self, caller: Caller) -> float:
+        """Return for how long not to read a connection of a rejected caller, in seconds.
+
+        A thousand connections of one caller would otherwise occupy the event loop with rejections, and delay others.
+        The time is random, so that they do not send their next requests all at once.
+        """
+        if caller is ANONYMOUS or not self.backlog.shared:
+            return 0.0
+        return random.uniform(MAX_PAUSE_S / 2, MAX_PAUSE_S)  # noqa: S311  # not a secret
+
+    def check(
+        self,
+        cost: Cost,
+        deadline: float,
+        longest_us: int = 0,
+        blocked_s: float = 0.0,
+        caller: Caller = ANONYMOUS,
+    ) -> None:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
 
         Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
         would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
         takes. A request of several batches counts against the token limit with one slice, and leaves one slice free, so
-        that no large request locks out small ones.
+        that no large request locks out small ones. The queued tokens of a caller with a name are at most as many as
+        are free, so that no caller locks out others (Choudhury and Hahne, Dynamic Queue Length Thresholds for
+        Shared-Memory Packet Switches, 1998).
 
         Args:
             cost: of the whole request.
             deadline: a time.monotonic() reading.
             longest_us: the run time of its longest task in microseconds.
             blocked_s: until running long tasks leave a stream that the request may use, in seconds.
+            caller: who sent it.
         """
         remaining = remaining_s(deadline)
         own = self.own_s(cost, longest_us)
@@ -150,9 +172,10 @@ class Admission:
             return
         wait = self.run_s(self.backlog.us) + blocked_s
         if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
-            wait = self.wait_s(cost) + blocked_s
+            wait = self.wait_s(cost, caller) + blocked_s
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
+        limit -= self.backlog.held_by(caller)
         if queued + requested > limit:
             raise QueueFull(
                 f"Queue full ({queued} tokens queued, {requested} requested, limit {limit})",

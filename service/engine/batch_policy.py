@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 
 from model.packing import BatchFill, TokenLimit
 from service.engine.backends.base import Backend, Task
-from service.engine.fair_queue import Cost, FairQueue
+from service.engine.backlog import Cost
+from service.engine.fair_queue import FairQueue
 from service.engine.jobs import Entry
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -24,6 +25,8 @@ SHORT_US = 25_000
 """Run time of a short batch, and of the largest request for which batches are kept short."""
 SHORT_FOR_S = 1.0
 """Batches stay short this long after the last short request: a client that waits for each response sends the next."""
+SHARED_US = 12_000
+"""Run time of a batch while several callers share the lane: each waits for about two batches of the others."""
 LONG_BATCHES = 2
 """Tasks that run for longer than this many full batches leave one stream to shorter ones."""
 
@@ -106,10 +109,13 @@ class BatchPolicy(Generic[TaskT, Result]):
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
 
-        Beside requests longer than a full batch, short requests that are waiting or arrived within `SHORT_FOR_S` wait
-        only for batches of `SHORT_US`, or for each other's.
+        While several callers share the lane, batches take `SHARED_US`. Beside requests longer than a full batch, short
+        requests that are waiting or arrived within `SHORT_FOR_S` wait only for batches of `SHORT_US`, or for each
+        other's.
         """
         backlog = self._queue.backlog
+        if backlog.shared:
+            return min(self._full_us, SHARED_US)
         if time.monotonic() >= self._short_until or not backlog.count_above(self._full_us):
             return self._full_us
         return min(self._full_us, max(SHORT_US, backlog.us_up_to(SHORT_US)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ParamSpec, Protocol, TypeVar
 
 from model.manifest import Role
+from service.callers import Caller
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
 from service.engine.explain.memory import explain_bytes, max_explained_tokens
@@ -146,10 +147,10 @@ class Engine:
         for lane in self._lanes:
             lane.watch(seconds)
 
-    def reserve(self, characters: int) -> Reservation:
+    def reserve(self, characters: int, caller: Caller) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
         deadline = time.monotonic() + self._max_timeout_s
-        return self.fast_lane.reserve((), deadline, characters // CHARACTERS_PER_TOKEN)
+        return self.fast_lane.reserve((), deadline, characters // CHARACTERS_PER_TOKEN, caller)
 
     def encode(self, request: EncodeRequest) -> Awaitable[EncodeResponse]:
         """Return embeddings of the inputs."""

@@ -1,9 +1,9 @@
 """Scheduling order: deficit round robin over callers, then over the requests of each, in microseconds of run time.
 
-Callers share the time equally, however many requests each has queued. Each queued request of a caller gets a quantum
-per round, so a request of 256 passages delays a short request by a few batches, not by its full duration, and a stream
-of short requests cannot starve it. A task larger than the quantum waits for several rounds. Tasks that do not fit in a
-batch are passed over, and are first in the next one.
+Callers share the time by their weights, however many requests each has queued. Each queued request of a caller gets a
+quantum per round, so a request of 256 passages delays a short request by a few batches, not by its full duration, and a
+stream of short requests cannot starve it. A task larger than the quantum waits for several rounds. Tasks that do not
+fit in a batch are passed over, and are first in the next one.
 Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995.
 
 Not thread-safe: the workers hold their lock around every call.
@@ -11,44 +11,18 @@ Not thread-safe: the workers hold their lock around every call.
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from model.packing import BatchFill
+from service.callers import ANONYMOUS, Caller
+from service.engine.backlog import Cost, LaneBacklog
 
 Item = TypeVar("Item")
 
 LOOKAHEAD = 16
 """Maximum number of tasks that a batch passes over because they do not fit."""
-
-
-ANONYMOUS = ""
-"""The caller of requests that name none."""
-
-
-class Cost(NamedTuple):
-    """The size of a task or a request: tokens, which need memory, and microseconds of estimated run time."""
-
-    tokens: int
-    us: int
-
-    @classmethod
-    def total(cls, costs: Iterable["Cost"]) -> "Cost":
-        """Return the sum."""
-        tokens = us = 0
-        for cost in costs:
-            tokens += cost.tokens
-            us += cost.us
-        return cls(tokens, us)
-
-    def plus(self, other: "Cost") -> "Cost":
-        """Return the sum."""
-        return Cost(self.tokens + other.tokens, self.us + other.us)
-
-    def minus(self, other: "Cost") -> "Cost":
-        """Return the difference."""
-        return Cost(self.tokens - other.tokens, self.us - other.us)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,66 +36,9 @@ class WaitingRequest(Generic[Item]):
     entries: deque[tuple[Cost, Item]]
     cost: Cost
     is_stale: Callable[[], bool]
-    caller: str
+    caller: Caller
     deficit: int = 0
     in_turn: bool = False
-
-
-class Backlog:
-    """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
-
-    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. While
-    `held` is over `near_held` or `us` over `near_us`, the next request may be rejected: `near` is True, and the backlog
-    is in the set `near_capacity`, which several may share.
-    """
-
-    BINS = 48
-
-    def __init__(self, slice_tokens: int | None = None) -> None:
-        self.slice_tokens = slice_tokens
-        self.near_capacity: set[Backlog] = set()
-        self.near_held = self.near_us = math.inf
-        self.tokens = self.us = self.held = 0
-        self.near = False
-        self._counts = [0] * self.BINS
-        self._sums = [0] * self.BINS
-
-    def add(self, cost: Cost, count: int = 1) -> None:
-        """Count a request of this cost; with `count=-1`, remove it again."""
-        tokens, us = cost
-        number = us.bit_length()
-        self._counts[number] += count
-        self._sums[number] += count * us
-        self.tokens += count * tokens
-        self.us += count * us
-        limit = self.slice_tokens
-        self.held += count * (tokens if limit is None or tokens < limit else limit)
-        near = self.held > self.near_held or self.us > self.near_us
-        if near != self.near:
-            self.near = near
-            (self.near_capacity.add if near else self.near_capacity.discard)(self)
-
-    def held_tokens(self, tokens: int) -> int:
-        """Return how many tokens of a request count against the limit of the queue."""
-        return tokens if self.slice_tokens is None else min(tokens, self.slice_tokens)
-
-    def us_ahead_of(self, us: int) -> int:
-        """Return an upper bound on the microseconds that run before a new request of `us` has finished.
-
-        The exact value is the sum over queued requests of min(their run time, `us`), which is what round robin gives
-        them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
-        """
-        own = us.bit_length()
-        smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
-        return smaller + larger * us + min(self._sums[own], self._counts[own] * us)
-
-    def count_above(self, us: int) -> int:
-        """Return the number of requests in bins above the bin of `us`."""
-        return sum(self._counts[us.bit_length() + 1 :])
-
-    def us_up_to(self, us: int) -> int:
-        """Return the microseconds of the requests in bins up to the bin of `us`."""
-        return sum(self._sums[: us.bit_length() + 1])
 
 
 class _Caller(Generic[Item]):
@@ -131,9 +48,10 @@ class _Caller(Generic[Item]):
     and `cut_short` says that one of them did not fit.
     """
 
-    __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests")
+    __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
         self.deficit = 0
         self.in_turn = self.cut_short = False
         self.requests: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
@@ -159,15 +77,15 @@ class FairQueue(Generic[Item]):
     `arrivals` requests were added so far.
     """
 
-    def __init__(self, quantum: int, backlog: Backlog | None = None) -> None:
-        self.backlog = backlog or Backlog()
+    def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
+        self.backlog = backlog or LaneBacklog()
         self.size = self.tokens = self.us = self.arrivals = 0
         self._quantum = quantum
         self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
 
     def __contains__(self, request: WaitingRequest[Item]) -> bool:
         """Return whether tasks of a request are queued."""
-        caller = self._callers.get(request.caller)
+        caller = self._callers.get(request.caller.name)
         return caller is not None and id(request) in caller.requests
 
     def add(
@@ -175,27 +93,28 @@ class FairQueue(Generic[Item]):
         items: Sequence[Item],
         costs: Sequence[Cost],
         is_stale: Callable[[], bool] = lambda: False,
-        caller: str = ANONYMOUS,
+        caller: Caller = ANONYMOUS,
     ) -> WaitingRequest[Item]:
         """Append a request at the tail of its caller's. If it `is_stale` when its turn comes, it is dropped."""
         request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
-        if caller not in self._callers:
-            self._callers[caller] = _Caller()
-        self._callers[caller].requests[id(request)] = request
+        name = caller.name
+        if name not in self._callers:
+            self._callers[name] = _Caller(caller.weight)
+        self._callers[name].requests[id(request)] = request
         self.arrivals += 1
         self.size += len(items)
         self.tokens += request.cost.tokens
         self.us += request.cost.us
-        self.backlog.add(request.cost)
+        self.backlog.count(request.cost, caller)
         return request
 
     def discard(self, request: WaitingRequest[Item]) -> list[Item]:
         """Remove and return the tasks of a request that have not started."""
-        caller = self._callers.get(request.caller)
+        caller = self._callers.get(request.caller.name)
         if caller is None or caller.requests.pop(id(request), None) is None:
             return []
         if not (caller.requests or caller.passed):
-            del self._callers[request.caller]
+            del self._callers[request.caller.name]
         items = [item for _, item in request.entries]
         request.entries.clear()
         self._remove(request, len(items), request.cost)
@@ -217,6 +136,8 @@ class FairQueue(Generic[Item]):
         quantum = self._quantum if quantum is None else quantum
         selection: _Selection[Item] = _Selection(fill, max_size, max_us)
         dropped = 0
+        top_weight = max((caller.weight for caller in self._callers.values()), default=1)
+        credit = 0  # once the batch has no room for a caller in its turn, others may fill the rest, on credit
         passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
         while self._callers and selection.open:
             name, caller = next(iter(self._callers.items()))
@@ -227,13 +148,17 @@ class FairQueue(Generic[Item]):
             if request.is_stale():
                 dropped += len(self.discard(request))
                 continue
+            on_credit = 0 if caller.cut_short else credit
             if request.entries[0][0].us <= max_us:
-                self._take_turn(caller, request, selection, quantum)
+                # The largest weight gets the quantum, so that no turn is longer.
+                caller_quantum = max(1, quantum * caller.weight // top_weight)
+                self._take_turn(caller, request, selection, quantum, caller_quantum, on_credit)
+                credit = quantum if caller.cut_short else credit
             else:
                 caller.pass_over(request)
             if caller.passed:
                 passing[name] = caller
-            if not caller.in_turn and name in self._callers:
+            if not (caller.in_turn or on_credit) and name in self._callers:
                 self._callers.move_to_end(name)
         for name, caller in reversed(passing.items()):
             caller.restore()
@@ -243,30 +168,36 @@ class FairQueue(Generic[Item]):
         return selection.batch, dropped
 
     def _take_turn(
-        self, caller: _Caller[Item], request: WaitingRequest[Item], selection: "_Selection[Item]", quantum: int
+        self,
+        caller: _Caller[Item],
+        request: WaitingRequest[Item],
+        selection: "_Selection[Item]",
+        quantum: int,
+        caller_quantum: int,
+        credit: int,
     ) -> None:
-        """Move tasks of a request to the batch, as far as its deficit and that of its caller go."""
+        """Move tasks of a request to the batch, as far as its deficit goes, and that of its caller and its credit."""
         first_us = request.entries[0][0].us
-        for turn in (caller, request):
+        for turn, own_quantum in ((caller, caller_quantum), (request, quantum))[bool(credit) :]:
             if not turn.in_turn:
-                turn.deficit += quantum
+                turn.deficit += own_quantum
                 turn.in_turn = True
             elif not caller.cut_short:  # a turn that continues in another batch may have begun with a larger quantum
-                turn.deficit = min(turn.deficit, quantum + first_us)
+                turn.deficit = min(turn.deficit, own_quantum + first_us)
         before = len(selection.batch)
-        taken = selection.take(request, caller.deficit)
+        taken = selection.take(request, caller.deficit + credit)
         caller.deficit -= taken.us
         self._remove(request, len(selection.batch) - before, taken)
         if not request.entries:
             del caller.requests[id(request)]
             if not (caller.requests or caller.passed):
-                del self._callers[request.caller]
+                del self._callers[request.caller.name]
             return
         next_us = request.entries[0][0].us
         if next_us > request.deficit:
             request.in_turn = False
             caller.requests.move_to_end(id(request))
-        elif next_us > caller.deficit and not caller.cut_short:
+        elif next_us > caller.deficit and not (caller.cut_short or credit):
             caller.in_turn = False
         else:  # the batch is full before the turn of the request, and so that of its caller, is over
             caller.pass_over(request)
@@ -277,10 +208,10 @@ class FairQueue(Generic[Item]):
         self.size -= tasks
         self.tokens -= cost.tokens
         self.us -= cost.us
-        self.backlog.add(request.cost, -1)
+        self.backlog.count(request.cost, request.caller, -1)
         if request.entries:
             request.cost = request.cost.minus(cost)
-            self.backlog.add(request.cost)
+            self.backlog.count(request.cost, request.caller)
 
 
 class _Selection(Generic[Item]):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.engine.backends.base import Task
-from service.engine.fair_queue import Cost, WaitingRequest
+from service.engine.backlog import Cost
+from service.engine.fair_queue import WaitingRequest
 from service.errors import response_too_late
 
 TaskT = TypeVar("TaskT", bound=Task)

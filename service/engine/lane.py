@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from service.callers import Caller
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, Task
-from service.engine.fair_queue import ANONYMOUS, Cost
+from service.engine.backlog import Cost
 from service.engine.jobs import Entry, Job
 from service.engine.observer import LaneObserver, ModelObserver
 from service.engine.schema.tasks import EncodeTask, ExplainTask, TextVectors
 from service.engine.workers import Workers
-from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, ServiceError
+from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
+from service.request_log import current_caller
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
@@ -29,20 +31,23 @@ MAX_WAIT_S = 24 * 3600.0
 class Reservation:
     """The reserved cost of a request in preparation, to release once the request is queued or has failed."""
 
-    __slots__ = ("_cost", "_workers")
+    __slots__ = ("_caller", "_cost", "_workers")
 
-    def __init__(self, workers: Workers[Any, Any], cost: Cost) -> None:
+    def __init__(self, workers: Workers[Any, Any], cost: Cost, caller: Caller) -> None:
         self._workers = workers
         self._cost = cost
+        self._caller = caller
 
     def release(self) -> None:
-        self._workers.release(self._cost)
+        if self._caller.quota is not None:
+            self._caller.quota.charge(-self._cost.tokens)
+        self._workers.release(self._cost, self._caller)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *exception: object) -> None:
-        self._workers.release(self._cost)
+        self.release()
 
 
 class Lane(Generic[TaskT, Result]):
@@ -94,28 +99,40 @@ class Lane(Generic[TaskT, Result]):
         """Count `seconds` of run time for the running batches."""
         self._workers.watchdog.observe(seconds)
 
-    def reserve(self, sizes: Sequence[int], deadline: float = math.inf, more_tokens: int = 0) -> "Reservation":
+    def reserve(
+        self, sizes: Sequence[int], deadline: float = math.inf, more_tokens: int = 0, caller: Caller | None = None
+    ) -> "Reservation":
         """Admit a request and reserve its estimated cost during preparation.
 
         `sizes` are the estimated numbers of tokens of its tasks, and `more_tokens` the tokens of other short tasks.
-        Raises `QueueFull` or `Unavailable` if it cannot be admitted now, and `DeadlineExceeded` after the deadline or
-        if the request would run beyond it.
+        None as `caller` is that of the current request. Raises `QueueFull`, `QuotaExceeded` or `Unavailable` if it
+        cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
         """
+        caller = caller or current_caller()
         workers, admission = self._workers, self.admission
         cost = admission.cost(sizes, more_tokens)
         longest_us = admission.task_cost(max(sizes)).us if sizes else 0
         with workers.lock:
             if workers.stopped:
                 raise self._stopped_error()
-            admission.check(cost, deadline, longest_us, workers.blocked_s(longest_us))
-            workers.reserve(cost)
-        return Reservation(workers, cost)
+            if caller.quota is not None:
+                caller.quota.check()
+            try:
+                admission.check(cost, deadline, longest_us, workers.blocked_s(longest_us), caller)
+            except QueueFull as error:
+                error.pause_s = admission.pause_s(caller)
+                raise
+            workers.reserve(cost, caller)
+        if caller.quota is not None:
+            caller.quota.charge(cost.tokens)
+        return Reservation(workers, cost, caller)
 
-    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: str = ANONYMOUS) -> Job[TaskT, Result]:
-        """Queue the tasks of one request of a caller. Pass the job to `wait`.
+    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
+        """Queue the tasks of one request. Pass the job to `wait`.
 
-        `deadline` is a time.monotonic() reading.
+        `deadline` is a time.monotonic() reading. None as `caller` is that of the current request.
         """
+        caller = caller or current_caller()
         job: Job[TaskT, Result] = Job(len(tasks), deadline)
         if not tasks:
             return job
@@ -124,6 +141,8 @@ class Lane(Generic[TaskT, Result]):
             cost = task_cost(len(task.tokens))
             costs.append(cost)
             entries.append(Entry(job, index, task, cost))
+        if caller.quota is not None:
+            caller.quota.charge(sum(cost.tokens for cost in costs))
         workers = self._workers
         with workers.lock:
             if workers.stopped:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from service.config import Settings
+from service.engine.backlog import Backlog
 from service.engine.engine import Engine, EngineGroup
-from service.engine.fair_queue import Backlog
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, echo

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from service.callers import Caller
 from service.engine.admission import Admission
 from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.backends.cpu import lower_thread_priority
+from service.engine.backlog import Cost
 from service.engine.batch_policy import BatchPolicy, work_s
-from service.engine.fair_queue import Cost, FairQueue, WaitingRequest
+from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry
 from service.engine.observer import LaneObserver
 from service.errors import BackendFailed, NonFiniteOutput
@@ -109,20 +111,20 @@ class Workers(Generic[TaskT, Result]):
 
     # From the event loop.
 
-    def reserve(self, cost: Cost) -> None:
-        """Count a request in preparation. The caller holds `lock`."""
-        self.queue.backlog.add(cost)
+    def reserve(self, cost: Cost, caller: Caller) -> None:
+        """Count a request in preparation. Requires `lock`."""
+        self.queue.backlog.count(cost, caller)
         self._reserved += 1
         self._policy.expect(cost)
 
     def blocked_s(self, longest_us: int) -> float:
-        """See `BatchPolicy.blocked_s`. The caller holds `lock`."""
+        """See `BatchPolicy.blocked_s`. Requires `lock`."""
         return self._policy.blocked_s(longest_us, self._streams / self._admission.speed.value)
 
-    def release(self, cost: Cost) -> None:
+    def release(self, cost: Cost, caller: Caller) -> None:
         """Remove a request that was in preparation."""
         with self.lock:
-            self.queue.backlog.add(cost, -1)
+            self.queue.backlog.count(cost, caller, -1)
             self._reserved -= 1
             self._idle.notify_all()
 

@@ -9,6 +9,14 @@ from starlette.responses import Response
 from service.errors import ServiceError
 
 
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The response to a request, and for how long not to read the next one from its connection, in seconds."""
+
+    response: Response
+    pause_s: float = 0.0
+
+
 class Shedder(Protocol):
     """Rejects requests before their task starts."""
 
@@ -16,7 +24,7 @@ class Shedder(Protocol):
     def near_capacity(self) -> Collection[object]:
         """While it is not empty, the server must pass every request to `try_reject`."""
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         """Return the rejection; None to handle the request as usual."""
 
 
@@ -25,7 +33,7 @@ class NoLoadShedding:
 
     near_capacity = ()
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         return None
 
 

@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from service.auth import API_KEY_HEADER
 from service.request_log import HEADER as REQUEST_ID_HEADER
 from service.request_log import TRACE_HEADER
 from service.rest.codec import TIMEOUT_HEADER
@@ -50,6 +51,7 @@ class Cors:
                 TIMEOUT_HEADER,
                 REQUEST_ID_HEADER,
                 TRACE_HEADER,
+                API_KEY_HEADER,
             ],
             expose_headers=[
                 LENGTH_HEADER,

@@ -29,7 +29,7 @@ from service.request_log import (
 )
 from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
-from service.rest.requests import allow_cancellation, was_disconnected
+from service.rest.requests import PAUSE_S, allow_cancellation, was_disconnected
 from service.rest.responses import native_error
 from service.rest.routes import (
     cohere,
@@ -105,6 +105,7 @@ class RequestMiddleware:
         if record.traceparent:
             added_headers.append((TRACE_BYTES, record.traceparent.encode()))
         is_head = scope["method"] == "HEAD"
+        of_connection = scope
         scope = {**scope, "record": record, "method": "GET" if is_head else scope["method"]}
         status, size = 0, 0
 
@@ -112,6 +113,8 @@ class RequestMiddleware:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if record.pause_s:
+                    of_connection[PAUSE_S] = record.pause_s
                 message["headers"] = [*message["headers"], *added_headers]
                 if self._lifecycle.draining:  # a kept connection would end here, in the middle of a request
                     message["headers"].append((b"connection", b"close"))
@@ -134,14 +137,16 @@ class RequestMiddleware:
             record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER).replace(":path}", "}")
             finish_request(self._requests, record, status or Cancelled.http_status, size)
 
-    def _check_access(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_access(self, scope: Scope, headers: dict[bytes, bytes], record: RequestRecord) -> None:
         host = headers.get(b"host", b"")
         if host not in self._hosts.accepted:
             self._hosts.check(host)
         # Public paths are for reading: POST / is a route of the TEI API.
         is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
         if self._keys is not None and not is_public:
-            self._keys.check(headers.get(b"authorization"))
+            record.caller = self._keys.check(headers)
+            if scope["method"] == "POST" and record.caller.quota is not None:
+                record.caller.quota.check()
 
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
@@ -150,7 +155,7 @@ class RequestMiddleware:
         request = Request(scope, receive)
         response: Response | FastAPI
         try:
-            self._check_access(scope, headers)
+            self._check_access(scope, headers, record)
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is None:
                 response = self._app

@@ -8,13 +8,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.responses import Response
-
 from service.auth import ApiKeys
 from service.errors import ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
+from service.rest.connections import Rejection
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import (
@@ -62,7 +61,7 @@ class LoadShedder:
         self._requests = requests
         self._keys = keys
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""
         if self._lifecycle.rejecting:  # since the request head was read
             return None
@@ -74,10 +73,10 @@ class LoadShedder:
         record.endpoint, record.lane = target.endpoint, FAST_LANE
         try:
             if self._keys is not None:
-                self._keys.check(headers.get(b"authorization"))
+                record.caller = self._keys.check(headers)
             engine = self._lifecycle.models.find(target.model)
             record.model = engine.name
-            reservation = engine.reserve(len(body))
+            reservation = engine.reserve(len(body), caller=record.caller)
         except ServiceError as error:
             response = error_response(record, error)
             response.headers[HEADER] = record.request_id
@@ -87,7 +86,7 @@ class LoadShedder:
                 response.headers["connection"] = "close"
             self._cors.add_headers(headers, response)
             finish_request(self._requests, record, response.status_code, len(response.body))
-            return response
+            return Rejection(response, record.pause_s)
         # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.
         # Without this reservation, all requests of a step are accepted here, and most of them rejected by the engine.
         loop = asyncio.get_running_loop()

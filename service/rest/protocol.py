@@ -16,7 +16,7 @@ from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, Servic
 from service.request_log import HEADER, request_id
 from service.rest.codec import JSON
 from service.rest.connections import ConnectionLimits, Shedder
-from service.rest.requests import BODY_COMPLETE, cancel_request
+from service.rest.requests import BODY_COMPLETE, PAUSE_S, cancel_request
 from service.rest.responses import native_error
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -161,6 +161,22 @@ class HttpProtocol(HttpToolsProtocol):
         if self.scope["method"] != "HEAD" and not self.expect_100_continue:  # else its first write is all of it
             self.cycle.transport = ResponseTransport(self.transport)  # type: ignore[assignment]
 
+    def on_response_complete(self) -> None:
+        cycle = self._running
+        super().on_response_complete()
+        if cycle is not None:
+            self._pause(cycle.scope.pop(PAUSE_S, 0.0))  # type: ignore[misc]
+
+    def _pause(self, seconds: float) -> None:
+        """Do not read the next request for some seconds, unless it has been read."""
+        if seconds and not self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()
+            self.loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
     def on_body(self, body: bytes) -> None:
         if self._buffered is None:
             super().on_body(body)
@@ -175,7 +191,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_header_timer()
             rejection = self.load_shedder.try_reject(self.parser.get_method(), self.url, dict(self.headers), body)
             if rejection is not None:
-                self._respond(rejection)
+                self._respond(rejection.response)
+                self._pause(rejection.pause_s)
                 return
             self._start_cycle()
             super().on_body(body)

@@ -41,6 +41,8 @@ MAX_NAME = 40
 HANDLING = "attendant.handling"
 """Scope key: the task that handles the request."""
 BODY_COMPLETE = "attendant.body_complete"
+PAUSE_S = "attendant.pause_s"
+"""For how long the connection is not read after the response, in seconds."""
 """Scope key: True once the whole body has arrived."""
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -80,14 +80,9 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         method = self._methods.get(name, OTHER_METHOD)
         if (name.startswith(OPEN_SERVICES) or method.is_probe) and handler is not None:
             return handler
-        try:
-            if self._keys is not None:
-                self._keys.check(dict(handler_call_details.invocation_metadata or ()).get("authorization"))
-            if handler is None:
-                raise Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
-        except ServiceError as error:  # a missing key first: nobody without one learns which methods exist
-            method = OTHER_METHOD if handler is None else method
-            return grpc.stream_unary_rpc_method_handler(self._reject(error.with_traceback(None), method))
+        if handler is None:
+            error = Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
+            return grpc.stream_unary_rpc_method_handler(self._reject(error, OTHER_METHOD))
         parse = tolerant(handler.request_deserializer, method.layout)
         if handler.request_streaming and not handler.response_streaming:
             return grpc.stream_unary_rpc_method_handler(self._wrap_request_stream(handler.stream_unary, method, parse))
@@ -181,6 +176,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         error: ServiceError | None = Cancelled()
         try:
             context.set_trailing_metadata(identity(record))
+            if self._keys is not None:  # before anything else: nobody without a key learns which methods exist
+                record.caller = self._keys.check(encoded(context.invocation_metadata()))
             yield record
             error = None
         except ServiceError as raised:
@@ -202,6 +199,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             error.__cause__ = None
             if method.spelling is not None:
                 error.spell(method.spelling)
+            await asyncio.sleep(error.pause_s)  # the calls of a connection cannot be paused alone
             await abort(context, error, record)
 
 
@@ -218,6 +216,14 @@ def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Return the metadata by which a client finds the request in the logs and traces of both sides."""
     request = (HEADER, record.request_id)
     return (request, (TRACE_HEADER, record.traceparent)) if record.traceparent else (request,)
+
+
+def encoded(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
+    """Return metadata as the headers of REST."""
+    return {
+        name.encode(): value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+        for name, value in metadata or ()
+    }
 
 
 def _text(metadata: dict[str, str | bytes], key: str) -> str:

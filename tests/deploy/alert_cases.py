@@ -225,6 +225,13 @@ SERVICE = (
         {model(POD): "1x60", model(OTHER_POD): "1x60"},
     ),
     Case(
+        "AttendantApiKeyReloadFailed",
+        one_namespace("ticket", pod="attendant-0"),
+        10,
+        {f"attendant_api_key_reload_failing{{{POD}}}": "1x60"},
+        {f"attendant_api_key_reload_failing{{{POD}}}": "0x5 1x2 0x60"},
+    ),
+    Case(
         "AttendantScrapeDown",
         one_namespace("ticket", pod="attendant-0", job="attendant"),
         10,

@@ -1,6 +1,7 @@
 """API keys: the key file's format, and the routes and methods that require a key."""
 
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,13 +10,17 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from service.auth import ApiKeys
+from service.callers import ANONYMOUS
 from service.config import ConfigError
 from service.errors import Unauthenticated
+from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
+from tests.keys import bearer, make_keys, named_key
 
 KEY = "correct-horse"
 PUBLIC = (
@@ -55,10 +60,10 @@ def test_file_has_one_key_per_line(tmp_path: Path) -> None:
     keys = load_keys(tmp_path, b"# team a\nfirst \n\n  second\r\n#third\n")
     assert keys is not None
     for key in ("first", "second"):
-        keys.check(f"Bearer {key}")
+        assert keys.check(bearer(key)) is ANONYMOUS
     for wrong in ("third", "# team a", "", "#third"):
         with pytest.raises(Unauthenticated):
-            keys.check(f"Bearer {wrong}")
+            keys.check(bearer(wrong))
 
 
 @pytest.mark.parametrize("content", [b"", b"# only a comment\n\n", b"\xff\xfe"])
@@ -73,20 +78,16 @@ def test_missing_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_invalid_header_is_rejected_as_bytes_and_text(name: str) -> None:
+def test_invalid_header_is_rejected(name: str) -> None:
     header = INVALID[name]
     with pytest.raises(Unauthenticated, match="Send the header Authorization: Bearer KEY"):
-        ApiKeys([KEY, "other"]).check(header)
-    if header is not None:
-        with pytest.raises(Unauthenticated):
-            ApiKeys([KEY, "other"]).check(header.decode("latin-1"))
+        make_keys(KEY, "other").check({} if header is None else {b"authorization": header})
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_scheme_ignores_case(scheme: str) -> None:
     """See RFC 9110."""
-    ApiKeys([KEY, "ключ"]).check(f"{scheme} {KEY}")
-    ApiKeys([KEY, "ключ"]).check(f"{scheme} ключ".encode())
+    assert make_keys(KEY).check({b"authorization": f"{scheme} {KEY}".encode()}) is ANONYMOUS
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +191,108 @@ async def test_grpc_requires_a_key_except_health(channel: grpc.aio.Channel) -> N
     info = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))
     assert info.name == "tiny-bert"
     assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == 1
+
+
+def test_named_keys_have_callers() -> None:
+    keys = make_keys("plain", named_key("team-a", "first"), named_key("team-a", "second"), named_key("b", "x", 3, 500))
+    assert [keys.check(bearer(key)).terms for key in ("plain", "first", "second", "x")] == [
+        ("anonymous", 1, None), ("team-a", 1, None), ("team-a", 1, None), ("b", 3, 500),
+    ]  # fmt: skip
+    assert keys.check(bearer("first")) is keys.check(bearer("second"))
+    assert keys.check({b"x-api-key": b"x"}).name == "b"
+    for wrong in ("team-a", named_key("b", "x"), named_key("b", "x").split(":")[1]):
+        with pytest.raises(Unauthenticated):
+            keys.check(bearer(wrong))
+    with pytest.raises(Unauthenticated):  # a wrong bearer token is not replaced by another header
+        keys.check({**bearer("wrong"), b"x-api-key": b"x"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a:" + "0" * 63], r"line 1 of .* is not name:sha256"),
+        (["ok", "a b:" + "0" * 64], r"line 2 of .* is not name:sha256"),
+        ([named_key("a", "k", 0)], "weight 0"),
+        ([named_key("a", "k", 101)], "weight 101"),
+        ([named_key("a", "k", 1, 0)], "quota of 0"),
+        ([named_key("a", "k", 1), named_key("a", "l", 2)], r"line 2 of .* repeats a name with another weight"),
+        ([named_key("a", "k"), named_key("b", "k")], r"line 2 of .* repeats a key of another caller"),
+        ([named_key("anonymous", "k")], "name of keys without a name"),
+        ([named_key(f"c{number}", str(number)) for number in range(257)], r"too many callers .*257, limit 256"),
+    ],
+)
+def test_invalid_callers_are_rejected(lines: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        make_keys(*lines)
+    assert not re.search(r"[0-9a-f]{32}", str(raised.value))
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An invalid or missing file keeps the keys in use, and is reported once. A mounted Secret is a symbolic link."""
+    versions = [tmp_path / name for name in ("one", "two")]
+    versions[0].write_text(f"{named_key('a', 'old', 1, 10)}\n{named_key('gone', 'gone')}\n")
+    versions[1].write_text(f"{named_key('a', 'old', 1, 10)}\n{named_key('a', 'new', 1, 10)}\n")
+    path = tmp_path / "keys"
+    path.symlink_to(versions[0])
+    keys, metrics = ApiKeys.load(path), Metrics(CollectorRegistry())
+    assert keys is not None
+    metrics.create_callers(keys.callers)
+    before = keys.check(bearer("old"))
+    path.unlink()
+    for _ in range(2):
+        keys.reload(metrics)
+    assert keys.check(bearer("old")) is before
+    assert (sample(metrics, "attendant_api_key_reload_failing"), len(caplog.records)) == (1, 1)
+    path.symlink_to(versions[1])
+    keys.reload(metrics)
+    assert keys.check(bearer("old")) is keys.check(bearer("new")) is before  # with the state of its quota
+    with pytest.raises(Unauthenticated):
+        keys.check(bearer("gone"))
+    assert sample(metrics, "attendant_api_key_reload_failing") == 0
+    assert sample(metrics, "attendant_caller_tokens_total", caller="gone") is None
+    assert [sample(metrics, "attendant_api_key_reloads_total", result=result) for result in ("success", "error")] == [
+        1,
+        1,
+    ]
+
+
+def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    limited = named_key("limited", "few", 1, 1)
+    path.write_text(f"{limited}\n{named_key('search', 'old')}")
+    running = start_server(model_dir=tiny_artifact, api_keys_file=path, access_log="all", log_format="json")
+    try:
+
+        def status(key: str) -> int:
+            headers = {"x-api-key": key}
+            return httpx.post(f"{running.rest}/v1/encode", json={"inputs": "money"}, headers=headers).status_code
+
+        assert (status("old"), status("new")) == (200, 401)
+        path.write_text(f"{limited}\n{named_key('search', 'new')}")
+        deadline = time.monotonic() + 10
+        while status("new") != 200 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert (status("old"), status("new")) == (401, 200)
+        with grpc.insecure_channel(running.grpc) as channel:
+            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            assert stub.GetModel(pb.GetModelRequest(), metadata=(("x-api-key", "new"),)).name == "tiny-bert"
+            request = pb.EncodeRequest(inputs=[pb.Input(text="money " * 20)])
+            stub.Encode(request, metadata=(("x-api-key", "few"),))
+            with pytest.raises(grpc.RpcError) as raised:
+                stub.Encode(request, metadata=(("x-api-key", "few"),))
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert dict(raised.value.trailing_metadata())["grpc-retry-pushback-ms"]
+        rejected = httpx.post(f"{running.rest}/v1/encode", json={"inputs": "money"}, headers={"x-api-key": "few"})
+        assert (rejected.status_code, rejected.json()["error"]["reason"]) == (429, "QUOTA_EXCEEDED")
+        assert 5 <= int(rejected.headers["retry-after"]) <= 20
+        text = httpx.get(f"{running.admin}/metrics").text
+        assert 'attendant_caller_requests_total{caller="limited",outcome="rejected"} 2.0' in text
+        assert 'attendant_caller_requests_total{caller="search",outcome="ok"}' in text
+    finally:
+        running.process.terminate()
+        _, log = running.process.communicate(timeout=30)
+    assert '"caller": "search"' in log or '"caller":"search"' in log

@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from service.callers import ANONYMOUS
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
@@ -47,8 +48,8 @@ async def test_lifecycle_is_near_capacity_with_its_engine(model: LoadedModel) ->
         with fast_lane(harness).reserve([100]):
             assert harness.lifecycle.near_capacity
             with pytest.raises(QueueFull):
-                harness.engine.reserve(8).release()
-        harness.engine.reserve(8).release()
+                harness.engine.reserve(8, ANONYMOUS).release()
+        harness.engine.reserve(8, ANONYMOUS).release()
 
 
 async def test_lifecycle_serves_while_draining_until_it_rejects(lifecycle: Lifecycle, engine: Engine) -> None:

@@ -5,16 +5,18 @@ import gzip
 import json
 
 import pytest
+from starlette.responses import Response
 
-from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
 from service.lifecycle import Lifecycle
 from service.rest.app import make_app
+from service.rest.connections import Rejection
 from service.rest.cors import Cors
 from service.rest.overload import LoadShedder
+from tests.keys import make_keys
 from tests.service.conftest import fast_lane, open_harness
 from tests.service.rest.test_protocol import read_response
 from tests.service.rest.test_server import record_protocols, serving, until
@@ -24,6 +26,11 @@ FULL = 100
 JSON = {b"content-type": b"application/json"}
 INFER_BODY = b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["an \\"attention\\" map"]}]}'
 INFER_ATTENTION = INFER_BODY[:-1] + b', "outputs": [{"name": "attention"}]}'
+
+
+def rejection_of(rejection: Rejection | None) -> Response | None:
+    """Return the response of a rejection."""
+    return None if rejection is None else rejection.response
 
 
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
@@ -51,7 +58,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
                 expected = await harness.client.post(path, content=body, headers=list(headers.items()))
-                response = shedder.try_reject(b"POST", path.encode(), headers, body)
+                response = rejection_of(shedder.try_reject(b"POST", path.encode(), headers, body))
                 assert response is not None
                 assert (response.status_code, response.headers["x-request-id"]) == (429, "one")
                 assert (expected.status_code, expected.headers["x-request-id"]) == (429, "one")
@@ -92,7 +99,7 @@ async def test_load_shedder_rejects_requests_that_need_a_head(model: LoadedModel
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         with fast_lane(harness).reserve([FULL]):
-            response = shedder.try_reject(b"POST", path.encode(), JSON, body)
+            response = rejection_of(shedder.try_reject(b"POST", path.encode(), JSON, body))
         assert response is not None
         assert response.status_code == 429
         assert b"Queue full" in bytes(response.body)
@@ -147,10 +154,10 @@ async def test_load_shedder_counts_requests_whose_task_has_not_started(model: Lo
 async def test_load_shedder_checks_the_api_key(model: LoadedModel) -> None:
     """A request without a valid key must get 401, as from the application."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.requests, ApiKeys(["secret"]))
+        shedder = LoadShedder(harness.lifecycle, harness.requests, make_keys("secret"))
         with fast_lane(harness).reserve([FULL]):
             responses = [
-                shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **headers}, b'{"inputs": "bank"}')
+                rejection_of(shedder.try_reject(b"POST", b"/v1/encode", {**JSON, **headers}, b'{"inputs": "bank"}'))
                 for headers in ({}, {b"authorization": b"Bearer other"}, {b"authorization": b"Bearer secret"})
             ]
     assert [response and response.status_code for response in responses] == [401, 401, 429]
@@ -193,7 +200,7 @@ async def test_load_shedder_closes_connections_during_the_drain_delay(model: Loa
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         harness.lifecycle.start_draining()
         with fast_lane(harness).reserve([FULL]):
-            response = shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}')
+            response = rejection_of(shedder.try_reject(b"POST", b"/v1/encode", JSON, b'{"inputs": "bank"}'))
         assert response is not None
         assert (response.status_code, response.headers["connection"]) == (429, "close")
 
@@ -212,7 +219,7 @@ async def test_rejection_has_the_cors_headers_of_the_application(
             expected = await harness.client.post(
                 "/v1/encode", content=b'{"inputs": "bank"}', headers=list(headers.items())
             )
-            response = shedder.try_reject(b"POST", b"/v1/encode", headers, b'{"inputs": "bank"}')
+            response = rejection_of(shedder.try_reject(b"POST", b"/v1/encode", headers, b'{"inputs": "bank"}'))
         assert response is not None
         assert response.headers.get("access-control-allow-origin") == allowed
         cors = [name for name in expected.headers if name.startswith(("access-control-", "vary"))]
@@ -232,9 +239,9 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
             assert shedder.near_capacity
             for name in ("full", "idle", "nobody"):
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()
-                response = shedder.try_reject(b"POST", b"/v1/encode", JSON, body)
+                response = rejection_of(shedder.try_reject(b"POST", b"/v1/encode", JSON, body))
                 statuses[name] = None if response is None else response.status_code
-            unnamed = shedder.try_reject(b"POST", b"/embed", JSON, b'{"inputs": "bank"}')
+            unnamed = rejection_of(shedder.try_reject(b"POST", b"/embed", JSON, b'{"inputs": "bank"}'))
         assert statuses == {"full": 429, "idle": None, "nobody": 404}
         assert unnamed is not None
         assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 2

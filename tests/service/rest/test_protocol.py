@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from service.config import Settings
@@ -16,6 +16,7 @@ from service.limits import BodyBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.app import make_admin_app, make_app
+from service.rest.connections import Rejection
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
 from tests.service.conftest import GOLDEN, fast_lane, open_harness
@@ -202,8 +203,8 @@ class RejectAllShedder:
 
     near_capacity = ("lane",)
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
-        return PlainTextResponse("overloaded", 429)
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+        return Rejection(PlainTextResponse("overloaded", 429))
 
 
 async def test_rejection_of_head_has_no_body() -> None:

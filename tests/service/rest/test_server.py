@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.config import Settings
@@ -15,7 +16,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
 from service.errors import ServiceError
 from service.rest.app import make_app
-from service.rest.connections import ConnectionLimits, Shedder
+from service.rest.connections import ConnectionLimits, Rejection, Shedder
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, HttpProtocol
 from service.rest.requests import allow_cancellation
@@ -195,17 +196,17 @@ async def test_idle_connection_is_closed_after_an_empty_line(monkeypatch: pytest
 class RejectingShedder:
     """Always near capacity; rejects bodies that contain `no`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.0) -> None:
         self.near_capacity = {"lane"}
+        self.pause_s = pause_s
         self.requests: list[tuple[bytes, bytes]] = []
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         self.requests.append((path, body))
-        return (
-            PlainTextResponse("rejected", 429, {"x-kind": headers.get(b"x-kind", b"").decode()})
-            if b"no" in body
-            else None
-        )
+        if b"no" not in body:
+            return None
+        response = PlainTextResponse("rejected", 429, {"x-kind": headers.get(b"x-kind", b"").decode()})
+        return Rejection(response, self.pause_s)
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -276,6 +277,21 @@ async def test_rejection_closes_the_connection_when_requested() -> None:
         response = await asyncio.wait_for(reader.read(), 20)
     assert response.startswith(b"HTTP/1.1 429")
     assert b"\r\nconnection: close\r\n" in response
+
+
+async def test_pause_delays_the_next_request_of_the_connection() -> None:
+    shedder = RejectingShedder(pause_s=0.4)
+    async with serving(echo, 10, shedder) as (reader, writer):
+        writer.write(post(b"no"))
+        assert (await read_response(reader))[0] == 429
+        started = time.monotonic()
+        writer.write(post(b"yes"))
+        assert await read_response(reader) == (200, b"echo yes")
+        assert 0.3 < time.monotonic() - started < 5
+        started = time.monotonic()
+        writer.write(post(b"yes"))
+        assert await read_response(reader) == (200, b"echo yes")
+        assert time.monotonic() - started < 0.3
 
 
 async def test_buffered_request_ends_with_the_header_timeout() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
@@ -21,6 +20,7 @@ from service.pb import inference_pb2 as pb
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.server import RpcServer
 from tests.conftest import RunningServer
+from tests.keys import make_keys
 from tests.oip_messages import Tensor, grpc_outputs, grpc_request, text, token_ids
 from tests.response_contract import assert_close, to_array
 from tests.service.rpc.conftest import call_error
@@ -183,7 +183,7 @@ async def test_readiness_follows_the_lifecycle_and_needs_no_key(model: LoadedMod
     """The states are starting, ready, draining, rejecting and failed."""
     settings, metrics = Settings(), Metrics(CollectorRegistry())
     lifecycle = Lifecycle(metrics)
-    server = RpcServer(lifecycle, settings, metrics, ApiKeys(["secret"]))
+    server = RpcServer(lifecycle, settings, metrics, make_keys("secret"))
     port = await server.start("127.0.0.1:0")
     engine = Engine(model, settings, metrics)
     key = (("authorization", "Bearer secret"),)

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from service.auth import ApiKeys
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.errors import MalformedRequest, Overloaded, RequestTimeout
@@ -17,6 +16,7 @@ from service.limits import BodyBudget
 from service.pb import encoder_pb2 as pb
 from service.rpc.receiving import THREAD_FROM_BYTES, Receiver
 from service.rpc.server import RpcServer
+from tests.keys import make_keys
 from tests.service.conftest import open_harness
 
 ENCODE = "/attendant.v1.EncoderService/Encode"
@@ -102,7 +102,7 @@ async def test_idle_calls_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch)
 async def test_key_is_checked_before_the_message_arrives(model: LoadedModel, method: str) -> None:
     """The call never sends a message."""
     async with open_harness(model) as harness:
-        server = RpcServer(harness.lifecycle, Settings(), harness.metrics, ApiKeys(["secret"]))
+        server = RpcServer(harness.lifecycle, Settings(), harness.metrics, make_keys("secret"))
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.stream_unary(method)

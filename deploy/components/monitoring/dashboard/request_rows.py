@@ -98,6 +98,29 @@ TRAFFIC = Row(
             [Query(rate("attendant_rejected_requests_total", "reason, api, lane"), "{{reason}} {{api}} {{lane}}")],
         ),
         Panel(
+            "Requests by caller",
+            "Requests per second by caller of their API key. Rejected ones exceed a limit of the server or a quota.",
+            "reqps",
+            [Query(rate("attendant_caller_requests_total", "caller, outcome"), "{{caller}} {{outcome}}")],
+        ),
+        Panel(
+            "Tokens by caller",
+            "Tokens per second in requests, by caller of their API key.",
+            "ops",
+            [Query(rate("attendant_caller_tokens_total", "caller"), "{{caller}}")],
+        ),
+        Panel(
+            "API key reloads",
+            "Reloads of the changed file of API keys in an hour. After an error, the previous keys stay in use.",
+            "none",
+            [
+                Query(
+                    f"sum by (pod, result) (increase({metric('attendant_api_key_reloads_total')}[1h]))",
+                    "{{pod}} {{result}}",
+                )
+            ],
+        ),
+        Panel(
             "Cancelled inputs",
             "Inputs per second discarded because their request was cancelled, expired or failed. Inputs discarded "
             "in a batch have already cost inference time.",

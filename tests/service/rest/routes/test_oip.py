@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.engine.fair_queue import Cost
+from service.engine.backlog import Cost
 from service.engine.model_loader import LoadedModel
 from service.errors import Internal
 from tests.conftest import RunningServer

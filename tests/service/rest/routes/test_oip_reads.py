@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from service.auth import ApiKeys
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
+from tests.keys import make_keys
 from tests.oip_messages import text
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 from tests.service.rest.routes.oip_client import INFER, MODEL, infer, post
@@ -58,7 +58,7 @@ async def test_requests_are_counted_as_this_api(harness: ServiceHarness) -> None
 
 
 async def test_health_requires_no_key_and_is_not_counted(model: LoadedModel) -> None:
-    async with open_harness(model, ApiKeys(["secret"])) as harness:
+    async with open_harness(model, make_keys("secret")) as harness:
         for path, body in (("/v2/health/live", {"live": True}), ("/v2/health/ready", {"ready": True})):
             response = await harness.client.get(path)
             assert (response.status_code, response.json()) == (200, body)

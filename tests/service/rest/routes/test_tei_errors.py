@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from service.auth import ApiKeys
 from service.engine.model_loader import LoadedModel
 from service.errors import Internal
+from tests.keys import make_keys
 from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
 
 IDS = [2769, 2924, 7502]
@@ -169,7 +169,7 @@ async def test_requests_are_counted_with_the_label_of_this_api(harness: ServiceH
 
 
 async def test_key_is_required_except_for_health(model: LoadedModel) -> None:
-    async with open_harness(model, ApiKeys(["secret"])) as harness:
+    async with open_harness(model, make_keys("secret")) as harness:
         for path in POSTS:
             response = await harness.post(path, {"inputs": GOLDEN})
             assert (response.status_code, response.json()["error_type"]) == (401, "Validation")
