@@ -23,7 +23,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model path bench bench-training bench-heads bench-long bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -132,6 +132,9 @@ bench-heads: $(VENV)/bench model  ## measure rerankers, BGE-M3's outputs and Max
 
 bench-long: $(VENV)/bench model  ## measure inputs of 512 to 8,192 tokens at real sizes; MODELS="modernbert" for one
 	@$(BIN)/python -m tests.bench.long_inputs $(MODELS)
+
+bench-callers: $(VENV)/bench model wrk  ## measure what a flood by one caller costs another one
+	@$(BIN)/python -m tests.bench.callers
 
 bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu

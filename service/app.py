@@ -29,6 +29,7 @@ from service.config import ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
+from service.logs import count_dropped_lines
 from service.metrics import Metrics
 from service.model_options import ModelOption
 from service.request_log import RequestLog
@@ -66,6 +67,7 @@ class App:
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._stop = asyncio.Event()
         self.metrics = Metrics(CollectorRegistry())
+        count_dropped_lines(self.metrics.dropped_log_lines.inc)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
@@ -113,7 +115,7 @@ class App:
         settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
         budget = BodyBudget(settings.max_pending_request_bytes)
         header_timeout_s = settings.header_timeout_ms / 1000
-        requests = RequestLog(metrics, settings.access_log)
+        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms)
         rest = Server(
             make_app(lifecycle, settings, metrics, keys, budget),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),

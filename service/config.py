@@ -212,6 +212,12 @@ class Settings(BaseSettings):
     access_log: Literal["errors", "all", "none"] = Field(
         "errors", description="Requests to log, one line each: rejected and failed ones, all, or none."
     )
+    slow_log_ms: int = Field(
+        0,
+        ge=0,
+        description="Duration of a request, in milliseconds, above which it is logged as a warning, whatever "
+        "ATTENDANT_ACCESS_LOG is. 0 logs none for its duration.",
+    )
 
     @classmethod
     def settings_customise_sources(

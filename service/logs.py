@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -52,11 +53,12 @@ class BackgroundHandler(logging.Handler):
     """Writes lines to stderr in a thread.
 
     Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
-    are dropped and counted while `MAX_QUEUED_LINES` are queued.
+    are dropped and counted while `MAX_QUEUED_LINES` are queued; `on_dropped` is called for each.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.on_dropped: Callable[[], None] = lambda: None
         self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         self._dropped = 0
         threading.Thread(target=self._write_lines, name="attendant-log", daemon=True).start()
@@ -65,6 +67,7 @@ class BackgroundHandler(logging.Handler):
         """Queue the line. It is formatted here, because a record may refer to a traceback and its frames."""
         if self._lines.qsize() >= MAX_QUEUED_LINES:
             self._dropped += 1
+            self.on_dropped()
         else:
             self._lines.put(self.format(record) + "\n")
 
@@ -99,6 +102,13 @@ def _write(data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(STDERR, data) :]
+
+
+def count_dropped_lines(count: Callable[[], None]) -> None:
+    """Call `count` for each line that the handlers of the process drop."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, BackgroundHandler):
+            handler.on_dropped = count
 
 
 def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:

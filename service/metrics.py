@@ -175,6 +175,9 @@ class Metrics:
             "1 while the file of API keys is invalid and the previous keys are in use.",
             registry=registry,
         )
+        self.dropped_log_lines = Counter(
+            "attendant_log_lines_dropped", "Log lines dropped because stderr was too slow.", registry=registry
+        )
         self.ready = Gauge("attendant_ready", "1 while requests are accepted.", registry=registry)
         self.draining = Gauge("attendant_draining", "1 after SIGTERM.", registry=registry)
         self.build_info = Gauge(
@@ -264,6 +267,10 @@ class Metrics:
         """Count a response."""
         self._counters(api, endpoint, code, model)()
 
-    def observe_duration(self, api: str, lane: str, model: str, started: float) -> None:
-        """Count the duration of a successful request; `started` is a time.perf_counter() reading."""
-        self._observers(api, lane, model)(time.perf_counter() - started)
+    def observe_duration(self, api: str, lane: str, model: str, started: float, trace_id: str = "") -> None:
+        """Count the duration of a successful request; `started` is a time.perf_counter() reading.
+
+        A trace ID becomes an exemplar of the bucket, which OpenMetrics shows.
+        """
+        exemplar = {"trace_id": trace_id} if trace_id else None
+        self._observers(api, lane, model)(time.perf_counter() - started, exemplar)

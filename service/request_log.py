@@ -4,6 +4,7 @@ It has the client's own request ID and trace context if they are valid, so that 
 """
 
 import logging
+import math
 import random
 import re
 import time
@@ -21,6 +22,9 @@ OTHER = "_OTHER"
 SHORT_DEADLINE = "short_deadline"
 """The label of a deadline that is shorter than the latency objective: the choice of the client, not a failure."""
 
+SAMPLED = 1
+"""The flag of a trace context whose trace is recorded (W3C Trace Context, section 3.2.3)."""
+STAGES = ("tokenize", "queue", "run", "postprocess")
 AccessLog = Literal["errors", "all", "none"]
 
 HEADER = "x-request-id"
@@ -45,9 +49,18 @@ def traceparent(value: str) -> str:
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
+def sampled_trace(value: str) -> str:
+    """Return the trace ID of a trace context whose trace is recorded; "" otherwise."""
+    parts = value.split("-")
+    return parts[1] if value and int(parts[3], 16) & SAMPLED else ""
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """The facts about one request that operators see. They never contain input text.
+
+    `stages_s` are the durations of `STAGES`. `bytes` is the size of the response, and `batch_size` the number of
+    sequences in the first batch with one of the request.
 
     Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
     the request in memory until the next garbage collection.
@@ -59,7 +72,12 @@ class RequestRecord:
     endpoint: str = ""
     lane: str = NO_LANE
     model: str = NO_MODEL
+    inputs: int = 0
     tokens: int = 0
+    batch_size: int = 0
+    stages_s: tuple[float, float, float, float] | None = None
+    peer: str = ""
+    bytes: int = 0
     rejection: str = ""
     reason: str = ""
     cancelled: bool = False
@@ -96,8 +114,9 @@ def current_caller() -> Caller:
 class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
-    def __init__(self, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0) -> None:
         self.metrics = metrics
+        self._slow_s = slow_log_ms / 1000 or math.inf
         self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
@@ -106,20 +125,23 @@ class RequestLog:
         if record.caller is not ANONYMOUS:
             outcome = "rejected" if http_status in (429, 503) else "error" if http_status >= 400 else "ok"
             self.metrics.count_caller(record.caller.name, outcome, record.tokens)
-        # A stream is open for as long as its client likes.
-        if http_status < 400 and record.lane != NO_LANE and not record.endpoint.endswith("Stream"):
-            self.metrics.observe_duration(record.api, record.lane, record.model, record.started)
-        if record.rejection or http_status >= self._lowest_status:
-            self.reject(record, code, http_status)
+        is_stream = record.endpoint.endswith("Stream")  # which is open for as long as its client likes
+        is_slow = not is_stream and time.perf_counter() - record.started > self._slow_s
+        if http_status < 400 and record.lane != NO_LANE and not is_stream:
+            self.metrics.observe_duration(
+                record.api, record.lane, record.model, record.started, sampled_trace(record.traceparent)
+            )
+        if record.rejection or is_slow or http_status >= self._lowest_status:
+            self.reject(record, code, http_status, is_slow=is_slow)
 
-    def reject(self, record: RequestRecord, code: str, http_status: int) -> None:
+    def reject(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool = False) -> None:
         """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""
         if record.rejection == DeadlineExceeded.label and (record.timeout_s or OBJECTIVE_S) < OBJECTIVE_S:
             record.rejection = SHORT_DEADLINE
         if record.rejection:
             self.metrics.count_rejection(record.rejection, record.api, record.lane, record.model)
-        if http_status >= self._lowest_status:
-            self._write(record, code, http_status)
+        if is_slow or http_status >= self._lowest_status:
+            self._write(record, code, http_status, is_slow=is_slow)
 
     def reject_connection(self, error: ServiceError, request_id: str) -> None:
         """Count and log the rejection of a connection, or of a request whose head is not valid."""
@@ -128,8 +150,10 @@ class RequestLog:
         self.metrics.count_request(record.api, OTHER, str(error.http_status), record.model)
         self.reject(record, str(error.http_status), error.http_status)
 
-    def _write(self, record: RequestRecord, code: str, http_status: int) -> None:
-        if http_status in (429, 503, 504):  # load, a restart, or a short timeout of the client
+    def _write(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool) -> None:
+        if http_status in (429, 503, 504) or (
+            is_slow and http_status < 500
+        ):  # load, a restart, or a short timeout of the client
             level = logging.WARNING
         else:
             level = logging.ERROR if http_status >= 500 and http_status != 501 else logging.INFO
@@ -143,8 +167,18 @@ class RequestLog:
             "status": code,
             "reason": record.reason,
             "ms": round((time.perf_counter() - record.started) * 1000, 1),
+            "inputs": record.inputs,
             "tokens": record.tokens,
+            "bytes": record.bytes,
+            "peer": record.peer,
             "traceparent": record.traceparent,
         }
+        if record.stages_s is not None:
+            fields |= {
+                f"{stage}_ms": round(seconds * 1000, 1) for stage, seconds in zip(STAGES, record.stages_s, strict=True)
+            }
+            fields["batch_size"] = record.batch_size
         present = {name: value for name, value in fields.items() if value != ""}
-        log.log(level, "request", extra={"request_id": record.request_id, "fields": present})
+        log.log(
+            level, "slow request" if is_slow else "request", extra={"request_id": record.request_id, "fields": present}
+        )

@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 class Job(Generic[TaskT, Result]):
     """One request's tasks.
 
-    The event loop changes it. Workers read `done`, `deadline` and `submitted`, and set `started` and `queue_s` under
-    their lock.
+    The event loop changes it. Workers read `done`, `deadline` and `submitted`, and set `started`, `queue_s` and
+    `batch_size` under their lock.
 
     Attributes:
         request: Its tasks in the queue; None if it has no tasks.
@@ -28,10 +28,12 @@ class Job(Generic[TaskT, Result]):
         error: Why the job failed.
         on_done: Called when `done` becomes True.
         queue_s: The time until the first batch with one of the tasks started, in seconds.
+        batch_size: The number of tasks in that batch.
     """
 
     __slots__ = (
-        "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "results", "started", "submitted"
+        "batch_size", "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "results", "started",
+        "submitted",
     )  # fmt: skip
 
     def __init__(self, count: int, deadline: float) -> None:
@@ -45,6 +47,7 @@ class Job(Generic[TaskT, Result]):
         self.started = False
         self.submitted = time.perf_counter()
         self.queue_s = 0.0
+        self.batch_size = 0
 
     def set_result(self, index: int, result: Result) -> bool:
         """Store the result of one task; return False if the job was done before, so that the result is unused."""

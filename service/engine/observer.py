@@ -105,12 +105,15 @@ class Observation:
             truncated += item.truncated
         self._lane.observe_request(len(inputs), tokens, truncated)
         if self._record is not None:
+            self._record.inputs += len(inputs)
             self._record.tokens += tokens
         return tokens, truncated
 
-    def ran(self, queue_s: float) -> None:
-        """Note the end of inference, and how long its first batch was queued."""
+    def ran(self, queue_s: float, batch_size: int) -> None:
+        """Note the end of inference, how long its first batch was queued, and the size of that batch."""
         self._ran, self._queue_s = time.perf_counter(), queue_s
+        if self._record is not None:
+            self._record.batch_size = batch_size
 
     def finish(self) -> Timing:
         """Count the stages and return them."""
@@ -120,6 +123,8 @@ class Observation:
             postprocess=time.perf_counter() - self._ran,
             queue=self._queue_s,
         )
+        if self._record is not None:
+            self._record.stages_s = (timing.tokenize, timing.queue, timing.run - timing.queue, timing.postprocess)
         self._lane.observe_tokenize(timing.tokenize)
         self._lane.observe_postprocess(timing.postprocess)
         return timing

@@ -215,7 +215,7 @@ class Workers(Generic[TaskT, Result]):
         for entry in batch:
             job = entry.job
             if not job.started:
-                job.started, job.queue_s = True, now - job.submitted
+                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
                 queued.append(job.queue_s)
         return queued
 

@@ -120,7 +120,7 @@ def make_app(
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
-        app, routers, lifecycle, RequestLog(metrics, settings.access_log), keys,
+        app, routers, lifecycle, RequestLog(metrics, settings.access_log, settings.slow_log_ms), keys,
         public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)

@@ -101,6 +101,7 @@ class RequestMiddleware:
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
+        record.peer = (scope.get("client") or ("",))[0]
         added_headers = [(HEADER_BYTES, record.request_id.encode())]
         if record.traceparent:
             added_headers.append((TRACE_BYTES, record.traceparent.encode()))
@@ -281,6 +282,7 @@ def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> Reque
 
 def finish_request(requests: RequestLog, record: RequestRecord, status: int, size: int) -> None:
     """Count and log a request whose response had `size` bytes."""
+    record.bytes = size
     if record.cancelled:
         status = Cancelled.http_status
     requests.finish(record, str(status), status)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
@@ -162,6 +163,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     async def _serialize(self, response: Message, record: RequestRecord) -> bytes:
         data = await serialize(response)
+        record.bytes += len(data)
         self._metrics.response_bytes.labels(record.api, record.model).observe(len(data))
         return data
 
@@ -171,6 +173,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         record = RequestRecord(
             method.api, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method.name
         )
+        record.peer = peer_address(context.peer())
         set_current(record)
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled()
@@ -216,6 +219,11 @@ def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Return the metadata by which a client finds the request in the logs and traces of both sides."""
     request = (HEADER, record.request_id)
     return (request, (TRACE_HEADER, record.traceparent)) if record.traceparent else (request,)
+
+
+def peer_address(peer: str) -> str:
+    """Return the IP address of a peer, which gRPC describes as `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def encoded(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:

@@ -70,7 +70,7 @@ class RpcServer:
         for method in METHODS:
             if not method.is_probe:
                 metrics.create_requests(method.api, [method.name])
-        requests = RequestLog(metrics, settings.access_log)
+        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms)
         receiver = Receiver(settings, budget or BodyBudget(settings.max_pending_request_bytes))
         # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
         # calls in progress is unlimited.

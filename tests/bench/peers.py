@@ -64,6 +64,7 @@ class Environment:
         )
         if marker.is_file() and marker.read_text() == requirements:
             return
+        HOME.mkdir(exist_ok=True)
         progress(f"{self.name}: creating an environment in {self.directory.relative_to(ROOT)}")
         log = HOME / f"{self.name}.install.log"
         _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, progress)

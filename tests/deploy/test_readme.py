@@ -7,7 +7,7 @@ import pytest
 
 from service import __version__
 from service.commands.size import command as size
-from service.request_log import RequestRecord
+from service.request_log import STAGES, RequestRecord
 from tests.conftest import ROOT
 from tests.deploy.conftest import DEPLOY, run_tool
 
@@ -58,7 +58,7 @@ def test_example_builds_and_lists_every_component() -> None:
 def test_log_line_has_the_fields_of_a_record() -> None:
     (line,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     names = set(json.loads(line)) - {"time", "level", "logger", "message", "status", "ms"}
-    assert names <= {"api", "endpoint", *RequestRecord.__slots__}
+    assert names <= {"api", "endpoint", *(f"{stage}_ms" for stage in STAGES), *RequestRecord.__slots__}
 
 
 def test_first_section_has_five_commands() -> None:

@@ -7,7 +7,11 @@ from typing import Any, get_args
 from service.error_reasons import Reason
 from service.logs import JsonFormatter
 
-LINE_FIELDS = {"time", "level", "logger", "message", "request_id", "api", "endpoint", "status", "ms", "tokens"}
+LINE_FIELDS = {
+    "time", "level", "logger", "message", "request_id", "api", "endpoint", "status", "ms", "inputs", "tokens", "bytes",
+}  # fmt: skip
+RUN_FIELDS = {"tokenize_ms", "queue_ms", "run_ms", "postprocess_ms", "batch_size"}
+"""Fields of requests that a lane ran."""
 OTHER_APIS = ("/embed", "/embed_all", "/v2/models/{name}/infer")
 """Endpoints outside of the native API and of OpenAI's."""
 
@@ -29,7 +33,12 @@ def check_access_log(lines: list[dict[str, Any]], codes: dict[str, str], model: 
     assert {line["request_id"]: line["status"] for line in requests} == codes
     assert len(requests) == len(codes)
     for line in requests:
-        assert set(line) - {"reason", "model"} == LINE_FIELDS
+        assert set(line) - {"reason", "model", "peer", *RUN_FIELDS} == LINE_FIELDS
+        if "run_ms" in line:
+            assert line.keys() >= RUN_FIELDS
+            assert sum(line[name] for name in RUN_FIELDS - {"batch_size"}) <= line["ms"] + 1
+            assert line["batch_size"] > 0
+            assert line["inputs"] > 0
         assert line.get("model") in (None, model)
         assert "model" in line or line["status"] not in ("200", "OK")
         operation = line["endpoint"].removeprefix("/v1/").removeprefix("/attendant.v1.EncoderService/")

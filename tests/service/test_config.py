@@ -54,6 +54,7 @@ VALUES = {
     "log_level": "debug",
     "log_format": "json",
     "access_log": "all",
+    "slow_log_ms": "250",
     "max_grpc_connection_age_ms": "18",
 }
 WRONG = {

@@ -3,11 +3,12 @@
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from service.logs import JsonFormatter, TextFormatter, set_up_logging
+from service.logs import MAX_QUEUED_LINES, JsonFormatter, TextFormatter, count_dropped_lines, set_up_logging
 
 
 @pytest.fixture
@@ -59,3 +60,15 @@ def test_log_format_is_selected(root: logging.Logger, style: str, formatter: typ
     set_up_logging("warning", style)  # type: ignore[arg-type]
     assert isinstance(root.handlers[-1].formatter, formatter)
     assert root.level == logging.WARNING
+
+
+def test_dropped_lines_are_counted(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+    monkeypatch.setattr("service.logs._write", lambda data: written.wait(10))  # a pipe that nobody reads
+    set_up_logging("warning", "text")
+    dropped: list[int] = []
+    count_dropped_lines(lambda: dropped.append(1))
+    for _ in range(2 * MAX_QUEUED_LINES):  # the thread takes some of them before its first write
+        root.warning("line")
+    written.set()
+    assert 1 <= len(dropped) <= MAX_QUEUED_LINES

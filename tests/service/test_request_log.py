@@ -12,7 +12,8 @@ import pytest
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.request_log import traceparent
+from service.request_log import sampled_trace, traceparent
+from service.rpc.interceptor import peer_address
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -130,3 +131,33 @@ def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
 )
 def test_invalid_trace_context_is_ignored(value: str, is_valid: bool) -> None:
     assert traceparent(value) == (value if is_valid else "")
+
+
+@pytest.mark.parametrize(("flags", "trace_id"), [("00", ""), ("01", TRACE[3:35]), ("03", TRACE[3:35])])
+def test_only_sampled_traces_become_exemplars(flags: str, trace_id: str) -> None:
+    assert sampled_trace(TRACE[:-2] + flags) == trace_id
+    assert sampled_trace("") == ""
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"), [("ipv4:10.0.0.7:40000", "10.0.0.7"), ("ipv6:%5B::1%5D:9", "::1"), ("", "")]
+)
+def test_address_of_a_grpc_peer(peer: str, address: str) -> None:
+    assert peer_address(peer) == address
+
+
+def test_slow_requests_are_logged_whatever_the_access_log(tiny_artifact: Path) -> None:
+    lines: list[dict[str, Any]] = []
+    with logging_server(tiny_artifact, lines, access_log="none", slow_log_ms=1) as server:
+        httpx.post(f"{server.rest}/v1/encode", json={"inputs": [f"{TEXT} {TEXT}"] * 256})
+        httpx.get(f"{server.rest}/v1/models", timeout=5)
+        with grpc.insecure_channel(server.grpc) as channel:
+            message = pb.EncodeRequest(inputs=[pb.Input(text=f"{TEXT} {TEXT}")] * 256)
+            EncoderServiceStub(channel).Encode(message)  # type: ignore[no-untyped-call]
+    slow = [line for line in lines if line["endpoint"].lower().endswith("encode")]
+    assert [line["api"] for line in slow] == ["rest", "grpc"]
+    for line in slow:
+        assert (line["message"], line["level"], line["peer"]) == ("slow request", "warning", "127.0.0.1")
+        assert (line["inputs"], line["batch_size"] > 0) == (256, True)
+        assert line["bytes"] > 256
+        assert line["queue_ms"] + line["run_ms"] + line["tokenize_ms"] + line["postprocess_ms"] <= line["ms"] + 1

@@ -41,7 +41,7 @@ async def attend(engine: "Engine", request: AttendRequest, deadline: float) -> A
         token_count, truncated = observation.tokenized([task.tokens for task in tasks])
         job = lane.submit(tasks, deadline)
     results = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     return AttendResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
 
 

@@ -47,7 +47,7 @@ async def classify(engine: "Engine", request: ClassifyRequest, deadline: float) 
             tasks += await engine.run(cost, deadline, occlusion_tasks, texts)
         job = lane.submit(tasks, deadline)
     vectors = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     results = await engine.run(cost, deadline, build_results, texts, vectors, request, head)
     return ClassifyResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
 

@@ -40,7 +40,7 @@ async def compare(engine: "Engine", request: CompareRequest, deadline: float) ->
         token_count, _ = observation.tokenized([task.tokens for task in tasks])
         job = lane.submit(tasks, deadline)
     vectors = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     assert engine.static is not None
     occurrences, static, similarities = await engine.run(
         cost, deadline, compare_occurrences, tasks, vectors, layers, engine.static

@@ -61,7 +61,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
         token_count, truncated = observation.tokenized([item.tokens for item in prepared])
         job = lane.submit(encode_tasks(request, manifest, prepared), deadline)
     vectors = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     results = await engine.run(cost, deadline, finish, engine, request, prepared, vectors)
     timing = observation.finish()
     return EncodeResponse(engine.name, lane.precision, results, token_count, truncated, timing, prompt)

@@ -74,7 +74,7 @@ async def fill_mask(engine: "Engine", request: FillMaskRequest, deadline: float)
         tasks = [make_task(item, None if last_only else tuple(layers)) for item in prepared]
         job = lane.submit(tasks, deadline)
     predicted = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     count = sum(len(item.query.positions) for item in prepared) * len(layers) * prepared[0].query.count
     results = await engine.run(PREDICTION * count, deadline, build_results, engine, prepared, layers, predicted)
     return FillMaskResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())

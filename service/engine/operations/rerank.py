@@ -70,7 +70,7 @@ async def rerank(engine: "Engine", request: RerankRequest, deadline: float) -> R
         top = order[:explained]
         occluded = lane.submit(await engine.run(cost, deadline, ranker.occlusion_tasks, top) if top else [], deadline)
     without = await lane.wait(occluded)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     results = [RankedDocument(index, score) for index, score in zip(order, scores, strict=True)]
     if top:
         explanations = await engine.run(cost, deadline, ranker.explain, top, without)

@@ -68,7 +68,7 @@ async def similarity(engine: "Engine", request: SimilarityRequest, deadline: flo
         token_count, truncated = observation.tokenized([text.tokens for text in prepared.texts])
         job = lane.submit(await engine.run(cost, deadline, prepared.tasks), deadline)
     vectors = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     scores, pairs = await engine.run(cost, deadline, prepared.results, vectors)
     return SimilarityResponse(
         engine.name, lane.precision, spec.similarity, scores,

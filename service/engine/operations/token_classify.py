@@ -36,7 +36,7 @@ async def token_classify(engine: "Engine", request: TokenClassifyRequest, deadli
         tasks = [EncodeTask(tokens, None, hidden=False, heads=("token_classification",)) for tokens, _ in inputs]
         job = lane.submit(tasks, deadline)
     vectors = await lane.wait(job)
-    observation.ran(job.queue_s)
+    observation.ran(job.queue_s, job.batch_size)
     results = await engine.run(cost, deadline, build_results, engine, request, inputs, vectors)
     return TokenClassifyResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
 

@@ -156,10 +156,10 @@ class Timing:
     queue: float = 0.0
 
     def describe(self) -> str:
-        """Return the value of the header server-timing, in milliseconds."""
+        """Return the value of the header server-timing, in milliseconds; `run` is without `queue`."""
         return (
-            f"tokenize;dur={self.tokenize * 1e3:.2f}, run;dur={self.run * 1e3:.2f}, "
-            f"postprocess;dur={self.postprocess * 1e3:.2f}"
+            f"tokenize;dur={self.tokenize * 1e3:.2f}, queue;dur={self.queue * 1e3:.2f}, "
+            f"run;dur={(self.run - self.queue) * 1e3:.2f}, postprocess;dur={self.postprocess * 1e3:.2f}"
         )
 
 

@@ -1,8 +1,12 @@
 """Liveness, readiness and, on the admin port alone, metrics."""
 
+import asyncio
+import gzip
+
 import orjson
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
@@ -11,6 +15,8 @@ from service.rest.schemas import StatusBody, responses
 API = "health"
 PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
 """The last four belong to the TEI API and the Open Inference Protocol."""
+COMPRESSION_LEVEL = 1
+"""Compresses 600 KiB to a tenth in 5 ms; level 9 needs 20 ms for little less."""
 PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
 
 
@@ -37,11 +43,19 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
 
 
 def make_metrics_router(metrics: Metrics) -> APIRouter:
-    """Return the route of /metrics, in the text format of Prometheus."""
+    """Return the route of /metrics, in the text format of Prometheus or in OpenMetrics, which has exemplars."""
     router = APIRouter()
 
     @router.get("/metrics")
     async def scrape(request: Request) -> Response:
-        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (ValueError, TypeError):  # an invalid version
+            encode, content_type = generate_latest, CONTENT_TYPE_LATEST
+        headers, body = {"content-type": content_type}, encode(metrics.registry)
+        if gzip_accepted(request.headers.get("accept-encoding", "")):
+            headers["content-encoding"] = "gzip"
+            body = await asyncio.to_thread(gzip.compress, body, COMPRESSION_LEVEL)
+        return Response(body, headers=headers)
 
     return router

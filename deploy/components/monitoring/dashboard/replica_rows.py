@@ -69,6 +69,12 @@ QUEUE = Row(
             [Query(rate("attendant_inference_thread_seconds_total", "lane"), "{{lane}}")],
         ),
         Panel(
+            "Dropped log lines",
+            "Log lines per second that were dropped because their reader is too slow.",
+            "ops",
+            [Query(rate("attendant_log_lines_dropped_total", "pod"), "{{pod}}")],
+        ),
+        Panel(
             "Inference errors",
             "Failed batches, retried parts of failed batches, and inputs with NaN or infinity, per second.",
             "ops",

@@ -62,7 +62,7 @@ async def test_base64_has_the_values_of_float(harness: ServiceHarness, dtype: st
 async def test_response_headers_have_model_timing_and_request_id(harness: ServiceHarness) -> None:
     response = await harness.post("/v1/encode", {"inputs": GOLDEN}, **{"x-request-id": "call-17"})
     assert response.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{harness.engine.info.digest}"
-    assert re.fullmatch(r"tokenize;dur=[\d.]+, run;dur=[\d.]+, postprocess;dur=[\d.]+",
+    assert re.fullmatch(r"tokenize;dur=[\d.]+, queue;dur=[\d.]+, run;dur=[\d.]+, postprocess;dur=[\d.]+",
                         response.headers["server-timing"])  # fmt: skip
     assert response.headers["x-request-id"] == "call-17"
     assert response.headers["content-type"] == "application/json"
