@@ -17,6 +17,7 @@ from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_request import numbers, parse_command, program, run, stub
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
@@ -24,22 +25,29 @@ from tests.shared_models import load_shared
 
 QUERY = "the bank by the river"
 TEXTS = ["river river river bank", "money grows in a bank account", "a"]
-NAMES = {"hybrid": BGE_M3, "lexical": SPLADE, "ranker": CROSS_ENCODER, "labeler": CLASSIFIER}
+COLBERT = "stanford"
+NAMES = {
+    "hybrid": BGE_M3, "lexical": SPLADE, "late": COLBERT, "judge": LOGIT_SCORE, "ranker": CROSS_ENCODER,
+    "labeler": CLASSIFIER,
+}  # fmt: skip
 SCORES = {
     "hybrid": ["maxsim", "sparse", "embedding"],
     "lexical": ["sparse", "embedding"],
+    "late": ["maxsim", "embedding"],
+    "judge": ["cross_encoder"],
     "ranker": ["cross_encoder"],
 }
 """The scorings of each model, the preferred one first."""
 LISTED_TERMS = 20
+LONG = "the river bank flows past the old mill and the miller counts his money"
+"""A query over the limit of the ColBERT model for queries, but within its limit for other inputs."""
 IDLE = "() => !document.querySelector('[aria-busy=true]')"
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceThread]:
     artifacts = [
-        export_retriever(BGE_M3),
-        export_retriever(SPLADE),
+        *map(export_retriever, (BGE_M3, SPLADE, COLBERT, LOGIT_SCORE)),
         *map(export_classifier, (CROSS_ENCODER, CLASSIFIER)),
     ]
     models = [load_shared(Settings(model_dir=artifact, precision="float32")) for artifact in artifacts]
@@ -117,6 +125,18 @@ def test_each_scoring_ranks_the_texts_with_its_reasons(ranking: PageDriver) -> N
             ]
             check_reasons(ranking, response, score or scorings[0])
     assert ranking.errors == []
+
+
+def test_truncate_shortens_a_query_to_the_limit_of_its_role(ranking: PageDriver) -> None:
+    use(ranking, "late", "maxsim")
+    query = ranking.page.get_by_label("Query", exact=True)
+    query.fill(LONG)
+    ranking.page.get_by_role("button", name="Truncate query").click()
+    ranking.page.locator("#score-terms").wait_for()
+    shortened = query.input_value()
+    assert shortened
+    assert LONG.startswith(shortened)
+    assert len(shortened) < len(LONG)
 
 
 def test_page_names_what_a_model_lacks_and_does_not_request_it(ranking: PageDriver) -> None:

@@ -39,16 +39,18 @@ export function nameInput(/** @type {ApiError} */ error, /** @type {string} */ n
  *
  * @param {string | {text: string, pair: string}} input
  * @param {ApiError} error why the server rejected it
- * @param {{prompt?: string, prompt_name?: string}} prompt the prompt that the server prepends, as in /v1/encode
+ * @param {{prompt?: string, prompt_name?: string, role?: string, outputs?: string[]}} options as in /v1/encode: those that decide
+ *   the limit and what the server prepends
  * @returns {Promise<string[]>} the text, and the second text if the input has one
  */
-export async function truncate(input, error, prompt) {
+export async function truncate(input, error, options) {
   const texts = typeof input === "string" ? [input] : [input.text, input.pair];
   const isCharacters = error.message.includes(" characters");
   const parts = texts.map((text) => (isCharacters ? Array.from(text).slice(0, Number(error.maximum)).join("") : text));
   const [text, pair] = parts;
-  const body = { inputs: [pair === undefined ? text : { text, pair }], outputs: ["tokens"], truncation: "right", ...prompt };
-  const { results: [{ tokens }] } = await call("v1/encode", withModel(body));
+  const body = { inputs: [pair === undefined ? text : { text, pair }], outputs: ["tokens"], truncation: "right", ...options };
+  const { results: [result] } = await call("v1/encode", withModel(body));
+  const tokens = result.tokens ?? result.multi_vector_tokens;
   return parts.map((part, segment) => {
     const end = Math.max(0, ...tokens.filter((token) => !token.special && token.segment === segment).map((token) => token.end));
     const cut = wordsOf(part).find((word) => word.start > 0 && word.start < end && end < word.end);

@@ -75,8 +75,9 @@ export function oneTokenPooling(/** @type {Model} */ { pooling }) {
   return ONE_TOKEN.includes(pooling) ? `${pooling}_pooling` : null;
 }
 
+/** Return whether a model reads the query and a text together. A model like Qwen3-Reranker does, but does not classify. */
 function isCrossEncoder(/** @type {Model} */ { operations, labels }) {
-  return operations.includes("rerank") && operations.includes("classify") && labels.length === 1;
+  return operations.includes("rerank") && labels.length === 1;
 }
 
 /** Return whether a model ranks texts by their similarity, and has the vectors for it. */

@@ -14,6 +14,7 @@ const OPENING = {
   shown: 0, tint: "sum", score: null,
 };
 const TYPING_MS = 400;
+const ROLES = { queries: "query", documents: "document" };
 const PROMPTS = { queries: ["query"], documents: ["document", "passage", "corpus"] };
 
 /** The tab "Similarity": the ranking of texts for a query, and the reasons for a score. */
@@ -152,11 +153,13 @@ export class SimilarityView {
     const error = this.rejected.get(list + text);
     if (!error) return;
     const name = PROMPTS[list].find((prompt) => prompt in (this.model?.prompts ?? {}));
+    // The limit of a ColBERT model depends on the role.
+    const options = this.scoring === "maxsim" ? { outputs: ["multi_vector"], role: ROLES[list] } : name ? { prompt_name: name } : {};
     // A cross-encoder reads the query and the text as one input, without a prompt.
     const isPair = this.scoring === "cross_encoder" && list === "documents";
     try {
       const truncated = isPair ? (await truncate({ text: this.query, pair: text }, error, { prompt: "" }))[1]
-        : (await truncate(text, error, name ? { prompt_name: name } : {}))[0];
+        : (await truncate(text, error, options))[0];
       this.notices.set("truncate", null);
       if (area.value !== text || !area.isConnected) return;
       area.value = truncated;
