@@ -21,6 +21,12 @@ def named(field: str, value: str) -> str:
     return f"{{{field}.{value}}}"
 
 
+def join(names: Sequence[str], conjunction: str = "and") -> str:
+    """Return an enumeration in prose."""
+    *first, last = names
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
+
+
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """What a client can do about an error.

@@ -11,6 +11,7 @@ from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, echo
 from service.metrics import Metrics
 from service.request_log import current_record
+from service.spelling import join
 
 
 class Models:
@@ -61,7 +62,7 @@ class Models:
         if engine is None:
             names = [f'"{known}"' for known in self.names]
             raise NotFound(
-                "not found", f"This server serves {_join(names)}.",
+                "not found", f"This server serves {join(names)}.",
                 field=field, actual=echo(name or ""), reason="MODEL_NOT_FOUND",
             )  # fmt: skip
         if (record := current_record()) is not None:
@@ -85,9 +86,3 @@ class Models:
     async def close(self) -> None:
         """Fail queued requests and stop the workers."""
         await asyncio.gather(*(engine.close() for engine in self._engines))
-
-
-def _join(names: Sequence[str]) -> str:
-    """Return an enumeration in prose."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

@@ -183,6 +183,7 @@ async def test_invalid_requests(bert: ServiceHarness, changes: dict[str, Any], f
     body = {"inputs": [TEXTS[0].format("[MASK]")], **changes}
     error = (await bert.post("/v1/fill-mask", body)).json()["error"]
     assert (error["field"], error["reason"]) == (field, reason)
+    assert "{" not in error["message"]  # a placeholder without a name
 
 
 async def test_positions_times_layers_are_limited(bert: ServiceHarness) -> None:

@@ -135,6 +135,19 @@ async def test_invalid_requests(splade: ServiceHarness, body: dict[str, Any], re
     assert (error["reason"], error["field"]) == (reason, field), error
 
 
+async def test_unsupported_outputs_and_similarities_name_the_supported_ones(splade: ServiceHarness) -> None:
+    bodies = {
+        "/v1/encode": {"inputs": TEXTS, "outputs": ["multi_vector"]},
+        "/v1/similarity": {"queries": TEXTS[0], "documents": TEXTS, "similarity": "maxsim"},
+    }
+    messages = [(await splade.post(path, body)).json()["error"]["message"] for path, body in bodies.items()]
+    assert messages == [
+        'outputs: not supported for this model ("multi_vector"). Use "pooled", "tokens", "words", "spans", "static" or '
+        '"sparse", or another model.',
+        'similarity: not supported for this model ("maxsim"). Use "cosine", "dot" or "sparse", or another model.',
+    ]
+
+
 async def test_models_list_their_outputs(splade: ServiceHarness, bge: ServiceHarness) -> None:
     common = ["pooled", "tokens", "words", "spans", "static"]
     for harness, own in ((splade, ["sparse"]), (bge, ["sparse", "multi_vector"])):

@@ -130,6 +130,13 @@ def test_pooling_of_a_model_with_token_vectors(bge: httpx.Client, request: Body)
     check_pooling(bge, request)
 
 
+@pytest.mark.parametrize("field", ["normalize", "use_activation", "softmax"])
+def test_raw_token_vectors_are_rejected_with_the_field_of_the_request(bge: httpx.Client, field: str) -> None:
+    response = bge.post("/pooling", json={"input": "a", "task": "token_embed", field: False})
+    check_error(response)
+    assert response.json()["error"]["param"] == field
+
+
 def check_pooling(rest: httpx.Client, request: Body) -> None:
     """Compare the data of each input with the native API's output."""
     response, info = rest.post("/pooling", json=request), rest.get("/v1/model").json()
@@ -189,7 +196,7 @@ def test_pooling_errors(rest: httpx.Client, changes: dict[str, Any], param: str,
 @pytest.mark.parametrize(
     ("changes", "param", "message"),
     [
-        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "another number of texts than text_1 (1"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "wrong number of texts (1"),
         ({"text_1": []}, "text_1", "empty"),
         ({"text_1": ["a", " "], "text_2": ["b", "c"]}, "text_1[1]", "empty or blank"),
         ({"text_1": ["a", "b"], "text_2": ["b", " "]}, "text_2[1]", "empty or blank"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service.engine.encode.pooling import shortest
 from service.engine.schema.encode import Token
 from service.engine.schema.entities import Aggregation, Entity
 
@@ -105,5 +106,5 @@ def _split(label: str) -> tuple[bool, str]:
 def _entity(label: str, group: Sequence[_Part], texts: tuple[str, str]) -> Entity:
     first, last = group[0], group[-1]
     text = texts[first.segment][first.start : last.end] or first.text  # token ids have no text
-    score = float(str(np.float32(np.mean([part.score for part in group]))))
+    score = shortest(float(np.mean([part.score for part in group])))
     return Entity(label, score, text, first.start, last.end, first.segment)

@@ -60,6 +60,11 @@ def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
     return vectors[0] if len(vectors) == 1 else np.concatenate(list(vectors), axis=-1)
 
 
+def shortest(score: float) -> float:
+    """Return the number with the fewest digits that is `score` in float32, so that it prints like an array does."""
+    return float(str(np.float32(score)))
+
+
 def normalize(vectors: Floats) -> Floats:
     """Return the vectors scaled to length 1; zero vectors stay zero."""
     lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=-1, keepdims=True))  # np.linalg.norm takes twice as long

@@ -25,11 +25,6 @@ def to_scores(logits: NDArray[Any], activation: ScoreActivation) -> NDArray[np.f
     return scores
 
 
-def shortest(score: float) -> float:
-    """Return the number with the fewest digits that is `score` in float32, so that it prints like an array does."""
-    return float(str(np.float32(score)))
-
-
 def label_tasks(texts: Sequence[ComparedText]) -> list[EncodeTask]:
     """Return one task per text."""
     return [EncodeTask(text.tokens, None, hidden=False, heads=("classification",)) for text in texts]

@@ -35,7 +35,7 @@ from service.engine.schema.encode import AppliedPrompt, EncodeRequest, EncodeRes
 from service.engine.schema.operations import Output, outputs_of
 from service.engine.schema.tasks import TextVectors
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
-from service.spelling import Remedy, named
+from service.spelling import Remedy, join, named
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -109,8 +109,8 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
             continue
         if output not in supported:
             raise UnsupportedByModel(
-                f"{named('outputs', output)} is not supported for this model",
-                f"Use another model. This one supports {', '.join(named('outputs', name) for name in supported)}.",
+                "not supported for this model",
+                f"Use {join([named('outputs', name) for name in supported], 'or')}, or another model.",
                 field="outputs", actual=output,
             )  # fmt: skip
         if output == "multi_vector" and len(request.outputs) > 1 and side_of(request, manifest) is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput
 from service.engine.admission import count_characters, estimate_tokens
+from service.engine.encode.pooling import shortest
 from service.engine.encode.response import JSON_CHARACTER_BYTES, RESULT_BYTES
 from service.engine.explain.words import WordTask
 from service.engine.lane import Lane
@@ -121,9 +122,8 @@ def prepare(engine: "Engine", request: FillMaskRequest, layers: Sequence[int]) -
     prepared, filled = [], 0
     tokenizer = engine.mask_tokenizer or engine.tokenizer
     for index, tokens in enumerate(tokenizer.encode([item.source for item in request.inputs])):
-        path = f"inputs[{index}]"
-        kept = check_length(tokens, engine.manifest, request.truncation, path)
-        positions = find_positions(kept, request.position, engine, path)
+        kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
+        positions = find_positions(kept, request.position, engine, index)
         prepared.append(MaskedInput(kept, replace(query, positions=positions)))
         filled += len(positions) * len(layers)
     limit = max_filled(engine.manifest)
@@ -146,12 +146,12 @@ def max_filled(manifest: Manifest) -> int:
     return min(MAX_FILLED, MAX_LOGITS // manifest.architecture.vocab_size)
 
 
-def find_positions(tokens: TokenizedInput, position: int | None, engine: "Engine", path: str) -> tuple[int, ...]:
-    """Return the positions to predict in an input."""
+def find_positions(tokens: TokenizedInput, position: int | None, engine: "Engine", index: int) -> tuple[int, ...]:
+    """Return the positions to predict in the input at an index."""
     if position is not None:
         if position >= len(tokens):
             raise OutOfRange(
-                f"after the last token of {{{path}}}", "Send the index of a token, as in Tokenize.",
+                f"after the last token of {{inputs}}[{index}]", "Send the index of a token, as in Tokenize.",
                 field="position", actual=position, minimum=0, maximum=len(tokens) - 1,
             )  # fmt: skip
         return (position,)
@@ -159,10 +159,10 @@ def find_positions(tokens: TokenizedInput, position: int | None, engine: "Engine
     positions = tuple(place for place, number in enumerate(tokens.input_ids) if number == mask)
     if not positions:
         name = engine.info.mask_token
-        remedy = "Set {position}." if name is None else f"Put {name} in the text, or set position."
+        remedy = "Set {position}." if name is None else f"Put {name} in the text."
         if tokens.truncated:
             remedy = "It may have been truncated: shorten the text."
-        raise InvalidArgument("no mask token", remedy, field=path, reason="MASK_MISSING")
+        raise InvalidArgument("no mask token", remedy, field=f"inputs[{index}]", reason="MASK_MISSING")
     return positions
 
 
@@ -224,6 +224,6 @@ def describe_words(engine: "Engine", words: PredictedWords | None) -> list[list[
     rows = []
     for ids, probabilities in zip(words.token_ids.tolist(), words.probabilities, strict=True):
         texts = engine.tokenizer.vocabulary_texts(ids)
-        values = [float(str(value)) for value in probabilities]
+        values = [shortest(value) for value in probabilities]
         rows.append([Prediction(*row) for row in zip(texts, ids, values, strict=True)])
     return rows

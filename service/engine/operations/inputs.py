@@ -21,7 +21,7 @@ from service.errors import (
     UnsupportedByModel,
     echo,
 )
-from service.spelling import Remedy
+from service.spelling import Remedy, join
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -151,8 +151,8 @@ def require_operation(manifest: Manifest, operation: Operation) -> None:
     supported = operations_of(manifest)
     if operation not in supported:
         raise UnsupportedByModel(
-            f"The model does not support {operation}",
-            f"Use another model. This one supports {', '.join(supported)}.",
+            "Operation not supported for this model",
+            f"It supports {join(supported)}. Use another model.",
             actual=operation,
         )
 

@@ -34,7 +34,7 @@ from service.errors import (
     UnsupportedByModel,
     WrongShape,
 )
-from service.spelling import Remedy, named
+from service.spelling import Remedy, join, named
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -117,7 +117,7 @@ def _check_head(request: SimilarityRequest, manifest: Manifest) -> None:
     if function not in supported:
         raise UnsupportedByModel(
             "not supported for this model",
-            f"Use {' or '.join(named('similarity', name) for name in supported)}.",
+            f"Use {join([named('similarity', name) for name in supported], 'or')}, or another model.",
             field="similarity", actual=function,
         )  # fmt: skip
     requires = f"requires embeddings, but similarity is {named('similarity', str(function))}"

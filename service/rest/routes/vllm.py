@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from model.tokenized_input import TokenizerInput
+from service.engine.encode.pooling import shortest
 from service.engine.engine import Engine
 from service.engine.schema.encode import EncodeResponse, Input, Truncation
 from service.engine.schema.labels import (
@@ -158,7 +159,7 @@ async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) ->
             )
         )  # fmt: skip
         values = similar.scores.values if is_zipped else similar.scores.values[0]
-        return similar, [float(str(value)) for value in values]  # the shortest decimals of float32
+        return similar, [shortest(value) for value in values]
     if len(engine.info.labels) > 1:
         raise UnsupportedByModel("The model has several labels", "Use a cross-encoder or an embedding model.")
     if is_zipped:
@@ -179,7 +180,7 @@ def _check_counts(first: int, second: int) -> None:
             raise Empty("empty", "Send at least one text.", field=field)
     if first not in (1, second):
         raise WrongShape(
-            "another number of texts than text_1", "Send one text in text_1, or as many as in text_2.",
+            "wrong number of texts", "Send one text in text_1, or as many as in text_2.",
             field="text_2", actual=second, minimum=first, maximum=first,
         )  # fmt: skip
 

@@ -15,6 +15,9 @@ from service.rest.responses import Base64
 from service.rest.routes.vllm_bodies import VllmPoolingBody
 from service.steps import convert
 
+RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
+"""Fields of which false selects raw values."""
+
 
 async def pool(
     body: VllmPoolingBody, engine: Engine, inputs: tuple[Input, ...], deadline: float | None
@@ -33,7 +36,10 @@ async def pool(
         return scored, [_to_base64(item) for item in scores] if as_bytes else scores
     is_multi_vector = task == "token_embed" and "multi_vector" in engine.info.outputs
     if is_multi_vector and raw:
-        raise ConflictingFields("this model's token vectors have length 1", "Leave it out.", field="use_activation")
+        raise ConflictingFields(
+            "not supported for the token vectors of this model, which have length 1", "Leave it out.",
+            field=next(name for name in RAW_FIELDS if getattr(body, name) is False),
+        )  # fmt: skip
     response = await engine.encode(
         EncodeRequest(
             inputs,
