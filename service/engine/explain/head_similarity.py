@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
+from service.engine.encode.pooling import shortest
 from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.similarity import PAIR_BYTES, ComparedText
 from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity, sparse_products
@@ -97,16 +98,16 @@ class HeadSimilarity:
         if isinstance(self.similarity, MaxSim):
             best, values = match_tokens(own, other, mean=self.similarity.mean)
             places, dropped = self._largest(values)
-            matches = [TokenMatch(place, int(best[place]), float(values[place])) for place in places]
+            matches = [TokenMatch(place, int(best[place]), shortest(values[place])) for place in places]
         else:
             ids, values = sparse_products(own, other)
             places, dropped = self._largest(values)
             texts = self.tokenizer.vocabulary_texts(ids[places].tolist())
             products = [
-                SharedEntry(int(ids[place]), text, float(values[place]))
+                SharedEntry(int(ids[place]), text, shortest(values[place]))
                 for place, text in zip(places, texts, strict=True)
             ]
-        score, rest = round(float(values.sum()), SCORE_DECIMALS), ContributionRest(0.0, 0.0, 0.0, dropped)
+        score, rest = shortest(round(float(values.sum()), SCORE_DECIMALS)), ContributionRest(0.0, 0.0, 0.0, dropped)
         return PairResult(query, document, score, None, None, rest, None, None, matches, products)
 
     def _largest(self, values: Scores) -> tuple[list[int], float]:

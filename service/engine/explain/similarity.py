@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
-from service.engine.encode.pooling import pool_batch
+from service.engine.encode.pooling import pool_batch, shortest
 from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes
 from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
@@ -161,7 +161,7 @@ class PreparedSimilarity:
                     matrix = Array(np.ascontiguousarray(contributions.units), "float32")
                 else:
                     top, rest = contributions.largest(self.request.top_k)
-            rounded = round(score, SCORE_DECIMALS)
+            rounded = shortest(round(score, SCORE_DECIMALS))
             pairs.append(PairResult(query, document, rounded, matrix, top, rest, effects[0], effects[1]))
         return self._scores(embeddings), pairs
 

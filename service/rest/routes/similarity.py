@@ -132,11 +132,12 @@ def _pair(pair: PairResult) -> dict[str, Any]:
             "values": pair.top.values.values,
         }
     terms = {name: values for name in ("matches", "products") if (values := getattr(pair, name)) is not None}
-    return terms | {
+    return {
         "query": pair.query,
         "document": pair.document,
         "score": pair.score,
         "contributions": contributions,
+        **terms,
         "rest": pair.rest,
         "query_effects": _values(pair.query_effects),
         "document_effects": _values(pair.document_effects),
