@@ -19,10 +19,16 @@ from model.console import (
     output_path,
     run_command,
 )
-from model.description import EmbeddingSettings, describe_classifier, describe_evaluation, describe_training
+from model.description import (
+    EmbeddingSettings,
+    describe_classifier,
+    describe_evaluation,
+    describe_other_heads,
+    describe_training,
+)
 from model.examples.command import EXAMPLES, write_example
 from model.known_models import list_models
-from model.manifest import POOLINGS, VARIANTS, Absent
+from model.manifest import POOLINGS, VARIANTS, Absent, Manifest
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
@@ -251,9 +257,7 @@ def _verify(directory: Path) -> int:
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     for line in EmbeddingSettings.from_manifest(manifest).describe():
         print(f"  {line}")
-    if (head := manifest.classification) is not None:
-        print(f"  {describe_classifier(head.labels, head.pooling, head.activation)}")
-    for line in _describe_graphs(artifact):
+    for line in (*_describe_heads(manifest), *_describe_graphs(artifact)):
         print(f"  {line}")
     if artifact.read_golden_vectors() is None:
         print(f"  {GOLDEN}: missing, so the server cannot check the accuracy of its backend")
@@ -265,6 +269,19 @@ def _verify(directory: Path) -> int:
     for evaluation in manifest.evaluations:
         print(f"  {describe_evaluation(evaluation)}")
     return 0
+
+
+def _describe_heads(manifest: Manifest) -> Iterator[str]:
+    """Yield the lines about heads that `export` prints too."""
+    if (head := manifest.classification) is not None:
+        yield describe_classifier(head.labels, head.pooling, head.activation)
+    tokens = manifest.token_classification
+    yield from describe_other_heads(
+        None if tokens is None else tokens.labels,
+        masked_lm=manifest.masked_lm is not None,
+        sparse=manifest.sparse is not None,
+        multi_vector=manifest.multi_vector is not None,
+    )
 
 
 def _describe_graphs(artifact: Artifact) -> Iterator[str]:

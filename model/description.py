@@ -82,9 +82,23 @@ class EmbeddingSettings:
 def describe_classifier(labels: Sequence[str], pooling: ClassifierPooling, activation: ScoreActivation) -> str:
     """Return one line about a classifier; with one label, it scores pairs."""
     kind = "cross-encoder" if len(labels) == 1 else "classifier"
+    return f"{kind}: {_count_labels(labels)}, pooling {pooling}, activation {activation}"
+
+
+def describe_other_heads(
+    token_labels: Sequence[str] | None, *, masked_lm: bool, sparse: bool, multi_vector: bool
+) -> Iterator[str]:
+    """Yield lines about heads other than the embedding and the classifier, with the labels of a token classifier."""
+    if token_labels is not None:
+        yield f"token classifier: {_count_labels(token_labels)}"
+    heads = {"sparse vectors": sparse, "multi-vector": multi_vector, "masked LM": masked_lm}
+    if any(heads.values()):
+        yield f"other heads: {', '.join(name for name, is_present in heads.items() if is_present)}"
+
+
+def _count_labels(labels: Sequence[str]) -> str:
     listed = ", ".join(labels[:LISTED_LABELS]) + (", ..." if len(labels) > LISTED_LABELS else "")
-    count = "1 label" if len(labels) == 1 else f"{len(labels)} labels"
-    return f"{kind}: {count} ({listed}), pooling {pooling}, activation {activation}"
+    return f"{'1 label' if len(labels) == 1 else f'{len(labels)} labels'} ({listed})"
 
 
 def describe_training(training: TrainingRecord) -> str:

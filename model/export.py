@@ -12,7 +12,7 @@ import torch
 from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.console import EX_SOFTWARE
-from model.description import EmbeddingSettings, describe_classifier
+from model.description import EmbeddingSettings, describe_classifier, describe_other_heads
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
 from model.export_cuda import check_cuda, write_cuda
@@ -139,7 +139,18 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
     if (classifier := checkpoint.classifier) is not None:
         progress(describe_classifier(classifier.labels, classifier.pooling, classifier.activation))
-    elif warning := settings.warning(source, revision):  # the embeddings of a classifier have no training of their own
+    tokens = checkpoint.token_classifier
+    has_sparse, has_multi_vector = checkpoint.sparse is not None, checkpoint.multi_vector is not None
+    for line in describe_other_heads(
+        None if tokens is None else tokens.labels,
+        masked_lm=checkpoint.masked_lm is not None,
+        sparse=has_sparse,
+        multi_vector=has_multi_vector,
+    ):
+        progress(line)
+    # The embeddings of a model for another task have no training of their own.
+    has_other_task = classifier is not None or tokens is not None or has_sparse or has_multi_vector
+    if not has_other_task and (warning := settings.warning(source, revision)):
         progress(warning)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from model.__main__ import _parser
-from model.description import EmbeddingSettings
+from model.description import EmbeddingSettings, describe_other_heads
 from model.manifest import ASSUMED
 
 SETTINGS = EmbeddingSettings("mean", True, False, 512, (), None, (), {})
@@ -51,6 +51,15 @@ def test_warning_names_assumed_settings_and_the_command_that_sets_them(
     assert (words[0], options.source, options.revision) == ("attendant-model", "my models/a", "v1")
     assert options.pooling == ("mean" if "pooling" in assumed else None)
     assert options.normalize is (False if "normalize" in assumed else None)
+
+
+def test_other_heads_are_listed() -> None:
+    none = {"masked_lm": False, "sparse": False, "multi_vector": False}
+    assert list(describe_other_heads(None, **none)) == []
+    assert list(describe_other_heads(["O", "B-PER"], **none)) == ["token classifier: 2 labels (O, B-PER)"]
+    assert list(describe_other_heads(None, masked_lm=True, sparse=True, multi_vector=False)) == [
+        "other heads: sparse vectors, masked LM"
+    ]
 
 
 def test_no_warning_without_assumptions() -> None:
