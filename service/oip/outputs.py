@@ -39,7 +39,7 @@ def describe_outputs(info: ModelInfo) -> list[tuple[str, str, list[int]]]:
     ]
     if info.attention_kinds:
         outputs.append((ATTENTION, "FP32", [-1] * 5))
-    if info.labels:
+    if "classify" in info.operations:
         outputs.append((SCORES, "FP32", [-1, len(info.labels)]))
     if "sparse" in info.outputs:
         outputs += [(SPARSE_TOKEN_IDS, "INT64", [-1, -1]), (SPARSE_WEIGHTS, "FP32", [-1, -1])]

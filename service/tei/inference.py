@@ -93,7 +93,7 @@ async def predict(
     engine: Engine, items: Sequence[Sequence[str]], options: Options, *, raw_scores: bool
 ) -> ClassifyResponse:
     """Return the labels of each text or pair, best first. Raises `MissingHead`."""
-    if not engine.info.labels:
+    if "classify" not in engine.info.operations:
         raise MissingHead("The model is not a classification model", "Use another model.")
     limit = engine.info.limits.max_input_characters
     return await engine.classify(

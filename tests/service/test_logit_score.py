@@ -100,6 +100,19 @@ async def test_a_single_text_is_not_classified(reranker: ServiceHarness) -> None
     assert error["reason"] == "UNSUPPORTED_BY_MODEL"
 
 
+@slow
+async def test_other_apis_offer_no_classification(reranker: ServiceHarness) -> None:
+    assert (await reranker.post("/predict", {"inputs": "a"})).status_code == 424
+    error = (await reranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c", "d"]})).json()["error"]
+    assert error["param"] == "text_1"
+    assert (await reranker.post("/score", {"text_1": "a", "text_2": ["c", "d"]})).status_code == 200
+    (vectors,) = (await reranker.post("/pooling", {"input": "a"})).json()["data"]
+    assert isinstance(vectors["data"][0], list)
+    (name,) = (model["id"] for model in (await reranker.client.get("/v1/models")).json()["data"])
+    outputs = (await reranker.client.get(f"/v2/models/{name}")).json()["outputs"]
+    assert "scores" not in [output["name"] for output in outputs]
+
+
 @pytest.mark.parametrize(
     ("template", "score", "message"),
     [

@@ -109,6 +109,12 @@ async def test_three_outputs_of_bge_m3_from_one_pass(bge: ServiceHarness) -> Non
         assert [token["id"] for token in result["multi_vector_tokens"]] == ids["input_ids"][0].tolist()[1:]
 
 
+async def test_sparse_weights_of_tei_print_as_in_encode(splade: ServiceHarness) -> None:
+    text = (await splade.post("/embed_sparse", {"inputs": TEXTS[0]})).text
+    (result,) = await encode(splade, inputs=TEXTS[0], outputs=["sparse"])
+    assert all(f":{weight}" in text for weight in result["sparse"]["weights"])
+
+
 @pytest.mark.parametrize("output", ["sparse", "multi_vector"])
 async def test_heads_do_not_depend_on_the_batch(bge: ServiceHarness, output: str) -> None:
     together = await encode(bge, inputs=TEXTS, outputs=[output])

@@ -100,7 +100,7 @@ def values_of(array: Array | None) -> Any:
 def describe_sparse(sparse: SparseResult | None) -> list[dict[str, Any]]:
     """Return a sparse vector that was requested: the vocabulary entries with a positive weight."""
     assert sparse is not None
-    pairs = zip(sparse.token_ids, sparse.weights.to_list(), strict=True)
+    pairs = zip(sparse.token_ids, sparse.weights.values, strict=True)  # float32 prints fewer digits
     return [{"index": number, "value": weight} for number, weight in pairs]
 
 

@@ -162,6 +162,8 @@ async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) ->
         return similar, [shortest(value) for value in values]
     if len(engine.info.labels) > 1:
         raise UnsupportedByModel("The model has several labels", "Use a cross-encoder or an embedding model.")
+    if is_zipped and "classify" not in engine.info.operations:  # Rerank has one query per request
+        raise UnsupportedByModel("several texts are not supported for this model", "Send one.", field="text_1")
     if is_zipped:
         inputs = tuple(Input(TokenizerInput(text, pair)) for text, pair in zip(first, second, strict=True))
         labeled = await engine.classify(

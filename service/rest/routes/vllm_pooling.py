@@ -23,7 +23,7 @@ async def pool(
     body: VllmPoolingBody, engine: Engine, inputs: tuple[Input, ...], deadline: float | None
 ) -> tuple[EncodeResponse | ClassifyResponse, list[Any]]:
     """Return the engine's response, and the data of each input."""
-    task = body.task or ("classify" if engine.info.labels else "token_embed")
+    task = body.task or ("classify" if "classify" in engine.info.operations else "token_embed")
     raw = body.raw_scores or body.normalize is False
     if body.dimensions is not None and task != "embed":
         raise ConflictingFields(f'not supported for the task "{task}"', "Leave it out.", field="dimensions")
