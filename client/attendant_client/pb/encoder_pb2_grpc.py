@@ -151,7 +151,7 @@ class EncoderServiceServicer:
 
     def Rerank(self, request, context):
         """Rerank returns documents by their relevance to a query, best first, and, on request, what each word contributes to
-        the scores of the best ones. A cross-encoder computes its own score, any other model the similarity of embeddings.
+        the scores of the best ones. A cross-encoder reads the query with each document. Other models compare vectors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

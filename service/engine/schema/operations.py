@@ -18,7 +18,7 @@ def operations_of(manifest: Manifest) -> list[Operation]:
     """Return the operations that a model supports.
 
     A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
-    others by the similarity of embeddings. A reranker with a template reads pairs alone.
+    others by the similarity of their vectors. A reranker with a template reads pairs alone.
     """
     head = manifest.classification
     missing: set[Operation] = set()

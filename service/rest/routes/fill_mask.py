@@ -37,7 +37,7 @@ class FillMaskBody(StrictModel):
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
     inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
     position: int | None = Field(
-        None, description="Index of the token to predict, in each input; null selects the mask tokens."
+        None, description="Index of the token to predict, the same in each input; null selects the mask tokens."
     )
     layers: LayersOrAll = Field(
         default_factory=lambda: [-1],
