@@ -264,8 +264,8 @@ not been run on a GPU.
 HEADS = """
 ## Heads
 
-What a checkpoint may have besides embeddings. Heads run in float32 on the hidden states of the backend, whatever its
-precision. On CUDA they have not been run either, and query expansion without attention, which the CUDA graph cannot
-mask, is refused at export. `none` means that no such models of the architecture are known to us.
+A checkpoint can have these heads in addition to its embeddings. Heads run in float32 on the hidden states of the
+backend, in every precision. They have not been run on CUDA. Query expansion without attention is refused at export for
+CUDA, whose graph has no mask. `none` means that no such models of the architecture are known.
 [Your own model](own-model.md#rerankers-and-classifiers) describes the files.
 """
