@@ -23,6 +23,8 @@ from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
 from tests.shared_models import load_shared
 
+pytestmark = pytest.mark.slow  # it exports six models; test_similarity.py has the default model
+
 QUERY = "the bank by the river"
 TEXTS = ["river river river bank", "money grows in a bank account", "a"]
 COLBERT = "stanford"

@@ -15,11 +15,12 @@ from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
 from tests.model.retriever_cases import BGE_M3
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
-from tests.retrievers import export_retriever
+from tests.retrievers import SPLADE, export_retriever
 from tests.service.test_tei_products import product
 from tests.serving import ServiceThread
 
 EMBEDDER = "embedding model"
+RETRIEVERS = (SPLADE, "stanford", BGE_M3)
 TEXT_OR_LIST = st.one_of(TEXTS, st.lists(TEXTS, max_size=3))
 OPTIONS = {
     "truncate_prompt_tokens": st.sampled_from([..., ..., None, -1, -1, 64, 3]),
@@ -45,9 +46,14 @@ POOLING = body(
 )
 
 
-@pytest.fixture(scope="module", params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER])
+@pytest.fixture(
+    scope="module",
+    params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER, *(pytest.param(kind, marks=pytest.mark.slow) for kind in RETRIEVERS)],
+)
 def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
-    if request.param != EMBEDDER:
+    if request.param in RETRIEVERS:
+        model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
+    elif request.param != EMBEDDER:
         model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
         yield client
@@ -59,6 +65,14 @@ def bge(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
         yield client
+
+
+def function_of(info: dict[str, Any]) -> str:
+    """Return how a model without labels scores a pair."""
+    functions = [
+        name for output, name in (("multi_vector", "maxsim"), ("sparse", "sparse")) if output in info["outputs"]
+    ]
+    return functions[0] if len(functions) == 1 else "cosine"
 
 
 @product
@@ -80,7 +94,7 @@ def test_score_equals_the_native_api(rest: httpx.Client, request: Body, path: st
             raw = request.get("use_activation") is False
             native = rest.post("/v1/rerank", json={"query": query, "documents": [text], "raw_scores": raw, **options})
         else:
-            native_body = {"queries": query, "documents": text, "similarity": "cosine", **options}
+            native_body = {"queries": query, "documents": text, "similarity": function_of(info), **options}
             native = rest.post("/v1/similarity", json=native_body)
         if native.status_code != 200:
             check_same_error(response, native)

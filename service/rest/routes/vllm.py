@@ -18,7 +18,9 @@ from service.engine.schema.labels import (
     RerankRequest,
     RerankResponse,
 )
-from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
+from service.engine.schema.model import ModelInfo
+from service.engine.schema.operations import Output
+from service.engine.schema.similarity import SimilarityFunction, SimilarityRequest, SimilarityResponse
 from service.errors import Empty, InvalidArgument, ServiceError, UnsupportedByModel, WrongShape
 from service.lifecycle import Lifecycle
 from service.limits import cut
@@ -154,8 +156,8 @@ async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) ->
     if not engine.info.labels:
         similar = await engine.similarity(
             SimilarityRequest(
-                first, second, pairs="zip" if is_zipped else "all", similarity="cosine", truncation=truncation,
-                deadline=deadline,
+                first, second, pairs="zip" if is_zipped else "all", similarity=score_function(engine.info),
+                truncation=truncation, deadline=deadline,
             )
         )  # fmt: skip
         values = similar.scores.values if is_zipped else similar.scores.values[0]
@@ -174,6 +176,13 @@ async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) ->
         RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation, deadline=deadline)
     )
     return ranked, [result.score for result in sorted(ranked.results, key=lambda result: result.index)]
+
+
+def score_function(info: ModelInfo) -> SimilarityFunction:
+    """Return the function that scores a pair, as vLLM does: the embeddings of BGE-M3, but the vectors of ColBERT."""
+    functions: dict[Output, SimilarityFunction] = {"multi_vector": "maxsim", "sparse": "sparse"}
+    own = [function for output, function in functions.items() if output in info.outputs]
+    return own[0] if len(own) == 1 else "cosine"
 
 
 def _check_counts(first: int, second: int) -> None:
