@@ -166,7 +166,7 @@ $(VENV)/train: $(VENV)/run
 
 $(VENV)/dev: $(VENV)/run
 	@echo "installing the dependencies of checks and tests into $(VENV)"
-	@$(PIP) -e '.[cpu,data,ray,export,train,dev]' -e ./client
+	@$(PIP) -e '.[cpu,data,otel,ray,export,train,dev]' -e ./client
 	@touch $@
 
 $(VENV)-deploy/installed: deploy/requirements-checks.txt
@@ -177,5 +177,5 @@ $(VENV)-deploy/installed: deploy/requirements-checks.txt
 
 $(VENV)/bench: $(VENV)/dev
 	@echo "installing the dependencies of the bench into $(VENV)"
-	@$(PIP) -e '.[cpu,data,ray,export,train,dev,bench]'
+	@$(PIP) -e '.[cpu,data,otel,ray,export,train,dev,bench]'
 	@touch $@

@@ -34,6 +34,7 @@ from service.metrics import Metrics
 from service.model_options import ModelOption
 from service.request_log import RequestLog
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit
+from service.tracing import Tracing
 
 if TYPE_CHECKING:
     from service.rest.server import Server
@@ -65,6 +66,7 @@ class App:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._settings = settings
         self._keys = ApiKeys.load(settings.api_keys_file)
+        self._tracing = Tracing.start()
         self._stop = asyncio.Event()
         self.metrics = Metrics(CollectorRegistry())
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
@@ -115,15 +117,15 @@ class App:
         settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
         budget = BodyBudget(settings.max_pending_request_bytes)
         header_timeout_s = settings.header_timeout_ms / 1000
-        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms)
+        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms, self._tracing)
         rest = Server(
-            make_app(lifecycle, settings, metrics, keys, budget),
+            make_app(lifecycle, settings, metrics, keys, budget, self._tracing),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
             LoadShedder(lifecycle, requests, keys, Cors(settings.cors_origins)),
         )
         metrics.connections.set_function(lambda: rest.connections)
         admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
-        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget)
+        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget, self._tracing)
 
     async def _watch_keys(self) -> None:
         if self._keys is not None:
@@ -194,6 +196,8 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic() - grace_s / 4)):
                 await self._lifecycle.close()
+                if self._tracing is not None:
+                    await asyncio.to_thread(self._tracing.close)
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
         from service.rest.hosts import is_loopback

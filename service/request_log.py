@@ -8,6 +8,7 @@ import math
 import random
 import re
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,7 @@ from typing import Literal
 from service.callers import ANONYMOUS, Caller
 from service.errors import Cancelled, DeadlineExceeded, ServiceError
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
+from service.tracing import Tracing
 
 OTHER = "_OTHER"
 """The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
@@ -59,8 +61,9 @@ def sampled_trace(value: str) -> str:
 class RequestRecord:
     """The facts about one request that operators see. They never contain input text.
 
-    `stages_s` are the durations of `STAGES`. `bytes` is the size of the response, and `batch_size` the number of
-    sequences in the first batch with one of the request.
+    `method` is that of HTTP, "" for gRPC. `stages_s` are the durations of `STAGES`, which follow each other from
+    `tokenize_started`, a time.perf_counter() reading, on. `bytes` is the size of the response, and `batch_size` the
+    number of sequences in the first batch with one of the request.
 
     Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
     the request in memory until the next garbage collection.
@@ -69,6 +72,8 @@ class RequestRecord:
     api: str
     request_id: str
     traceparent: str = ""
+    tracestate: str = ""
+    method: str = ""
     endpoint: str = ""
     lane: str = NO_LANE
     model: str = NO_MODEL
@@ -76,6 +81,7 @@ class RequestRecord:
     tokens: int = 0
     batch_size: int = 0
     stages_s: tuple[float, float, float, float] | None = None
+    tokenize_started: float = 0.0
     peer: str = ""
     bytes: int = 0
     rejection: str = ""
@@ -85,6 +91,13 @@ class RequestRecord:
     timeout_s: float | None = None
     caller: Caller = ANONYMOUS
     started: float = field(default_factory=time.perf_counter)
+
+    def stages(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the name, start and end of each stage, time.perf_counter() readings; none for a request without."""
+        start = self.tokenize_started
+        for name, seconds in zip(STAGES, self.stages_s or (), strict=False):
+            yield name, start, start + seconds
+            start += seconds
 
     def fail(self, error: ServiceError) -> None:
         """Note the error that the client gets."""
@@ -114,8 +127,11 @@ def current_caller() -> Caller:
 class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
-    def __init__(self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0) -> None:
+    def __init__(
+        self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0, tracing: Tracing | None = None
+    ) -> None:
         self.metrics = metrics
+        self._tracing = tracing
         self._slow_s = slow_log_ms / 1000 or math.inf
         self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
 
@@ -131,6 +147,8 @@ class RequestLog:
             self.metrics.observe_duration(
                 record.api, record.lane, record.model, record.started, sampled_trace(record.traceparent)
             )
+        if self._tracing is not None:
+            self._tracing.record(record, code, http_status, is_slow=is_slow)
         if record.rejection or is_slow or http_status >= self._lowest_status:
             self.reject(record, code, http_status, is_slow=is_slow)
 

@@ -124,6 +124,7 @@ class Observation:
             queue=self._queue_s,
         )
         if self._record is not None:
+            self._record.tokenize_started = self._started
             self._record.stages_s = (timing.tokenize, timing.queue, timing.run - timing.queue, timing.postprocess)
         self._lane.observe_tokenize(timing.tokenize)
         self._lane.observe_postprocess(timing.postprocess)

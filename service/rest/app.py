@@ -46,6 +46,7 @@ from service.rest.routes import (
     vllm_bodies,
 )
 from service.rest.schemas import ErrorBody, OpenAIErrorBody
+from service.tracing import Tracing
 
 APIS = (
     native, explain, similarity, labels, entities, fill_mask,
@@ -59,6 +60,7 @@ def make_app(
     metrics: Metrics,
     keys: ApiKeys | None,
     budget: BodyBudget | None = None,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
     """Return the application of the REST port. `budget` is shared with gRPC; None creates one."""
     app = FastAPI(
@@ -120,7 +122,7 @@ def make_app(
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
-        app, routers, lifecycle, RequestLog(metrics, settings.access_log, settings.slow_log_ms), keys,
+        app, routers, lifecycle, RequestLog(metrics, settings.access_log, settings.slow_log_ms, tracing), keys,
         public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)

@@ -273,11 +273,15 @@ def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes,
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
     """Return the record of a request that has just arrived."""
     trace = headers.get(TRACE_BYTES)
-    return RequestRecord(
+    record = RequestRecord(
         api_of(method, path),
         request_id(headers.get(HEADER_BYTES, b"").decode("latin-1")),
         "" if trace is None else traceparent(trace.decode("latin-1")),
+        method=method,
     )
+    if record.traceparent:
+        record.tracestate = headers.get(b"tracestate", b"").decode("latin-1")
+    return record
 
 
 def finish_request(requests: RequestLog, record: RequestRecord, status: int, size: int) -> None:

@@ -171,9 +171,12 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     async def _observe(self, context: Context, method: Method) -> AsyncIterator[RequestRecord]:
         metadata = dict(context.invocation_metadata() or ())
         record = RequestRecord(
-            method.api, request_id(_text(metadata, HEADER)), traceparent(_text(metadata, TRACE_HEADER)), method.name
+            method.api,
+            request_id(_text(metadata, HEADER)),
+            traceparent(_text(metadata, TRACE_HEADER)),
+            endpoint=method.name,
         )
-        record.peer = peer_address(context.peer())
+        record.peer, record.tracestate = peer_address(context.peer()), _text(metadata, "tracestate")
         set_current(record)
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled()

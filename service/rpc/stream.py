@@ -68,7 +68,9 @@ async def run_in_stream(
 ) -> Response | Failed:
     """Return the result of one request of a stream, or its error. Each request must have a task of its own."""
     error: ServiceError
-    record = RequestRecord(call.api, call.request_id, call.traceparent, call.endpoint)
+    record = RequestRecord(
+        call.api, call.request_id, call.traceparent, endpoint=call.endpoint, peer=call.peer, caller=call.caller
+    )
     set_current(record)
     try:
         return await work()
