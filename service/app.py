@@ -34,9 +34,12 @@ from service.metrics import Metrics
 from service.model_options import ModelOption
 from service.request_log import RequestLog
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit
+from service.tls import Tls, TlsFiles
 from service.tracing import Tracing
 
 if TYPE_CHECKING:
+    from grpc import ServerCredentials
+
     from service.rest.server import Server
     from service.rpc.server import RpcServer
 
@@ -74,6 +77,8 @@ class App:
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
+        files = TlsFiles.of(settings)
+        self._tls = None if files is None else Tls(files, self.metrics)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
@@ -84,13 +89,20 @@ class App:
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
         if settings.grpc_port:
             bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
-        with background_task(self._monitor_event_loop()), background_task(self._watch_keys()), relaxed_gc():
+        with (
+            background_task(self._monitor_event_loop()),
+            background_task(self._watch_keys()),
+            background_task(self._watch_tls()),
+            relaxed_gc(),
+        ):
             loading = run_in_thread(self._load_models)
             self._rest, self._admin, self._rpc = self._make_servers()
             await self._admin.start(admin_socket)
             await self._rest.start(rest_socket)
             try:
-                grpc_port = await self._rpc.start(format_address(settings.host, settings.grpc_port))
+                grpc_port = await self._rpc.start(
+                    format_address(settings.host, settings.grpc_port), self._grpc_credentials()
+                )
             except OSError as error:
                 raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
             status = await self._finish_loading(loading)
@@ -122,14 +134,28 @@ class App:
             make_app(lifecycle, settings, metrics, keys, budget, self._tracing),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
             LoadShedder(lifecycle, requests, keys, Cors(settings.cors_origins)),
+            self._tls.context if self._tls else None,
         )
         metrics.connections.set_function(lambda: rest.connections)
-        admin = Server(make_admin_app(lifecycle, settings, metrics), ConnectionLimits(header_timeout_s))
+        admin = Server(
+            make_admin_app(lifecycle, settings, metrics),
+            ConnectionLimits(header_timeout_s),
+            tls=self._tls.admin_context if self._tls else None,
+        )
         return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget, self._tracing)
 
     async def _watch_keys(self) -> None:
         if self._keys is not None:
             await self._keys.watch(self.metrics)
+
+    def _grpc_credentials(self) -> "ServerCredentials | None":
+        from service.rpc.credentials import make_server_credentials
+
+        return None if self._tls is None else make_server_credentials(self._tls)
+
+    async def _watch_tls(self) -> None:
+        if self._tls is not None:
+            await self._tls.watch(self._rest.renew_connections)
 
     async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
         """Start the engines once the models are loaded; return at once when a signal arrives."""
@@ -203,14 +229,19 @@ class App:
         from service.rest.hosts import is_loopback
 
         host, admin_host = self._settings.host, self._settings.admin_host
-        if self._keys is None and not is_loopback(host):
+        tls = self._tls
+        if self._keys is None and not (tls and tls.requires_client_certificates) and not is_loopback(host):
             log.warning("API keys disabled on a non-loopback address host=%s option=ATTENDANT_API_KEYS_FILE", host)
-        rest = f"http://{format_address(host, rest_port)}"
+        scheme = "http" if tls is None else "https"
+        rest = f"{scheme}://{format_address(host, rest_port)}"
         log.info("ready rest_port=%d grpc_port=%d admin_port=%d", rest_port, grpc_port, admin_port)
         key = "" if self._keys is None else " -H 'authorization: Bearer KEY'"
+        if tls is not None:
+            key += " --cacert CA.pem"
+            key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
         print(
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
-            f"admin http://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
+            f"admin {scheme}://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
             f"curl -s {rest}/v1/encode -H 'content-type: application/json'{key} "
             """-d '{"inputs": "money bank grows"}'""",
             flush=True,

@@ -87,6 +87,16 @@ class Settings(BaseSettings):
         description="File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a "
         "key. Changes of the file apply within seconds.",
     )
+    tls_cert_file: Path | None = Field(
+        None,
+        description="PEM file with the server's certificate and its intermediates. If set, all ports require TLS.",
+    )
+    tls_key_file: Path | None = Field(None, description="PEM file with the unencrypted key of the certificate.")
+    tls_client_ca_file: Path | None = Field(
+        None,
+        description="PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port "
+        "does not.",
+    )
 
     precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(
         "auto",
@@ -168,7 +178,11 @@ class Settings(BaseSettings):
         65_536, description="Maximum number of queued tokens of the explain lane."
     )
     max_timeout_ms: Positive = Field(60_000, description="Maximum duration of a request, in milliseconds.")
-    header_timeout_ms: Positive = Field(10_000, description="Timeout for receiving request headers, in milliseconds.")
+    header_timeout_ms: Positive = Field(
+        10_000,
+        description="Timeout for receiving request headers, and for the handshake of a TLS or gRPC connection, in "
+        "milliseconds.",
+    )
     body_timeout_ms: Positive = Field(15_000, description="Timeout for receiving a request body, in milliseconds.")
     drain_delay_ms: int = Field(
         0,

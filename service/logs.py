@@ -121,3 +121,5 @@ def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # grpc logs client disconnections as errors with a traceback; the interceptor logs the errors that matter.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
+    # Its C core writes to stderr itself: a line per failed TLS handshake, in a format of its own.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

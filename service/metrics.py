@@ -180,6 +180,20 @@ class Metrics:
         )
         self.ready = Gauge("attendant_ready", "1 while requests are accepted.", registry=registry)
         self.draining = Gauge("attendant_draining", "1 after SIGTERM.", registry=registry)
+        self.tls_expiry = Gauge(
+            "attendant_tls_certificate_expiry_timestamp_seconds",
+            "Earliest expiry in a TLS file: server (the certificate and its intermediates) or client_ca.",
+            ["certificate"],
+            registry=registry,
+        )
+        self.tls_reloads = Counter(
+            "attendant_tls_reloads", "Reloads of changed TLS files.", ["result"], registry=registry
+        )
+        self.tls_reload_failing = Gauge(
+            "attendant_tls_reload_failing",
+            "1 while the TLS files are invalid and the previous ones are in use.",
+            registry=registry,
+        )
         self.build_info = Gauge(
             "attendant_build_info",
             "Version and git revision of the server.",
@@ -208,6 +222,11 @@ class Metrics:
             self.rejected_requests.labels(reason, api, NO_LANE, NO_MODEL)
         for model in self._models:
             self._create_endpoints(api, endpoints, model)
+
+    def create_tls(self) -> None:
+        """Create the label sets of a server with TLS."""
+        for result in ("success", "error"):
+            self.tls_reloads.labels(result)
 
     def create_model(self, model: str) -> None:
         """Create the label sets of a model."""

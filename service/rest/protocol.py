@@ -288,7 +288,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _reject_connection(self, error: ServiceError) -> None:
         self._discards = True
         self.transport.write(self._serialize(self._rejection(error), keep_alive=False))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _rejection(self, error: ServiceError) -> Response:

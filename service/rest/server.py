@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
+import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -12,12 +15,23 @@ from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
 from service.rest.protocol import HttpProtocol
 
 KEEP_ALIVE_S = 75
+TLS_SHUTDOWN_S = 1.0
+"""Time to wait for a client that does not close its side of a TLS connection."""
 
 
 class Server(uvicorn.Server):
     """One listening socket and the application behind it."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits, load_shedder: Shedder | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        load_shedder: Shedder | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls`: None serves without encryption. Handshakes must end within the header timeout."""
+        self._tls = tls
+        self._handshake_timeout_s = limits.header_timeout_s
         bound = {"limits": limits, "load_shedder": load_shedder or NoLoadShedding()}
         super().__init__(
             uvicorn.Config(
@@ -54,8 +68,26 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and set the event that `start` waits for."""
-        await super().startup(sockets)
+        await super().startup([])  # uvicorn would use the default time limits of TLS, 60 s and 30 s
+        make_protocol: Any = self.config.http_protocol_class
+        protocol = functools.partial(
+            make_protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        options: dict[str, Any] = {"backlog": self.config.backlog}
+        if self._tls is not None:
+            options |= {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": self._handshake_timeout_s,
+                "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+            }
+        loop = asyncio.get_running_loop()
+        self.servers = [await loop.create_server(protocol, sock=bound, **options) for bound in sockets or ()]
         self._started.set()
+
+    def renew_connections(self) -> None:
+        """Close idle connections at once, and the others after their response."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

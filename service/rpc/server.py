@@ -86,6 +86,7 @@ class RpcServer:
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             ],
         )
@@ -100,10 +101,17 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)
 
-    async def start(self, address: str) -> int:
-        """Listen on `host:port`, IPv6 in brackets, and return the port; raises OSError if it cannot be bound."""
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen on `host:port`, IPv6 in brackets, and return the port; raises OSError if it cannot be bound.
+
+        `credentials`: None serves without encryption.
+        """
         try:
-            port: int = self._server.add_insecure_port(address)
+            port: int = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
         except RuntimeError:
             raise OSError(f"{address} is in use or not a local address") from None
         await self.set_serving(False)

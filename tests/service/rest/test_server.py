@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, HttpProtocol
 from service.rest.requests import allow_cancellation
 from service.rest.server import Server
+from tests.certificates import Identity
 from tests.service.conftest import fast_lane, garbage, open_harness
 
 HELLO: ASGIApp = PlainTextResponse("hello")
@@ -92,6 +95,46 @@ async def test_slow_headers_close_the_connection() -> None:
     async with serving(HELLO, 0.05) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: ")
         assert await asyncio.wait_for(reader.read(), 20) == b""
+
+
+def server_context() -> ssl.SSLContext:
+    identity = Identity.make_ca("CA").issue("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(identity.pem + identity.key_pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+@asynccontextmanager
+async def serving_tls(limits: ConnectionLimits) -> AsyncIterator[tuple[str, int]]:
+    """Serve `HELLO` with TLS, and yield the address."""
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    server = Server(HELLO, limits, tls=server_context())
+    await server.start(bound)
+    try:
+        yield bound.getsockname()
+    finally:
+        await server.stop(5)
+
+
+async def test_slow_handshake_closes_the_connection() -> None:
+    async with serving_tls(ConnectionLimits(0.05)) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+
+
+async def test_connections_over_the_limit_are_rejected_with_tls() -> None:
+    client = ssl._create_unverified_context()
+    async with serving_tls(ConnectionLimits(10, max_connections=1)) as address:
+        _, first = await asyncio.open_connection(*address, ssl=client)
+        reader, second = await asyncio.open_connection(*address, ssl=client)
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 503 ")
+        for writer in (first, second):
+            writer.close()
 
 
 async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:

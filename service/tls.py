@@ -1,0 +1,259 @@
+"""TLS: the certificate, its key and the client CAs, read from files again when they change."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from service.config import ConfigError, Settings
+from service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+CERT_OPTION = "ATTENDANT_TLS_CERT_FILE"
+KEY_OPTION = "ATTENDANT_TLS_KEY_FILE"
+CLIENT_CA_OPTION = "ATTENDANT_TLS_CLIENT_CA_FILE"
+CHECK_PERIOD_S = 1.0
+"""Time between two reads of the files. Reading finds every kind of change: a mounted Secret is replaced by changing a
+symbolic link to its directory, which a watch of the file would miss, and network file systems report no changes."""
+ALPN_PROTOCOLS = ("http/1.1",)
+PEM_START = b"-----BEGIN CERTIFICATE-----"
+
+log = logging.getLogger("attendant.tls")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files. Without `client_ca`, clients need no certificate."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> "TlsFiles | None":
+        """Return the files that the options name; None without TLS. Raises `ConfigError` if an option is missing."""
+        cert, key, client_ca = settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file
+        if cert is None and key is None and client_ca is None:
+            return None
+        if cert is None:
+            raise ConfigError(f"{CERT_OPTION}: required by the other TLS options. Set it.")
+        if key is None:
+            raise ConfigError(f"{KEY_OPTION}: required by {CERT_OPTION}. Set it.")
+        return cls(cert, key, client_ca)
+
+    def read(self) -> tuple[bytes, bytes, bytes | None]:
+        """Return the contents of the three files. Raises `ConfigError`."""
+        client_ca = None if self.client_ca is None else _read(CLIENT_CA_OPTION, self.client_ca)
+        return _read(CERT_OPTION, self.cert), _read(KEY_OPTION, self.key), client_ca
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Valid contents of the files, and the TLS contexts made from them.
+
+    Attributes:
+        cert: PEM of the certificate and its intermediates.
+        key: PEM of the private key.
+        client_ca: PEM of the client CAs, if client certificates are required.
+        expiry: Earliest expiry by file: "server" and, if client certificates are required, "client_ca".
+        client_cas: The client CAs, DER.
+        context: Context that requires client certificates if there is a client CA.
+        admin_context: Context that never requests them.
+    """
+
+    cert: bytes
+    key: bytes
+    client_ca: bytes | None
+    expiry: dict[str, datetime]
+    client_cas: frozenset[bytes]
+    context: ssl.SSLContext
+    admin_context: ssl.SSLContext
+
+    @classmethod
+    def load(cls, files: TlsFiles) -> "Credentials":
+        """Read and check the files. Raises `ConfigError` that names the option, the file and the problem."""
+        from cryptography.exceptions import UnsupportedAlgorithm
+
+        contents = files.read()
+        try:
+            credentials = cls._check(files, *contents)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ConfigError(f"{CERT_OPTION}: cannot parse {files.cert} ({error}). Replace it.") from None
+        if files.read() != contents:  # the contexts, which OpenSSL loads by path, may be newer than what was checked
+            raise ConfigError(f"{CERT_OPTION}: {files.cert} changed while it was read. Try again.")
+        return credentials
+
+    @classmethod
+    def _check(cls, files: TlsFiles, cert: bytes, key: bytes, client_ca: bytes | None) -> "Credentials":
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        chain = _parse_certificates(CERT_OPTION, files.cert, cert)
+        _check_pair(files, chain[0], key)
+        expiry = {"server": min(certificate.not_valid_after_utc for certificate in chain)}
+        client_cas: frozenset[bytes] = frozenset()
+        if files.client_ca is not None and client_ca is not None:
+            cas = _parse_certificates(CLIENT_CA_OPTION, files.client_ca, client_ca)
+            expiry["client_ca"] = min(certificate.not_valid_after_utc for certificate in cas)
+            if max(certificate.not_valid_after_utc for certificate in cas) <= datetime.now(UTC):
+                raise ConfigError(f"{CLIENT_CA_OPTION}: every CA in {files.client_ca} is expired. Add a valid one.")
+            client_cas = frozenset(certificate.public_bytes(Encoding.DER) for certificate in cas)
+        context = _make_context(files, client_cas)
+        return cls(cert, key, client_ca, expiry, client_cas, context, _make_context(files, frozenset()))
+
+    @property
+    def contents(self) -> tuple[bytes, bytes, bytes | None]:
+        return self.cert, self.key, self.client_ca
+
+
+class CurrentContext(ssl.SSLContext):
+    """A context that hands each new connection to the context of the latest files.
+
+    A session belongs to the context that it began in, so a client cannot resume one from before a change. With
+    `sni_callback`, sessions belong to the outer context: clients of a removed CA resumed theirs.
+    """
+
+    current: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*args, **options)
+
+
+class Tls:
+    """The credentials in use. `watch` replaces them when the files change; existing connections keep theirs."""
+
+    def __init__(self, files: TlsFiles, metrics: Metrics) -> None:
+        """Load the files; raises `ConfigError`."""
+        self._files = files
+        self._metrics = metrics
+        self._failure: str | None = None
+        self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
+        self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
+        metrics.create_tls()
+        self._use(Credentials.load(files))
+
+    @property
+    def requires_client_certificates(self) -> bool:
+        return self._files.client_ca is not None
+
+    async def watch(self, on_removed_ca: Callable[[], None]) -> None:
+        """Reload changed files until cancelled. Call `on_removed_ca` when a client CA is no longer trusted."""
+        while True:
+            await asyncio.sleep(CHECK_PERIOD_S)
+            trusted = self.credentials.client_cas
+            await asyncio.to_thread(self.reload)
+            if trusted - self.credentials.client_cas:
+                on_removed_ca()
+
+    def reload(self) -> None:
+        """Use the files if they have changed and are valid; otherwise keep the credentials in use."""
+        try:
+            if self._files.read() == self.credentials.contents:
+                self._set_failure(None)
+                return
+            credentials = Credentials.load(self._files)
+        except ConfigError as error:
+            if str(error) != self._failure:  # a failed reload is repeated, but reported once
+                self._set_failure(str(error))
+                self._metrics.tls_reloads.labels("error").inc()
+                log.error("TLS reload failed, the previous certificate stays in use error=%s", error)
+            return
+        self._use(credentials)
+        self._set_failure(None)
+        self._metrics.tls_reloads.labels("success").inc()
+        log.info("TLS files reloaded expires=%s", credentials.expiry["server"].isoformat())
+
+    def _use(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self.context.current, self.admin_context.current = credentials.context, credentials.admin_context
+        for name, expiry in credentials.expiry.items():
+            self._metrics.tls_expiry.labels(name).set(expiry.timestamp())
+        with contextlib.suppress(OSError):  # it has been replaced in the meantime
+            if self._files.key.stat().st_mode & stat.S_IROTH:
+                log.warning("TLS key is readable by every user option=%s path=%s", KEY_OPTION, self._files.key)
+
+    def _set_failure(self, failure: str | None) -> None:
+        self._failure = failure
+        self._metrics.tls_reload_failing.set(failure is not None)
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {path} ({error.strerror}). Check the path and its mode.") from None
+
+
+def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.Certificate]":
+    from cryptography import x509
+
+    try:
+        certificates = x509.load_pem_x509_certificates(content)
+    except ValueError:
+        certificates = []
+    if not certificates or len(certificates) != content.count(PEM_START):  # the last one may be half-written
+        raise ConfigError(f"{option}: no valid PEM certificates in {path}. Check the file.")
+    return certificates
+
+
+def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes) -> None:
+    """Raise `ConfigError` if the certificate cannot serve with this key now."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        key = load_pem_private_key(content, None)
+    except TypeError:
+        raise ConfigError(f"{KEY_OPTION}: {files.key} is encrypted. Decrypt it.") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{KEY_OPTION}: no valid PEM key in {files.key}. Check the file.") from None
+    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey):  # gRPC accepts no other type
+        raise ConfigError(f"{KEY_OPTION}: the key in {files.key} is neither RSA nor ECDSA. Use one of these types.")
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(
+            f"{KEY_OPTION}: {files.key} is not the key of the first certificate in {files.cert}. Replace one of them."
+        )
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc <= now:
+        raise ConfigError(
+            f"{CERT_OPTION}: {files.cert} expired on {certificate.not_valid_after_utc:%Y-%m-%d}. Renew it."
+        )
+    if certificate.not_valid_before_utc > now:
+        start = certificate.not_valid_before_utc.isoformat()
+        raise ConfigError(f"{CERT_OPTION}: {files.cert} is not valid before {start}. Check the clock.")
+    try:
+        uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}.intersection(uses):
+        raise ConfigError(f"{CERT_OPTION}: {files.cert} is not for servers (extended key usage). Use another one.")
+
+
+def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLContext:
+    """Return a context that requires client certificates if there are client CAs. Raises `ConfigError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(ALPN_PROTOCOLS)
+    try:
+        context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt
+        if client_cas:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is enough, as with gRPC
+            context.load_verify_locations(cadata=b"".join(client_cas))
+    except ssl.SSLError as error:  # such as a key that is too short
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        raise ConfigError(f"{CERT_OPTION}: OpenSSL rejects {files.cert} ({reason}). Replace it.") from None
+    except OSError as error:
+        raise ConfigError(f"{CERT_OPTION}: cannot read {files.cert} ({error.strerror}). Check the path.") from None
+    return context

@@ -1,0 +1,221 @@
+"""TLS files: what is accepted, and what a reload does with invalid ones."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from prometheus_client import CollectorRegistry
+
+from service.config import ConfigError, Settings
+from service.metrics import Metrics
+from service.tls import Tls, TlsFiles
+from tests.certificates import CLIENT_USE, Identity, Secret
+from tests.conftest import run_python
+
+CA = Identity.make_ca("server CA")
+CLIENT_CA = Identity.make_ca("client CA")
+SERVER = CA.issue("server")
+VALID = {"cert": SERVER.pem, "key": SERVER.key_pem, "client_ca": CLIENT_CA.pem}
+
+
+def make_files(folder: Path, **contents: bytes) -> tuple[Secret, TlsFiles]:
+    secret = Secret(folder / "secret", **VALID | contents)
+    return secret, TlsFiles(*(secret.path(name) for name in VALID))
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(CollectorRegistry())
+
+
+def pair(identity: Identity) -> dict[str, bytes]:
+    return {"cert": identity.pem, "key": identity.key_pem}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP384R1()),
+        rsa.generate_private_key(65537, 2048),
+    ],
+    ids=["ECDSA", "RSA"],
+)
+def test_key_types_of_public_cas_are_accepted(
+    tmp_path: Path, metrics: Metrics, key: ec.EllipticCurvePrivateKey
+) -> None:
+    _, files = make_files(tmp_path, **pair(CA.issue("server", key=key)))
+    assert Tls(files, metrics).requires_client_certificates
+
+
+def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -> None:
+    intermediate = CA.issue("intermediate", is_ca=True, days=3)
+    server = intermediate.issue("server", days=30)
+    _, files = make_files(
+        tmp_path,
+        cert=server.pem + intermediate.pem,
+        key=server.key_pem,
+        client_ca=CLIENT_CA.pem + Identity.make_ca("old", days=-1).pem,
+    )
+    tls = Tls(files, metrics)
+    for name, days in (("server", 3), ("client_ca", -1)):
+        expiry = tls.credentials.expiry[name]
+        value = sample(metrics, "attendant_tls_certificate_expiry_timestamp_seconds", certificate=name)
+        assert value == expiry.timestamp()
+        assert abs((expiry - SERVER.certificate.not_valid_after_utc).days + 30 - days) <= 1
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    {
+        "empty certificate": ({"cert": b""}, "CERT_FILE: no valid PEM certificates in "),
+        "half-written certificate": ({"cert": SERVER.pem[:300]}, "CERT_FILE: no valid PEM certificates in "),
+        "half-written chain": ({"cert": SERVER.pem + CA.pem[:300]}, "CERT_FILE: no valid PEM certificates in "),
+        "DER": ({"cert": b"\x30\x82\x01"}, "CERT_FILE: no valid PEM certificates in "),
+        "empty key": ({"key": b""}, "KEY_FILE: no valid PEM key in "),
+        "half-written key": ({"key": SERVER.key_pem[:100]}, "KEY_FILE: no valid PEM key in "),
+        "swapped": ({"cert": SERVER.key_pem, "key": SERVER.pem}, "CERT_FILE: no valid PEM certificates in "),
+        "encrypted": ({"key": SERVER.encrypted_key_pem}, r"KEY_FILE: .* is encrypted\. Decrypt it\."),
+        "mismatch": ({"key": CA.issue("other").key_pem}, r"KEY_FILE: .* is not the key of the first certificate in "),
+        "chain first": ({"cert": CA.pem + SERVER.pem}, r"KEY_FILE: .* is not the key of the first certificate in "),
+        "expired": (pair(CA.issue("old", days=-1)), r"CERT_FILE: .* expired on \d{4}-\d\d-\d\d\. Renew it\."),
+        "not yet valid": (
+            pair(CA.issue("new", age_days=-1)),
+            r"CERT_FILE: .* is not valid before .* Check the clock\.",
+        ),
+        "for clients": (pair(CA.issue("client", use=CLIENT_USE)), "CERT_FILE: .* is not for servers"),
+        "Ed25519": (
+            pair(CA.issue("server", key=ed25519.Ed25519PrivateKey.generate())),
+            "KEY_FILE: .* is neither RSA nor ECDSA",
+        ),
+        "short RSA key": (
+            pair(CA.issue("server", key=rsa.generate_private_key(65537, 1024))),
+            r"CERT_FILE: OpenSSL rejects .* \(ee key too small\)",
+        ),
+        "half-written CA": (
+            {"client_ca": CLIENT_CA.pem + CA.pem[:300]},
+            "CLIENT_CA_FILE: no valid PEM certificates in ",
+        ),
+        "no CA": ({"client_ca": b"# none yet\n"}, "CLIENT_CA_FILE: no valid PEM certificates in "),
+        "expired CA": (
+            {"client_ca": Identity.make_ca("old", days=-1).pem},
+            "CLIENT_CA_FILE: every CA in .* is expired",
+        ),
+    }.values(),
+)
+def test_invalid_files_are_rejected(tmp_path: Path, metrics: Metrics, contents: dict[str, bytes], message: str) -> None:
+    _, files = make_files(tmp_path, **contents)
+    with pytest.raises(ConfigError) as raised:
+        Tls(files, metrics)
+    assert re.match(f"ATTENDANT_TLS_{message}", str(raised.value))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -> None:
+    secret, files = make_files(tmp_path)
+    secret.path(name).unlink()
+    with pytest.raises(ConfigError, match=rf"ATTENDANT_TLS_{name.upper()}_FILE: cannot read .* \(No such file"):
+        Tls(files, metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"tls_cert_file": "a"}, "KEY"),
+        ({"tls_key_file": "a"}, "CERT"),
+        ({"tls_client_ca_file": "a"}, "CERT"),
+    ],
+)
+def test_incomplete_options_are_rejected(options: dict[str, Any], missing: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^ATTENDANT_TLS_{missing}_FILE: required by "):
+        TlsFiles.of(Settings(**options))
+
+
+def test_tls_is_off_by_default() -> None:
+    assert TlsFiles.of(Settings()) is None
+
+
+def test_server_exits_with_one_line_for_a_mismatched_pair(tmp_path: Path) -> None:
+    _, files = make_files(tmp_path, key=CA.issue("other").key_pem)
+    ended = run_python("-m", "service", "serve", tls_cert_file=files.cert, tls_key_file=files.key)
+    assert (ended.returncode, ended.stdout) == (78, "")
+    assert re.fullmatch(r"attendant: ATTENDANT_TLS_KEY_FILE: .* Replace one of them\.\n", ended.stderr)
+
+
+def test_reload_uses_the_new_folder_behind_a_link(tmp_path: Path, metrics: Metrics) -> None:
+    secret, files = make_files(tmp_path)
+    tls = Tls(files, metrics)
+    before = tls.context.current
+    tls.reload()
+    assert tls.context.current is before
+    renewed = CA.issue("server", days=90)
+    secret.write(**VALID | pair(renewed))
+    tls.reload()
+    assert tls.credentials.cert == renewed.pem
+    assert tls.context.current is not before
+    assert sample(metrics, "attendant_tls_reloads_total", result="success") == 1
+    assert sample(metrics, "attendant_tls_reloads_total", result="error") == 0
+
+
+@pytest.mark.parametrize(
+    "contents",
+    {
+        "mismatch": {"key": CA.issue("other").key_pem},
+        "expired": pair(CA.issue("old", days=-1)),
+        "half-written": {"cert": SERVER.pem[:400]},
+        "CA removed by mistake": {"client_ca": b""},
+    }.values(),
+)
+def test_invalid_reload_keeps_the_credentials_and_is_reported_once(
+    tmp_path: Path, metrics: Metrics, caplog: pytest.LogCaptureFixture, contents: dict[str, bytes]
+) -> None:
+    secret, files = make_files(tmp_path)
+    tls = Tls(files, metrics)
+    credentials, current = tls.credentials, tls.context.current
+    secret.write(**VALID | contents)
+    for _ in range(3):
+        tls.reload()
+    assert (tls.credentials, tls.context.current) == (credentials, current)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("TLS reload failed, the previous certificate stays in use error=ATTENDANT_")
+    assert sample(metrics, "attendant_tls_reloads_total", result="error") == 1
+    assert sample(metrics, "attendant_tls_reload_failing") == 1
+    secret.write(**VALID)
+    tls.reload()
+    assert sample(metrics, "attendant_tls_reload_failing") == 0
+    assert tls.credentials is credentials
+
+
+def test_missing_files_keep_the_credentials(tmp_path: Path, metrics: Metrics) -> None:
+    """A Secret that is deleted and created again must not stop the server."""
+    secret, files = make_files(tmp_path)
+    tls = Tls(files, metrics)
+    credentials = tls.credentials
+    secret.write()
+    tls.reload()
+    assert tls.credentials is credentials
+    assert sample(metrics, "attendant_tls_reload_failing") == 1
+    secret.write(**VALID | pair(CA.issue("server")))
+    tls.reload()
+    assert tls.credentials is not credentials
+    assert sample(metrics, "attendant_tls_reload_failing") == 0
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o440, 0), (0o444, 1)])
+def test_readable_key_is_a_warning(
+    tmp_path: Path, metrics: Metrics, caplog: pytest.LogCaptureFixture, mode: int, warnings: int
+) -> None:
+    secret, files = make_files(tmp_path)
+    secret.path("key").chmod(mode)
+    Tls(files, metrics)
+    assert [record.getMessage().partition(" option=")[0] for record in caplog.records] == [
+        "TLS key is readable by every user"
+    ] * warnings
