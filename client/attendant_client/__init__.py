@@ -25,6 +25,7 @@ from attendant_client.similarity_types import (
     TokenMatch,
     TopContributions,
 )
+from attendant_client.tls import TlsFiles
 from attendant_client.types import (
     AttendResponse,
     AttendResult,
@@ -94,6 +95,7 @@ __all__ = [
     "SimilarityText",
     "SparseMatrix",
     "SparseVector",
+    "TlsFiles",
     "Token",
     "TokenClassifyResponse",
     "TokenClassifyResult",

@@ -38,6 +38,7 @@ from attendant_client.options import (
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
 from attendant_client.similarity_types import SimilarityResponse
+from attendant_client.tls import TlsFiles
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -65,6 +66,7 @@ class AsyncClient:
         api_key: str | None = None,
         timeout_s: float | None = 60.0,
         retries: RetryPolicy | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Create a client. The connection opens on the first request.
 
@@ -74,11 +76,12 @@ class AsyncClient:
             timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
                 limit applies.
             retries: Retry policy.
+            tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
 
         Raises:
-            ValueError: The URL or the API key is not valid.
+            ValueError: The URL, the API key or a TLS file is not valid.
         """
-        self._transport = open_async_transport(url, api_key)
+        self._transport = open_async_transport(url, api_key, tls)
         self._is_grpc = Address.parse(url).is_grpc
         self._timeout_s = timeout_s
         self._retries = retries or RetryPolicy()

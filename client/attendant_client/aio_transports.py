@@ -9,6 +9,7 @@ from attendant_client import grpc_codec, grpc_requests
 from attendant_client.bodies import Body
 from attendant_client.connections import Address, authorization, timed_out, unreachable
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
+from attendant_client.tls import TlsFiles
 from attendant_client.transports import http_request, http_response, open_channel
 
 
@@ -63,7 +64,7 @@ class AsyncGrpcTransport:
         await self._channel.close()
 
 
-def open_async_transport(url: str, api_key: str | None) -> AsyncTransport:
+def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> AsyncTransport:
     """Return the transport for a URL. Call it on the event loop."""
-    address = Address.parse(url)
+    address = Address.parse(url, tls)
     return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)

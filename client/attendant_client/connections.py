@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from attendant_client.errors import AttendantError
+from attendant_client.tls import TlsFiles
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 HTTP_SCHEMES = ("http", "https")
@@ -38,39 +39,45 @@ SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL; `target` is host:port for gRPC and the base URL for HTTP."""
+    """A parsed URL; `target` is host:port for gRPC and the base URL for HTTP. `tls` is None without encryption."""
 
     is_grpc: bool
-    is_secure: bool
     target: str
+    tls: TlsFiles | None
 
     @classmethod
-    def parse(cls, url: str) -> "Address":
-        """Parse an http://, https://, grpc:// or grpcs:// URL; raises ValueError for any other."""
+    def parse(cls, url: str, tls: TlsFiles | None = None) -> "Address":
+        """Parse an http://, https://, grpc:// or grpcs:// URL; raises ValueError for any other.
+
+        Also raises ValueError for `tls` with an unencrypted URL.
+        """
         parts = urlsplit(url)
         if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
             raise ValueError(f"{url!r} is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081")
-        if parts.scheme in HTTP_SCHEMES:
-            return cls(False, parts.scheme == "https", url.rstrip("/"))
-        return cls(True, parts.scheme == "grpcs", parts.netloc)
+        is_secure = parts.scheme in ("https", "grpcs")
+        if tls is not None and not is_secure:
+            raise ValueError(f"tls: {parts.scheme}:// is not encrypted. Use https:// or grpcs://, or remove tls.")
+        is_grpc = parts.scheme in GRPC_SCHEMES
+        return cls(is_grpc, parts.netloc if is_grpc else url.rstrip("/"), (tls or TlsFiles()) if is_secure else None)
 
     def http_options(self, api_key: str | None) -> dict[str, Any]:
-        """Return the options for a client of httpx. Raises ValueError as `authorization` does."""
+        """Return the options for a client of httpx. Raises ValueError for an invalid key or TLS file."""
         return {
             "base_url": self.target,
             "headers": authorization(api_key),
             "timeout": None,  # each request has its own
-            "verify": self.is_secure,  # an http:// address needs no CA certificates, which take 20 ms to load
+            # An http:// address needs no CA certificates, which take 20 ms to load.
+            "verify": False if self.tls is None else self.tls.make_context(),
         }
 
     @property
     def channel_options(self) -> tuple[tuple[str, Any], ...]:
         """Return the options for a gRPC channel.
 
-        The server has no TLS, so a secure address belongs to a proxy. Checking health through it would only reach one
-        of the servers behind it.
+        A secure address may belong to a proxy. Checking health through it would only reach one of the servers behind
+        it.
         """
-        config = ROUND_ROBIN if self.is_secure else SERVICE_CONFIG
+        config = SERVICE_CONFIG if self.tls is None else ROUND_ROBIN
         return (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(config)))
 
 

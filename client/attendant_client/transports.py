@@ -18,6 +18,7 @@ from attendant_client.connections import (
 )
 from attendant_client.errors import invalid
 from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
+from attendant_client.tls import TlsFiles
 
 
 class Transport(Protocol):
@@ -72,17 +73,17 @@ class GrpcTransport:
         self._channel.close()
 
 
-def open_transport(url: str, api_key: str | None) -> Transport:
+def open_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> Transport:
     """Return the transport for a URL."""
-    address = Address.parse(url)
+    address = Address.parse(url, tls)
     return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
 
 
 def open_channel(module: Any, address: Address) -> Any:
     """Open a channel of `grpc` or `grpc.aio`."""
     options = address.channel_options
-    if address.is_secure:
-        return module.secure_channel(address.target, grpc.ssl_channel_credentials(), options=options)
+    if address.tls is not None:
+        return module.secure_channel(address.target, address.tls.make_channel_credentials(), options=options)
     return module.insecure_channel(address.target, options=options)
 
 

@@ -40,11 +40,15 @@ class Parser(console.Parser):
         add("--model", metavar="NAME", help=help_text)
         add("--server", metavar="URL", help="server: http://, https://, grpc:// or grpcs:// (default: run an engine)")
         add("--api-key-file", type=Path, metavar="FILE", help="file with the server's API key on its first line")
+        add("--ca-file", metavar="FILE", help="PEM file with the CAs of the server's certificate (default: public CAs)")
+        add("--cert-file", metavar="FILE", help="PEM file with the client certificate that the server requires")
+        add("--key-file", metavar="FILE", help="PEM file with the key of the client certificate")
 
     def check_source_options(self, options: argparse.Namespace) -> None:
         """Exit with an error if server options are set without a server."""
-        if options.api_key_file is not None and options.server is None:
-            self.error("--api-key-file: set without --server. Remove it")
+        for name in ("api_key_file", "ca_file", "cert_file", "key_file"):
+            if getattr(options, name) is not None and options.server is None:
+                self.error(f"--{name.replace('_', '-')}: set without --server. Remove it")
 
 
 def import_extra(module: str, extra: str, subject: str) -> ModuleType:

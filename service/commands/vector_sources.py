@@ -3,7 +3,7 @@
 import argparse
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +185,8 @@ def open_source(arguments: argparse.Namespace, options: VectorOptions) -> Abstra
     """Return the server or the engine that the source options select. Opening it raises `CommandError`."""
     if arguments.server is None:
         return open_engine_source(load_settings(), options)
-    return open_server_source(arguments.server, _read_key(arguments.api_key_file), options)
+    tls = {"ca": arguments.ca_file, "cert": arguments.cert_file, "key": arguments.key_file}
+    return open_server_source(arguments.server, _read_key(arguments.api_key_file), options, tls)
 
 
 @asynccontextmanager
@@ -198,15 +199,18 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 
 
 @asynccontextmanager
-async def open_server_source(url: str, api_key: str | None, options: VectorOptions) -> AsyncIterator[VectorSource]:
-    """Connect to a server. Raises `CommandError`."""
+async def open_server_source(
+    url: str, api_key: str | None, options: VectorOptions, tls: Mapping[str, str | None]
+) -> AsyncIterator[VectorSource]:
+    """Connect to a server. `tls` has the fields of the client's `TlsFiles`. Raises `CommandError`."""
     try:
-        from attendant_client import AsyncClient, AttendantError, RetryPolicy
+        from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
     except ImportError:
         remedy = "Install it: pip install -c constraints.txt ./client."
         raise CommandError(f"--server: attendant-client is not installed. {remedy}", EX_CONFIG) from None
     try:
-        opened = AsyncClient(url, api_key=api_key, retries=RetryPolicy(max_attempts=MAX_ATTEMPTS))
+        files = TlsFiles(**tls) if any(tls.values()) else None
+        opened = AsyncClient(url, api_key=api_key, retries=RetryPolicy(max_attempts=MAX_ATTEMPTS), tls=files)
     except ValueError as error:
         raise CommandError(f"--server: {error}", EX_USAGE) from None
     async with opened as client:

@@ -172,7 +172,7 @@ def open_client(target: str, retries: RetryPolicy | None = None) -> Iterator[Cli
     """Yield a client for a gRPC target, which may name a DNS server; a URL can only name a host."""
     with Client("grpc://127.0.0.1", retries=retries or RetryPolicy()) as client:
         client._transport.close()
-        client._transport = GrpcTransport(Address(True, False, target), None)
+        client._transport = GrpcTransport(Address(True, target, None), None)
         yield client
 
 

@@ -113,6 +113,13 @@ def test_ask_reads_a_limited_number_of_lines(run_ask: Ask, tmp_path: Path, monke
          "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),
         (["a", "--api-key-file", "k"], 2,
          "--api-key-file: set without --server. Remove it. See: attendant ask --help"),
+        (["a", "--ca-file", "c"], 2, "--ca-file: set without --server. Remove it. See: attendant ask --help"),
+        (["a", "--server", "https://a", "--cert-file", "c"], 2,
+         "--server: tls: a client certificate requires cert and key. Set both."),
+        (["a", "--server", "http://a", "--ca-file", "c"], 2,
+         "--server: tls: http:// is not encrypted. Use https:// or grpcs://, or remove tls."),
+        (["a", "--server", "grpcs://a", "--ca-file", "/none"], 2,
+         "--server: tls: /none: No such file or directory. Check the files."),
         ([], 2, "the following arguments are required: TEXT. See: attendant ask --help"),
     ],
 )  # fmt: skip
