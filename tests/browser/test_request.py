@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,9 +17,10 @@ from google.protobuf import json_format
 
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from tests.browser.conftest import NewDriver
+from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver
-from tests.conftest import ROOT, RunningServer
+from tests.certificates import Identity
+from tests.conftest import ROOT, RunningServer, start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +32,8 @@ def stub(channel: grpc.Channel) -> Any:
     return EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
-def run(command: list[str]) -> str:
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"}
+def run(command: list[str], **variables: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "client"), "no_proxy": "*"} | variables
     return subprocess.run(
         command, capture_output=True, check=True, timeout=60, env=environment, encoding="utf-8"
     ).stdout
@@ -149,3 +151,24 @@ def test_programs_of_the_similarity_tab(opened: PageDriver, server: RunningServe
     with grpc.insecure_channel(server.grpc) as channel:
         message = stub(channel).Similarity(json_format.ParseDict(body, pb.SimilarityRequest()))
     assert np.frombuffer(message.scores.data, np.float32) == pytest.approx(scores, abs=1e-5)
+
+
+def test_programs_verify_a_private_ca(new_driver: NewDriver, default_artifact: Path, tmp_path: Path) -> None:
+    ca = Identity.make_ca("server CA")
+    identity = ca.issue("server")
+    for name, content in (("ca", ca.pem), ("cert", identity.pem), ("key", identity.key_pem)):
+        (tmp_path / name).write_bytes(content)
+    running = start_server(model_dir=default_artifact, tls_cert_file=tmp_path / "cert", tls_key_file=tmp_path / "key")
+    try:
+        driver = new_driver(running.rest, ignore_https_errors=True).open_texts(*TWO_SENTENCES, explore=True)
+        curl, python, grpcurl = (program(driver, "#map", form) for form in ("curl", "Python", "gRPC"))
+        response = run(["bash", "-c", curl], ATTENDANT_CA=str(tmp_path / "ca"))
+        printed = run([sys.executable, "-c", python], ATTENDANT_CA=str(tmp_path / "ca"))
+        with pytest.raises(subprocess.CalledProcessError):
+            run(["bash", "-c", curl])  # with public CAs only
+    finally:
+        stop_server(running)
+    (first, *_) = json.loads(response)["results"][0]["maps"]
+    assert numbers(printed) == pytest.approx(np.ravel(first["matrix"]), abs=2e-3)
+    assert '-cacert "$ATTENDANT_CA"' in grpcurl
+    assert "-plaintext" not in grpcurl

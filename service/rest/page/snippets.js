@@ -2,7 +2,8 @@ import { hasKey, routeUrl } from "./api.js";
 
 /**
  * A request of the page as a program: a shell command with curl, Python with the client package, and grpcurl. If the
- * server requires an API key, the programs read it from the environment variable ATTENDANT_KEY.
+ * server requires an API key, the programs read it from the environment variable ATTENDANT_KEY. If it uses TLS, they
+ * read the path of a private CA from ATTENDANT_CA, and accept public CAs if it is not set.
  *
  * @typedef {Record<string, any>} Body  of a request to the REST API
  */
@@ -31,6 +32,7 @@ const ENUMS = {
 /** Return a request as a shell command. */
 export function curlOf(/** @type {string} */ operation, /** @type {Body} */ body) {
   const lines = [`curl -s ${quote(routeUrl(`v1/${operation}`))}`, "-H 'content-type: application/json'"];
+  if (hasTls()) lines.push('${ATTENDANT_CA:+--cacert "$ATTENDANT_CA"}');
   if (hasKey()) lines.push('-H "authorization: Bearer $ATTENDANT_KEY"');
   lines.push(`-d ${quote(JSON.stringify(body))}`);
   return lines.join(" \\\n  ");
@@ -44,14 +46,18 @@ export function pythonOf(/** @type {string} */ operation, /** @type {Body} */ bo
   const first = query === undefined ? [] : [python(query)];
   const lists = [inputs?.map(pythonInput), occurrences?.map(pythonOccurrence), queries?.map(python), documents?.map(python)]
     .filter((list) => list !== undefined).map((list) => `[\n${list.map((item) => `            ${item},\n`).join("")}        ]`);
-  const names = ["Client", ...(inputs?.some(isPair) ? ["Input"] : []), ...(occurrences ? ["Occurrence"] : [])];
+  const names = [
+    "Client", ...(inputs?.some(isPair) ? ["Input"] : []), ...(occurrences ? ["Occurrence"] : []),
+    ...(hasTls() ? ["TlsFiles"] : []),
+  ];
   const base = routeUrl("").replace(/\/$/, "");
   const key = hasKey() ? ', api_key=os.environ["ATTENDANT_KEY"]' : "";
+  const tls = hasTls() ? ', tls=TlsFiles(ca=os.environ.get("ATTENDANT_CA"))' : "";
   return [
-    ...(hasKey() ? ["import os", ""] : []),
+    ...(hasKey() || hasTls() ? ["import os", ""] : []),
     `from attendant_client import ${names.join(", ")}`,
     "",
-    `with Client(${python(base)}${key}) as client:`,
+    `with Client(${python(base)}${key}${tls}) as client:`,
     `    response = client.${operation}(`,
     ...[...first, ...lists, ...options].map((argument) => `        ${argument},`),
     "    )",
@@ -62,8 +68,9 @@ export function pythonOf(/** @type {string} */ operation, /** @type {Body} */ bo
 
 /** Return a request as a shell command with grpcurl. The port is the default port of gRPC. */
 export function grpcurlOf(/** @type {string} */ operation, /** @type {Body} */ body) {
-  const { protocol, hostname } = new URL(routeUrl(""));
-  const lines = [`grpcurl ${protocol === "https:" ? "" : "-plaintext "}-d ${quote(JSON.stringify(messageOf(operation, body)))}`];
+  const { hostname } = new URL(routeUrl(""));
+  const security = hasTls() ? '${ATTENDANT_CA:+-cacert "$ATTENDANT_CA"}' : "-plaintext";
+  const lines = [`grpcurl ${security} -d ${quote(JSON.stringify(messageOf(operation, body)))}`];
   if (hasKey()) lines.push('-H "authorization: Bearer $ATTENDANT_KEY"');
   lines.push(`${hostname}:${GRPC_PORT} ${SERVICE}/${operation[0].toUpperCase()}${operation.slice(1)}`);
   return lines.join(" \\\n  ");
@@ -81,6 +88,10 @@ export function messageOf(/** @type {string} */ operation, /** @type {Body} */ b
     } else message[name] = prefix ? `${prefix}_${value.toUpperCase()}` : value;
   }
   return message;
+}
+
+function hasTls() {
+  return new URL(routeUrl("")).protocol === "https:";
 }
 
 function isPair(/** @type {string | object} */ input) {
