@@ -93,6 +93,10 @@ class Manifests:
             environment |= config["data"] if config else {}
         return environment | {item["name"]: item["value"] for item in container.get("env", []) if "value" in item}
 
+    def uses_tls(self, workload: Workload) -> bool:
+        """Return whether the server of a workload has a certificate."""
+        return any("ATTENDANT_TLS_CERT_FILE" in self.options(container) for container in workload.containers)
+
     def autoscalers(self) -> list[tuple[Object, int, int]]:
         """Return each autoscaler with its minimum and maximum number of replicas."""
         return [

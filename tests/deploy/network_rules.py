@@ -6,6 +6,10 @@ from tests.deploy.builds import Object
 from tests.deploy.manifests import Manifests, items, matches, object_name, rule
 
 APP_PROTOCOLS = {"http": "http", "grpc": "kubernetes.io/h2c"}
+TLS_APP_PROTOCOLS = {"http": "https", "grpc": "https"}
+MESH_PORTS = {15008, 4143}
+"""Ports of the proxies of Istio and Linkerd, which the pods do not declare."""
+CONTROL_PLANE_PORTS = {"istio-system": {15012}, "linkerd": {8080, 8086, 8090}}
 ROUTES = {"HTTPRoute": "http", "GRPCRoute": "grpc"}
 
 
@@ -20,10 +24,11 @@ def services_select_pods(manifests: Manifests) -> Iterator[str]:
 def services_target_named_ports(manifests: Manifests) -> Iterator[str]:
     for service in manifests.of_kind("Service"):
         for workload in manifests.selected({"matchLabels": service["spec"].get("selector", {})}):
+            protocols = TLS_APP_PROTOCOLS if manifests.uses_tls(workload) else APP_PROTOCOLS
             for port in service["spec"]["ports"]:
                 if port.get("targetPort") not in workload.ports:
                     yield f"{object_name(service)}: {workload.name} has no port {port.get('targetPort')}"
-                if port.get("appProtocol") != APP_PROTOCOLS.get(port.get("name")):
+                if port.get("appProtocol") != protocols.get(port.get("name")):
                     yield f"{object_name(service)}: the name or protocol of port {port['port']} is wrong"
 
 
@@ -59,7 +64,10 @@ def ports_are_named_and_unprivileged(manifests: Manifests) -> Iterator[str]:
 @rule
 def ingresses_reach_services(manifests: Manifests) -> Iterator[str]:
     for ingress in manifests.of_kind("Ingress"):
-        grpc = ingress["metadata"].get("annotations", {}).get("nginx.ingress.kubernetes.io/backend-protocol") == "GRPC"
+        protocol = ingress["metadata"].get("annotations", {}).get("nginx.ingress.kubernetes.io/backend-protocol")
+        grpc = protocol in ("GRPC", "GRPCS")
+        if (protocol in ("HTTPS", "GRPCS")) != any(map(manifests.uses_tls, manifests.deployments)):
+            yield f"{object_name(ingress)}: the server expects TLS or no TLS, unlike {protocol}"
         for route in ingress["spec"]["rules"]:
             for path in route["http"]["paths"]:
                 backend = path["backend"]["service"]
@@ -85,6 +93,8 @@ def routes_reach_services(manifests: Manifests) -> Iterator[str]:
     for route in manifests.of_kind(*ROUTES):
         if not items(route["spec"].get("parentRefs")) or not items(route["spec"].get("hostnames")):
             yield f"{object_name(route)}: no Gateway or no host name"
+        if any(parent.get("sectionName") != "https" for parent in items(route["spec"].get("parentRefs"))):
+            yield f"{object_name(route)}: not only the HTTPS listener"
         for backend in [backend for item in route["spec"]["rules"] for backend in item["backendRefs"]]:
             port = find_port(manifests, backend["name"], "port", backend.get("port"))
             if port is None or port["name"] != ROUTES[route["kind"]]:
@@ -119,11 +129,15 @@ def policies_admit_known_peers(manifests: Manifests) -> Iterator[str]:
             yield f"{object_name(policy)}: no pods"
         for allowed in items(policy["spec"].get("ingress")):
             names = {port["port"] for port in items(allowed.get("ports"))}
+            names -= MESH_PORTS
             if not allowed.get("from") or any(peer.get("namespaceSelector") == {} for peer in allowed["from"]):
                 yield f"{object_name(policy)}: admits every namespace"
-            if not names or any(names - set(workload.ports) for workload in pods):
+            if any(peer.get("ipBlock", {}).get("cidr", "").endswith("/0") for peer in items(allowed.get("from"))):
+                yield f"{object_name(policy)}: admits every address"
+            if not allowed.get("ports") or any(names - set(workload.ports) for workload in pods):
                 yield f"{object_name(policy)}: the pods do not have the ports {names}"
-            admitted |= names
+            if any("namespaceSelector" in peer for peer in items(allowed.get("from"))):
+                admitted |= names
     for workload in manifests.deployments:
         if admitted != set(workload.ports):
             yield f"{workload.name}: ports without clients {sorted(set(workload.ports) - admitted)}"
@@ -138,8 +152,24 @@ def servers_connect_to_nothing_but_dns(manifests: Manifests) -> Iterator[str]:
                 continue
             for egress in items(policy["spec"].get("egress")):
                 ports = {port["port"] for port in items(egress.get("ports"))}
-                if not ports or not ports <= allowed or not egress.get("to"):
+                for peer in items(egress.get("to")):
+                    namespace = peer.get("namespaceSelector", {}).get("matchLabels", {})
+                    ports -= CONTROL_PLANE_PORTS.get(namespace.get("kubernetes.io/metadata.name", ""), set())
+                if not egress.get("ports") or not ports <= allowed or not egress.get("to"):
                     yield f"{object_name(policy)}: {workload.name} may connect to ports {sorted(ports)}"
+
+
+@rule
+def scrapes_use_the_protocol_of_the_server(manifests: Manifests) -> Iterator[str]:
+    for monitor in manifests.of_kind("PodMonitor"):
+        for workload in manifests.selected(monitor["spec"]["selector"]):
+            if workload not in manifests.deployments:
+                continue
+            for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+                if (endpoint.get("scheme", "http") == "https") != manifests.uses_tls(workload):
+                    yield f"{object_name(monitor)}: scrapes with another protocol than {workload.name}"
+                if endpoint.get("tlsConfig", {}).get("insecureSkipVerify"):
+                    yield f"{object_name(monitor)}: does not verify certificates"
 
 
 @rule

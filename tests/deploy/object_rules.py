@@ -8,6 +8,8 @@ from tests.deploy.manifests import Manifests, items, matches, object_name, rule
 
 PROVIDED = {("Secret", "attendant-api-keys"), ("Secret", "attendant-tls")}
 """Objects that users create themselves because they contain secrets. The components document them."""
+CREATED = {"Certificate": ("Secret", "secretName")}
+"""Objects that a controller creates for an object: their kind, and the field with their name."""
 
 SYSTEM_NAMESPACES = re.compile(r"default|kube-.*")
 GENERATED_NAME = re.compile(r".*-[0-9a-z]{10}")
@@ -64,8 +66,11 @@ def references_resolve(manifests: Manifests) -> Iterator[str]:
             references.append(("PersistentVolumeClaim", volume.get("persistentVolumeClaim", {}).get("claimName")))
         for item in workload.containers:
             references += [("ConfigMap", source["configMapRef"]["name"]) for source in items(item.get("envFrom"))]
+        created = {
+            (kind, item["spec"][field]) for owner, (kind, field) in CREATED.items() for item in manifests.of_kind(owner)
+        }
         for kind, name in references:
-            if name and (kind, name) not in PROVIDED and manifests.find(kind, name) is None:
+            if name and (kind, name) not in PROVIDED | created and manifests.find(kind, name) is None:
                 yield f"{workload.name}: {kind}/{name} does not exist"
 
 

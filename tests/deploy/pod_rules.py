@@ -199,6 +199,16 @@ def secrets_are_not_in_the_environment(manifests: Manifests) -> Iterator[str]:
 
 
 @rule
+def option_files_are_mounted(manifests: Manifests) -> Iterator[str]:
+    for workload in manifests.deployments:
+        for item in workload.containers:
+            mounts = [mount["mountPath"] for mount in item.get("volumeMounts", []) if "subPath" not in mount]
+            for name, value in manifests.options(item).items():
+                if name.endswith("_FILE") and not any(value.startswith(f"{mount}/") for mount in mounts):
+                    yield f"{workload.name}: {name} is not in a volume that is updated"
+
+
+@rule
 def probes_are_complete(manifests: Manifests) -> Iterator[str]:
     for workload in manifests.deployments:
         for item in workload.containers:
@@ -206,6 +216,8 @@ def probes_are_complete(manifests: Manifests) -> Iterator[str]:
                 probe = item.get(kind, {})
                 if probe.get("httpGet", {}).get("port") not in workload.ports:
                     yield f"{workload.name}: {kind} does not name a port of the pod"
+                if (probe.get("httpGet", {}).get("scheme") == "HTTPS") != manifests.uses_tls(workload):
+                    yield f"{workload.name}: {kind} and the server do not agree on TLS"
                 if probe.get("timeoutSeconds", 1) >= probe.get("periodSeconds", 10):
                     yield f"{workload.name}: {kind} may overlap with the next one"
 

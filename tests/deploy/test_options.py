@@ -76,7 +76,11 @@ def test_probes_are_routes_of_the_admin_port(manifests: Manifests) -> None:
     paths = {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
     (container,) = manifests.deployments[0].containers
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[kind]["httpGet"] == {"path": container[kind]["httpGet"]["path"], "port": "admin"}
+        assert container[kind]["httpGet"] == {
+            "path": container[kind]["httpGet"]["path"],
+            "port": "admin",
+            "scheme": "HTTPS",
+        }
         assert container[kind]["httpGet"]["path"] in paths
     for monitor in manifests.of_kind("PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
