@@ -224,6 +224,21 @@ SERVICE = (
         {model(POD): "1x60", model(OTHER_POD, precision="float32"): "1x60"},
         {model(POD): "1x60", model(OTHER_POD): "1x60"},
     ),
+    # promtool starts at 0, so these are seconds until the expiry.
+    Case(
+        "AttendantCertificateExpiring",
+        one_namespace("page", pod="attendant-0", certificate="server"),
+        70,
+        {f'attendant_tls_certificate_expiry_timestamp_seconds{{{POD}, certificate="server"}}': "600000x80"},
+        {f'attendant_tls_certificate_expiry_timestamp_seconds{{{POD}, certificate="server"}}': "900000x80"},
+    ),
+    Case(
+        "AttendantTlsReloadFailed",
+        one_namespace("ticket", pod="attendant-0"),
+        10,
+        {f"attendant_tls_reload_failing{{{POD}}}": "1x60"},
+        {f"attendant_tls_reload_failing{{{POD}}}": "0x5 1x2 0x60"},
+    ),
     Case(
         "AttendantApiKeyReloadFailed",
         one_namespace("ticket", pod="attendant-0"),

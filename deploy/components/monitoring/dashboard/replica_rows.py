@@ -163,6 +163,28 @@ REPLICAS = Row(
             width=12,
         ),
         Panel(
+            "Certificates",
+            "Time until the first certificate expires. At 0, new connections fail.",
+            "s",
+            [
+                Query(
+                    f"min by (certificate) ({metric('attendant_tls_certificate_expiry_timestamp_seconds')}) - time()",
+                    "{{certificate}}",
+                )
+            ],
+        ),
+        Panel(
+            "TLS reloads",
+            "Reloads of changed TLS files in an hour. After an error, the previous files stay in use.",
+            "none",
+            [
+                Query(
+                    f"sum by (pod, result) (increase({metric('attendant_tls_reloads_total')}[1h]))",
+                    "{{pod}} {{result}}",
+                )
+            ],
+        ),
+        Panel(
             "Server versions",
             "Number of pods per server version.",
             "none",
