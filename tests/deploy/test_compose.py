@@ -14,13 +14,15 @@ import yaml
 
 from deploy.compose import load
 from service.config import PREFIX, Settings
-from tests.conftest import ROOT, RunningServer
+from tests.certificates import Identity
+from tests.conftest import ROOT, RunningServer, start_server, stop_server
 from tests.deploy.conftest import DEPLOY, run_tool
 from tests.deploy.monitoring import DASHBOARD, MONITORING, RULES
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 FOLDER = DEPLOY / "compose"
+TLS: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "tls.yaml").read_text())["services"]
 OPTIONS = Settings()
 STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 SERVICE = {
@@ -75,6 +77,31 @@ def test_service_has_valid_fields(name: str) -> None:
 def test_compose_file_is_valid_for_docker_compose() -> None:
     checked = run_tool("docker-compose", "--file", ROOT / "compose.yaml", "config", "--quiet")
     assert checked.returncode == 0, checked.stderr
+
+
+def test_tls_file_is_valid_for_docker_compose() -> None:
+    files = ("--file", ROOT / "compose.yaml", "--file", FOLDER / "tls.yaml")
+    checked = run_tool("docker-compose", *files, "config", "--quiet")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_tls_file_names_options_and_mounted_files() -> None:
+    variables = TLS["attendant"]["environment"]
+    options = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    assert set(variables) <= options
+    (mount,) = TLS["attendant"]["volumes"]
+    folder = mount.split(":")[1]
+    assert all(path.startswith(f"{folder}/") for path in variables.values())
+    assert TLS["load"]["environment"]["SSL_CERT_FILE"].startswith(f"{folder}/")
+    sources = [mount.split(":")[0] for mount in TLS["prometheus"]["volumes"] if "certs" not in mount]
+    assert sources == ["./deploy/compose/prometheus-tls.yaml"]
+
+
+def test_prometheus_config_with_tls_differs_in_the_scheme_only() -> None:
+    plain, tls = (yaml.safe_load((FOLDER / name).read_text()) for name in ("prometheus.yaml", "prometheus-tls.yaml"))
+    (job,) = tls["scrape_configs"]
+    assert (job.pop("scheme"), set(job.pop("tls_config"))) == ("https", {"ca_file"})
+    assert tls == plain
 
 
 def test_server_has_the_restrictions_of_the_pod() -> None:
@@ -167,6 +194,26 @@ def test_load_sends_valid_requests_at_a_limited_rate(server: RunningServer) -> N
 def test_load_counts_requests_that_fail(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "calls", lambda model: iter([("GET", f"/v1/models/{model}", None), ("GET", "/x", None)]))
     assert load.run(server.rest, rate=100, seconds=0) == 1
+
+
+def test_load_and_health_check_work_with_tls(tiny_artifact: Path, tmp_path: Path) -> None:
+    ca = Identity.make_ca("server CA")
+    identity = ca.issue("server")
+    for name, content in (("ca", ca.pem), ("cert", identity.pem), ("key", identity.key_pem)):
+        (tmp_path / name).write_bytes(content)
+    server = start_server(model_dir=tiny_artifact, tls_cert_file=tmp_path / "cert", tls_key_file=tmp_path / "key")
+    try:
+        _, _, *arguments = TLS["attendant"]["healthcheck"]["test"]
+        arguments[-1] = arguments[-1].replace(f"https://127.0.0.1:{OPTIONS.admin_port}", server.admin)
+        assert server.admin in arguments[-1]
+        assert subprocess.run([sys.executable, *arguments], check=False, timeout=30).returncode == 0
+        command = [sys.executable, "-I", str(FOLDER / "load.py"), f"--url={server.rest}", "--rate=20", "--seconds=1"]
+        # -I ignores the variables of Python, and SSL_CERT_FILE belongs to OpenSSL.
+        environment = {"SSL_CERT_FILE": str(tmp_path / "ca")}
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert finished.returncode == 0, finished.stderr
+    finally:
+        stop_server(server)
 
 
 def test_load_survives_a_lost_connection() -> None:
