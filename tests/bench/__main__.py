@@ -15,6 +15,7 @@ from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.bulk_embed import measure_embed
 from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
 from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
+from tests.bench.encryption import measure_tls
 from tests.bench.fairness import measure_fairness
 from tests.bench.int8 import measure_int8
 from tests.bench.machine import load_average
@@ -159,6 +160,10 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         with serving(context, models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
             several = measure_models(two, context.sentences, config.seconds, 2 * config.rounds, progress)
         context.add("models", several, several.verdicts())
+    if "TLS" in sections:
+        directory, rounds = context.model.directory, 2 * config.rounds
+        tls = measure_tls(server, directory, context.sentences, config.seconds, rounds, progress)
+        context.add("tls", tls, tls.verdicts())
     if "EMBED" in sections:
         embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit, progress)
         context.add("embed", embed, embed.verdicts())

@@ -1,4 +1,4 @@
-"""Verdicts on the cost of other APIs, on several models and on attendant embed."""
+"""Verdicts on the cost of other APIs and of TLS, on several models and on attendant embed."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench.apis import ApiFigures
 from tests.bench.bulk_embed import EmbedFigures, Run
+from tests.bench.encryption import TlsFigures
 from tests.bench.load import Answered
 from tests.bench.models import ModelFigures
 
@@ -17,6 +18,13 @@ def test_cost_is_the_median_of_the_rounds() -> None:
     assert (figures.cost("tei"), figures.cost("oip")) == (1.25, 1.0)
     assert [verdict.passed for verdict in figures.verdicts()] == [False, True, True]
     assert [verdict.passed for verdict in replace(figures, failed=1).verdicts()][-1] is False
+
+
+def test_share_with_tls_is_the_median_of_the_rounds() -> None:
+    figures = TlsFigures([100, 50, 80], [96, 40, 80], 0)
+    assert figures.share == 0.96
+    assert [verdict.passed for verdict in figures.verdicts()] == [True, True]
+    assert [verdict.passed for verdict in TlsFigures([100], [94], 1).verdicts()] == [False, False]
 
 
 @pytest.mark.parametrize(("p99_ms", "failed", "passed"), [(79, 0, [True, True]), (81, 0, [False, True]),
