@@ -20,6 +20,11 @@ Object = dict[str, Any]
 EXCLUSIVE = ("autoscaling-hpa", "autoscaling-keda")
 """Mutually exclusive components, because two autoscalers would fight over one Deployment."""
 
+INDEPENDENT = ("client-addresses", "service-mesh")
+"""Components that no other one depends on. They are built alone and with all others, which saves three quarters of the
+combinations.
+"""
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -45,13 +50,15 @@ def chosen_combinations() -> Iterator[Combination]:
 
 
 def combinations() -> Iterator[Combination]:
-    """Yield every overlay with every set of components, except sets with several exclusive ones."""
-    components = names("components")
+    """Yield every overlay with every set of components, except sets with several exclusive or with independent ones."""
+    components = [name for name in names("components") if name not in INDEPENDENT]
     for overlay in names("overlays"):
         for size in range(len(components) + 1):
             for chosen in itertools.combinations(components, size):
                 if len(set(EXCLUSIVE).intersection(chosen)) < 2:
                     yield Combination(overlay, chosen)
+        yield from (Combination(overlay, (name,)) for name in INDEPENDENT)
+        yield from (full_combination(overlay, autoscaler) for autoscaler in EXCLUSIVE)
 
 
 def full_combination(overlay: str, autoscaler: str) -> Combination:
