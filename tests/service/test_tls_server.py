@@ -73,7 +73,7 @@ class TlsServer:
 
         Raises `ConnectionError` if it closes the connection instead. `name`: an IP address is sent without SNI.
         """
-        context.set_alpn_protocols(["h2"] if api == "grpc" else ["http/1.1"])
+        context.set_alpn_protocols(["h2"] if api == "grpc" else ["h2", "http/1.1"])
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(socket.create_connection(("127.0.0.1", self.port(api)), TIMEOUT_S))
             try:
@@ -148,7 +148,6 @@ def test_handshakes(server: TlsServer) -> None:
     context = server.context(None)
     for path in ("/livez", "/readyz", "/metrics"):
         assert httpx.get(server.running.admin + path, verify=context).status_code == 200
-    context.set_alpn_protocols(["h2"])  # a client that supports HTTP/1.1 without ALPN continues without it
     with server.channel() as stub:
         assert check(stub) == 1
     body = {"inputs": "money bank"}
