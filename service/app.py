@@ -78,7 +78,7 @@ class App:
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
         files = TlsFiles.of(settings)
-        self._tls = None if files is None else Tls(files, self.metrics)
+        self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""

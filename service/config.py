@@ -152,7 +152,10 @@ class Settings(BaseSettings):
         description="Maximum size of the intermediate results of one input whose layers or attention maps are "
         "requested, in bytes. Larger ones are rejected before inference.",
     )
-    max_connections: Positive = Field(2048, description="Maximum number of REST connections, and of gRPC connections.")
+    max_connections: Positive = Field(
+        2048,
+        description="Maximum number of REST connections, of gRPC connections, and of TLS handshakes in progress.",
+    )
     max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
     max_grpc_connection_age_ms: int = Field(
         300_000,

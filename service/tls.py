@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from service.config import ConfigError, Settings
 from service.metrics import Metrics
@@ -113,6 +114,16 @@ class Credentials:
         return self.cert, self.key, self.client_ca
 
 
+class Connection(ssl.SSLObject):
+    """A connection, which is in `handshakes` until its handshake is complete, or until it is closed."""
+
+    handshakes: "WeakSet[Connection]"
+
+    def do_handshake(self) -> None:
+        super().do_handshake()  # raises until it is complete
+        self.handshakes.discard(self)
+
+
 class CurrentContext(ssl.SSLContext):
     """A context that hands each new connection to the context of the latest files.
 
@@ -121,21 +132,35 @@ class CurrentContext(ssl.SSLContext):
     """
 
     current: ssl.SSLContext
+    max_handshakes: int
+    """Connections that have not completed their handshake. The limits of a server count the others only."""
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__()
+        self.handshakes: WeakSet[Connection] = WeakSet()
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        return self.current.wrap_bio(*args, **options)
+        """Start a connection. Raises OSError, which closes it, if there are too many handshakes."""
+        if len(self.handshakes) >= self.max_handshakes:
+            raise ConnectionRefusedError("too many TLS handshakes")
+        connection = self.current.wrap_bio(*args, **options)
+        assert isinstance(connection, Connection)
+        connection.handshakes = self.handshakes
+        self.handshakes.add(connection)
+        return connection
 
 
 class Tls:
     """The credentials in use. `watch` replaces them when the files change; existing connections keep theirs."""
 
-    def __init__(self, files: TlsFiles, metrics: Metrics) -> None:
-        """Load the files; raises `ConfigError`."""
+    def __init__(self, files: TlsFiles, metrics: Metrics, max_handshakes: int) -> None:
+        """Load the files; raises `ConfigError`. `max_handshakes`: limit of each port, except that of gRPC."""
         self._files = files
         self._metrics = metrics
         self._failure: str | None = None
         self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
         self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.max_handshakes = self.admin_context.max_handshakes = max_handshakes
         metrics.create_tls()
         self._use(Credentials.load(files))
 
@@ -243,6 +268,7 @@ def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes
 def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLContext:
     """Return a context that requires client certificates if there are client CAs. Raises `ConfigError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = Connection
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN_PROTOCOLS)
     try:

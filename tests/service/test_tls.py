@@ -1,19 +1,24 @@
 """TLS files: what is accepted, and what a reload does with invalid ones."""
 
+import asyncio
+import gc
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from prometheus_client import CollectorRegistry
 
 from service.config import ConfigError, Settings
 from service.metrics import Metrics
+from service.rest.connections import ConnectionLimits
 from service.tls import Tls, TlsFiles
-from tests.certificates import CLIENT_USE, Identity, Secret
+from tests.certificates import CLIENT_USE, Identity, Secret, client_context
 from tests.conftest import run_python
+from tests.service.rest.test_server import serving_tls
 
 CA = Identity.make_ca("server CA")
 CLIENT_CA = Identity.make_ca("client CA")
@@ -51,7 +56,7 @@ def test_key_types_of_public_cas_are_accepted(
     tmp_path: Path, metrics: Metrics, key: ec.EllipticCurvePrivateKey
 ) -> None:
     _, files = make_files(tmp_path, **pair(CA.issue("server", key=key)))
-    assert Tls(files, metrics).requires_client_certificates
+    assert Tls(files, metrics, 10).requires_client_certificates
 
 
 def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -> None:
@@ -63,7 +68,7 @@ def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -
         key=server.key_pem,
         client_ca=CLIENT_CA.pem + Identity.make_ca("old", days=-1).pem,
     )
-    tls = Tls(files, metrics)
+    tls = Tls(files, metrics, 10)
     for name, days in (("server", 3), ("client_ca", -1)):
         expiry = tls.credentials.expiry[name]
         value = sample(metrics, "attendant_tls_certificate_expiry_timestamp_seconds", certificate=name)
@@ -112,7 +117,7 @@ def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -
 def test_invalid_files_are_rejected(tmp_path: Path, metrics: Metrics, contents: dict[str, bytes], message: str) -> None:
     _, files = make_files(tmp_path, **contents)
     with pytest.raises(ConfigError) as raised:
-        Tls(files, metrics)
+        Tls(files, metrics, 10)
     assert re.match(f"ATTENDANT_TLS_{message}", str(raised.value))
     assert "\n" not in str(raised.value)
 
@@ -122,7 +127,7 @@ def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -
     secret, files = make_files(tmp_path)
     secret.path(name).unlink()
     with pytest.raises(ConfigError, match=rf"ATTENDANT_TLS_{name.upper()}_FILE: cannot read .* \(No such file"):
-        Tls(files, metrics)
+        Tls(files, metrics, 10)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_server_exits_with_one_line_for_a_mismatched_pair(tmp_path: Path) -> Non
 
 def test_reload_uses_the_new_folder_behind_a_link(tmp_path: Path, metrics: Metrics) -> None:
     secret, files = make_files(tmp_path)
-    tls = Tls(files, metrics)
+    tls = Tls(files, metrics, 10)
     before = tls.context.current
     tls.reload()
     assert tls.context.current is before
@@ -177,7 +182,7 @@ def test_invalid_reload_keeps_the_credentials_and_is_reported_once(
     tmp_path: Path, metrics: Metrics, caplog: pytest.LogCaptureFixture, contents: dict[str, bytes]
 ) -> None:
     secret, files = make_files(tmp_path)
-    tls = Tls(files, metrics)
+    tls = Tls(files, metrics, 10)
     credentials, current = tls.credentials, tls.context.current
     secret.write(**VALID | contents)
     for _ in range(3):
@@ -197,7 +202,7 @@ def test_invalid_reload_keeps_the_credentials_and_is_reported_once(
 def test_missing_files_keep_the_credentials(tmp_path: Path, metrics: Metrics) -> None:
     """A Secret that is deleted and created again must not stop the server."""
     secret, files = make_files(tmp_path)
-    tls = Tls(files, metrics)
+    tls = Tls(files, metrics, 10)
     credentials = tls.credentials
     secret.write()
     tls.reload()
@@ -215,7 +220,41 @@ def test_readable_key_is_a_warning(
 ) -> None:
     secret, files = make_files(tmp_path)
     secret.path("key").chmod(mode)
-    Tls(files, metrics)
+    Tls(files, metrics, 10)
     assert [record.getMessage().partition(" option=")[0] for record in caplog.records] == [
         "TLS key is readable by every user"
     ] * warnings
+
+
+def test_handshakes_are_limited_until_they_are_complete(tmp_path: Path, metrics: Metrics) -> None:
+    """A closed or failed one no longer counts. Like the server, this runs on uvloop, which leaves no cycles."""
+    _, files = make_files(tmp_path)
+    context = Tls(files, metrics, max_handshakes=2).admin_context
+    client = client_context(CA, tmp_path)
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(context.handshakes) != count:  # noqa: ASYNC110  # nothing reports the end of a handshake
+                await asyncio.sleep(0.01)
+
+    async def connect_all() -> None:
+        async with serving_tls(ConnectionLimits(20), context) as address:
+            writers = []
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+                _, writer = await asyncio.open_connection(*address, ssl=client)
+                incomplete = [(await asyncio.open_connection(*address))[1] for _ in range(2)]
+                await until(2)
+                with pytest.raises(ConnectionError):
+                    await asyncio.open_connection(*address, ssl=client)
+                for other in incomplete:
+                    other.write(data) if data else other.close()
+                await until(0)
+                writers += [writer, *incomplete]
+            for writer in writers:
+                writer.close()
+
+    gc.disable()
+    try:
+        uvloop.run(connect_all())
+    finally:
+        gc.enable()

@@ -108,11 +108,13 @@ def server_context() -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def serving_tls(limits: ConnectionLimits) -> AsyncIterator[tuple[str, int]]:
+async def serving_tls(
+    limits: ConnectionLimits, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, int]]:
     """Serve `HELLO` with TLS, and yield the address."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(HELLO, limits, tls=server_context())
+    server = Server(HELLO, limits, tls=context or server_context())
     await server.start(bound)
     try:
         yield bound.getsockname()
