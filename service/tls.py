@@ -232,7 +232,7 @@ def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes
     """Raise `ConfigError` if the certificate cannot serve with this key now."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -243,8 +243,10 @@ def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes
         raise ConfigError(f"{KEY_OPTION}: {files.key} is encrypted. Decrypt it.") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(f"{KEY_OPTION}: no valid PEM key in {files.key}. Check the file.") from None
-    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey):  # gRPC accepts no other type
-        raise ConfigError(f"{KEY_OPTION}: the key in {files.key} is neither RSA nor ECDSA. Use one of these types.")
+    # gRPC accepts no other types, its clients no P-521, and OpenSSL loads curves that no handshake can use.
+    is_supported_curve = isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP256R1 | SECP384R1)
+    if not (isinstance(key, RSAPrivateKey) or is_supported_curve):
+        raise ConfigError(f"{KEY_OPTION}: the key in {files.key} is not RSA, P-256 or P-384. Use one of these types.")
     if key.public_key() != certificate.public_key():
         raise ConfigError(
             f"{KEY_OPTION}: {files.key} is not the key of the first certificate in {files.cert}. Replace one of them."

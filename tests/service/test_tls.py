@@ -97,7 +97,11 @@ def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -
         "for clients": (pair(CA.issue("client", use=CLIENT_USE)), "CERT_FILE: .* is not for servers"),
         "Ed25519": (
             pair(CA.issue("server", key=ed25519.Ed25519PrivateKey.generate())),
-            "KEY_FILE: .* is neither RSA nor ECDSA",
+            "KEY_FILE: .* is not RSA, P-256 or P-384",
+        ),
+        "a curve without a TLS signature scheme": (
+            pair(CA.issue("server", key=ec.generate_private_key(ec.SECP256K1()))),
+            "KEY_FILE: .* is not RSA, P-256 or P-384",
         ),
         "short RSA key": (
             pair(CA.issue("server", key=rsa.generate_private_key(65537, 1024))),
