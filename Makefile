@@ -107,8 +107,8 @@ lock: $(VENV)/dev  ## pin the newest versions of all dependencies that satisfy p
 	@$(MAKE) image-locks
 
 image-locks: $(VENV)/dev  ## write the lock files of the images, with hashes, from constraints.txt
-	@$(COMPILE_HASHES) --universal --extra cpu pyproject.toml -o deploy/locks/cpu.txt
-	@$(COMPILE_HASHES) --python-platform x86_64-manylinux_2_28 --extra gpu pyproject.toml -o deploy/locks/gpu.txt
+	@$(COMPILE_HASHES) --universal --extra cpu --extra otel pyproject.toml -o deploy/locks/cpu.txt
+	@$(COMPILE_HASHES) --python-platform x86_64-manylinux_2_28 --extra gpu --extra otel pyproject.toml -o deploy/locks/gpu.txt
 	@$(COMPILE_HASHES) --python-platform x86_64-manylinux_2_28 --extra cpu --extra export \
 	  --override deploy/locks/torch-cpu.in $(addprefix --find-links ,$(PIP_FIND_LINKS)) pyproject.toml -o deploy/locks/export.txt
 	@$(COMPILE_HASHES) --universal deploy/locks/build.in -o deploy/locks/build.txt

@@ -4,7 +4,6 @@ A span is created when its request has finished, from the facts in its record, s
 costs nothing else. Requires the extra `otel`.
 """
 
-import importlib.util
 import logging
 import os
 import time
@@ -46,11 +45,13 @@ class Tracing:
         exporter = environ.get("OTEL_TRACES_EXPORTER", "otlp")
         if endpoint is None or exporter != "otlp" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return None
-        if importlib.util.find_spec("opentelemetry.sdk") is None:
-            raise ConfigError(f"{endpoint}: requires the extra otel. Install attendant[otel], or unset the variable.")
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            message = f"{endpoint}: requires the extra otel. Install attendant[otel], or unset the variable."
+            raise ConfigError(message) from None
 
         resource = Resource.create({"service.name": environ.get("OTEL_SERVICE_NAME", SERVICE_NAME),
                                     "service.version": __version__})  # fmt: skip

@@ -1,6 +1,7 @@
 """Traces: what an OTLP receiver gets for requests over REST and gRPC."""
 
 import gzip
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -182,6 +183,6 @@ def test_invalid_configuration_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     with pytest.raises(ConfigError, match=r'OTEL_EXPORTER_OTLP_PROTOCOL: unknown protocol \("http/json"\)'):
         Tracing.start(environ)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: requires the extra otel"):
         Tracing.start(environ)
