@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service import errors
+from service.auth import API_KEY_HEADER
 from service.errors import ServiceError
 from service.request_log import HEADER, TRACE_HEADER
 from service.rest.examples import add_examples
@@ -95,12 +96,15 @@ def complete_document(app: FastAPI, request_bodies: Bodies, error_bodies: Bodies
         components.setdefault("schemas", {}).update(schemas["$defs"])
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route returns
             components["schemas"].pop(name, None)
-        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
+        }
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 add_examples(operation)
                 # {} makes the key optional: the server may run without keys.
-                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {}]
+                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {"header": []}, {}]
                 _complete_responses(operation, api_of(method.upper(), path))
         return document
 

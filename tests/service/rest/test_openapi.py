@@ -185,7 +185,7 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
 def test_api_key_and_timeout_header_are_described(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
     encode = document["paths"]["/v1/encode"]["post"]
-    assert {"bearer": []} in encode["security"]
+    assert encode["security"] == [{"bearer": []}, {"header": []}, {}]
     assert [parameter["name"] for parameter in encode["parameters"]] == [
         "X-Request-Timeout-Ms",
         "x-request-id",
