@@ -236,6 +236,7 @@ async def test_unsupported_operations_name_the_supported_ones(
         ({"documents": ["a", ""]}, "documents[1]", "EMPTY"),
         ({"documents": ["a"] * 1001}, "documents", "TOO_MANY"),
         ({"documents": ["bank " * 70]}, "documents[0]", "TOO_LONG"),
+        ({"query": "bank " * 70}, "query", "TOO_LONG"),
         ({"documents": ["b" * 5000]}, "documents[0]", "TOO_LONG"),
         ({"documents": [{"txt": "a"}]}, "documents[0].text", "MISSING_FIELD"),
         ({"documents": [{"text": 3}]}, "documents[0].text", "WRONG_TYPE"),

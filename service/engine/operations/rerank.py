@@ -156,7 +156,7 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
     ranker: Ranker
     if head is not None:
         pairs = encode_pairs(engine, head, request, offsets=explained > 0)
-        texts = [compare(tokens, f"documents[{index}]") for index, tokens in enumerate(pairs)]
+        texts = [compare(tokens, pair_path(tokens, index, engine.manifest)) for index, tokens in enumerate(pairs)]
         ranker = PairRanker(texts, "identity" if request.raw_scores else head.activation)
     else:
         sources = [TokenizerInput(request.query, prompt=_text(prompts.query))]
@@ -167,6 +167,12 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
         ranker = SimilarityRanker(texts, own_similarity(engine))
     check_size(engine, request, ranker)
     return ranker
+
+
+def pair_path(tokens: TokenizedInput, index: int, manifest: Manifest) -> str:
+    """Return the path to name in an error about a pair: that of the query if it fills the model by itself."""
+    is_long = len(tokens) > manifest.max_input_tokens
+    return "query" if is_long and list(tokens.segment).count(0) >= manifest.max_input_tokens else f"documents[{index}]"
 
 
 def encode_pairs(
