@@ -1,8 +1,10 @@
 """A load on REST and gRPC that counts the responses."""
 
+import ssl
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, Self
 
 import grpc
@@ -35,10 +37,13 @@ BULK_CLIENTS = 4
 class KnownLoad:
     """Sends requests from a thread until the `with` block ends; `responses` counts them by api, endpoint and code."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, ca: Path, key: str) -> None:
+        """Send requests to a server with a certificate of `ca`, a PEM file, and with an API key."""
         self.responses: Counter[tuple[str, str, str]] = Counter()
-        self._http = httpx.Client(base_url=server.rest, timeout=60)
-        self._channel = grpc.insecure_channel(server.grpc)
+        context, headers = ssl.create_default_context(cafile=ca), {"authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=server.rest, timeout=60, verify=context, headers=headers)
+        self._channel = grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(ca.read_bytes()))
+        self._metadata = tuple(headers.items())
         self._stub = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -80,7 +85,7 @@ class KnownLoad:
 
     def _call(self, name: str, message: Any) -> None:
         try:
-            getattr(self._stub, name)(message)
+            getattr(self._stub, name)(message, metadata=self._metadata)
         except grpc.RpcError as error:
             self._count("grpc", name, error.code().name)
         else:

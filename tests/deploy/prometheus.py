@@ -49,7 +49,7 @@ def substitute(expression: str) -> str:
     return expression
 
 
-def prometheus_config(server: RunningServer, rules: Path) -> dict[str, Any]:
+def prometheus_config(server: RunningServer, rules: Path, ca: Path) -> dict[str, Any]:
     """Return the configuration that the Prometheus operator would generate, with a loopback target."""
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())
     spec = monitor["spec"]
@@ -68,7 +68,9 @@ def prometheus_config(server: RunningServer, rules: Path) -> dict[str, Any]:
                 "scrape_interval": "1s",
                 "scrape_timeout": "1s",
                 "sample_limit": spec["sampleLimit"],
-                "static_configs": [{"targets": [server.admin.removeprefix("http://")], "labels": labels}],
+                "scheme": "https",
+                "tls_config": {"ca_file": str(ca)},
+                "static_configs": [{"targets": [server.admin.removeprefix("https://")], "labels": labels}],
                 "relabel_configs": [
                     {snake_case(key): value for key, value in relabeling.items()}
                     for relabeling in endpoint["relabelings"]
@@ -88,11 +90,11 @@ def short_rules() -> str:
 
 
 @contextmanager
-def run_prometheus(server: RunningServer, folder: Path) -> Iterator[Prometheus]:
-    """Run Prometheus on a free loopback port, storing its data in `folder`."""
+def run_prometheus(server: RunningServer, folder: Path, ca: Path) -> Iterator[Prometheus]:
+    """Run Prometheus on a free loopback port, storing its data in `folder`. `ca`: PEM file with the server's CA."""
     rules, config, log = folder / "rules.yaml", folder / "prometheus.yaml", folder / "prometheus.log"
     rules.write_text(short_rules())
-    config.write_text(yaml.safe_dump(prometheus_config(server, rules)))
+    config.write_text(yaml.safe_dump(prometheus_config(server, rules, ca)))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [

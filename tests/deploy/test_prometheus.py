@@ -1,6 +1,7 @@
 """A real Prometheus scrapes a server under a known load; rules and dashboard must work on the result."""
 
 import math
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.certificates import Identity
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.deploy.conftest import find_tool
 from tests.deploy.known_load import KnownLoad
@@ -23,6 +25,7 @@ from tests.deploy.monitoring import (
     records,
 )
 from tests.deploy.prometheus import Prometheus, run_prometheus, substitute
+from tests.keys import named_key
 
 pytestmark = pytest.mark.slow
 
@@ -39,20 +42,31 @@ class Monitored:
     load: KnownLoad
     results: dict[str, list[tuple[dict[str, str], float]]]
     """Results of the dashboard queries and of the recorded series under load."""
+    ca: Path
+    """PEM file with the CA of the server."""
 
 
 @pytest.fixture(scope="module")
 def monitored(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
-    server = start_server(model_dir=default_artifact, max_queue_tokens=512)
+    folder = tmp_path_factory.mktemp("prometheus")
+    ca, cert, key, keys = (folder / name for name in ("ca.crt", "tls.crt", "tls.key", "keys"))
+    authority = Identity.make_ca("ca")
+    identity = authority.issue("localhost")
+    for path, content in ((ca, authority.pem), (cert, identity.pem), (key, identity.key_pem)):
+        path.write_bytes(content)
+    keys.write_text(named_key("search", "key"))
+    server = start_server(
+        model_dir=default_artifact, max_queue_tokens=1024, tls_cert_file=cert, tls_key_file=key, api_keys_file=keys
+    )
     try:
-        with run_prometheus(server, tmp_path_factory.mktemp("prometheus")) as prometheus:
+        with run_prometheus(server, folder, ca) as prometheus:
             wait_for(lambda: [value for _, value in prometheus.query("up")] == [1])
             queries = {*map(substitute, dashboard_queries()), *(rule.name for rule in records())}
-            with KnownLoad(server) as load:
+            with KnownLoad(server, ca, "key") as load:
                 wait_for(lambda: load.sufficient)
                 time.sleep(LOAD_S)
                 results = run_queries(prometheus, {query for query in queries if not is_foreign(query)})
-            yield Monitored(prometheus, server, load, results)
+            yield Monitored(prometheus, server, load, results, ca)
     finally:
         stop_server(server)
 
@@ -170,7 +184,7 @@ def test_variables_of_the_dashboard_have_values(monitored: Monitored) -> None:
 
 
 def test_metrics_pass_promtool_without_remarks(monitored: Monitored) -> None:
-    text = httpx.get(monitored.server.admin + "/metrics").text
+    text = httpx.get(monitored.server.admin + "/metrics", verify=ssl.create_default_context(cafile=monitored.ca)).text
     command = [find_tool("promtool"), "check", "metrics"]
     checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
