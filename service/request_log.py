@@ -61,9 +61,9 @@ def sampled_trace(value: str) -> str:
 class RequestRecord:
     """The facts about one request that operators see. They never contain input text.
 
-    `method` is that of HTTP, "" for gRPC. `stages_s` are the durations of `STAGES`, which follow each other from
-    `tokenize_started`, a time.perf_counter() reading, on. `bytes` is the size of the response, and `batch_size` the
-    number of sequences in the first batch with one of the request.
+    `method` is the HTTP method, "" for gRPC. `stages_s` are the durations of the consecutive `STAGES`; the first one
+    starts at `tokenize_started`, a time.perf_counter() reading. `bytes` is the size of the response. `batch_size` is
+    the number of sequences in the first batch that contains one of the request.
 
     Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
     the request in memory until the next garbage collection.

@@ -58,7 +58,7 @@ class ModelInfo:
     `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
     the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify",
     and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any,
-    and `token_labels` those of its token classifier. `mask_token` is the token that `fill_mask` predicts.
+    and `token_labels` the labels of its token classifier. `mask_token` marks the positions that `fill_mask` predicts.
     """
 
     name: str

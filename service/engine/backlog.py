@@ -93,7 +93,7 @@ class Backlog:
 
 
 class LaneBacklog(Backlog):
-    """The backlog of all callers together, and that of each caller with a name."""
+    """The total backlog of a lane, and the backlog per named caller."""
 
     def __init__(self, slice_tokens: int | None = None) -> None:
         super().__init__(slice_tokens)

@@ -176,7 +176,7 @@ class FairQueue(Generic[Item]):
         caller_quantum: int,
         credit: int,
     ) -> None:
-        """Move tasks of a request to the batch, as far as its deficit goes, and that of its caller and its credit."""
+        """Move tasks of a request to the batch, within its own deficit and the caller's deficit plus credit."""
         first_us = request.entries[0][0].us
         for turn, own_quantum in ((caller, caller_quantum), (request, quantum))[bool(credit) :]:
             if not turn.in_turn:

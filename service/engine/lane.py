@@ -105,8 +105,8 @@ class Lane(Generic[TaskT, Result]):
         """Admit a request and reserve its estimated cost during preparation.
 
         `sizes` are the estimated numbers of tokens of its tasks, and `more_tokens` the tokens of other short tasks.
-        None as `caller` is that of the current request. Raises `QueueFull`, `QuotaExceeded` or `Unavailable` if it
-        cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
+        `caller` defaults to the caller of the current request. Raises `QueueFull`, `QuotaExceeded` or `Unavailable` if
+        it cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
         """
         caller = caller or current_caller()
         workers, admission = self._workers, self.admission
@@ -130,7 +130,7 @@ class Lane(Generic[TaskT, Result]):
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
         """Queue the tasks of one request. Pass the job to `wait`.
 
-        `deadline` is a time.monotonic() reading. None as `caller` is that of the current request.
+        `deadline` is a time.monotonic() reading. `caller` defaults to the caller of the current request.
         """
         caller = caller or current_caller()
         job: Job[TaskT, Result] = Job(len(tasks), deadline)

@@ -170,7 +170,7 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
 
 
 def pair_path(tokens: TokenizedInput, index: int, manifest: Manifest) -> str:
-    """Return the path to name in an error about a pair: that of the query if it fills the model by itself."""
+    """Return the field path for an error about a pair: `query` if the query alone reaches the token limit."""
     is_long = len(tokens) > manifest.max_input_tokens
     return "query" if is_long and list(tokens.segment).count(0) >= manifest.max_input_tokens else f"documents[{index}]"
 
