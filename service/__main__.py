@@ -12,11 +12,12 @@ from model.artifact import ArtifactError
 from model.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
 from model.source_name import SourceError
 from service import __version__, read_revision
-from service.app import LOADING_THREAD, App
+from service.app import App
 from service.config import ConfigError, Settings, describe_options, load_serve_settings
 from service.exporter import ExportError
 from service.logs import set_up_logging
 from service.model_cache import cache_directory, prepare_artifact
+from service.process import LOADING_THREAD
 from service.sockets import check_ports
 
 USAGE = """usage: attendant COMMAND

@@ -2,15 +2,11 @@
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,6 +28,7 @@ from service.lifecycle import Lifecycle
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
 from service.model_options import ModelOption
+from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread
 from service.request_log import RequestLog
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit
 from service.tls import Tls, TlsFiles
@@ -53,10 +50,6 @@ This time is for finishing responses and for closing idle connections and incomp
 """
 HEALTHY_RATIO = 0.9
 """Part of the drain delay in which gRPC health is still SERVING. The maximum age of connections should be shorter."""
-COLLECTION_THRESHOLDS = (5_000, 200, 20)
-LOADING_THREAD = "attendant-load"
-
-T = TypeVar("T")
 
 log = logging.getLogger("attendant")
 
@@ -129,9 +122,9 @@ class App:
         settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
         budget = BodyBudget(settings.max_pending_request_bytes)
         header_timeout_s = settings.header_timeout_ms / 1000
-        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms, self._tracing)
+        requests = RequestLog.of(settings, metrics, self._tracing)
         rest = Server(
-            make_app(lifecycle, settings, metrics, keys, budget, self._tracing),
+            make_app(lifecycle, settings, metrics, keys, budget, requests),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
             LoadShedder(lifecycle, requests, keys, Cors(settings.cors_origins)),
             self._tls.context if self._tls else None,
@@ -142,11 +135,11 @@ class App:
             ConnectionLimits(header_timeout_s),
             tls=self._tls.admin_context if self._tls else None,
         )
-        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget, self._tracing)
+        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget, requests)
 
     async def _watch_keys(self) -> None:
         if self._keys is not None:
-            await self._keys.watch(self.metrics)
+            await self._keys.watch(self.metrics).run()
 
     def _grpc_credentials(self) -> "ServerCredentials | None":
         from service.rpc.credentials import make_server_credentials
@@ -155,7 +148,7 @@ class App:
 
     async def _watch_tls(self) -> None:
         if self._tls is not None:
-            await self._tls.watch(self._rest.renew_connections)
+            await self._tls.watch(self._rest.renew_connections).run()
 
     async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
         """Start the engines once the models are loaded; return at once when a signal arrives."""
@@ -180,10 +173,7 @@ class App:
         models = Models.start(loaded, self._settings, self.metrics)
         for info in models.infos:
             self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
-        gc.collect()
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # glibc only: return the memory of temporary weight copies to the OS
-        gc.freeze()  # objects that exist now live until exit; exclude them from collection
+        release_memory()
         self._lifecycle.become_ready(models)
         return EX_OK
 
@@ -285,70 +275,3 @@ def load_model(settings: Settings, option: ModelOption) -> LoadedModel:
             "license restricts commercial use model=%s license=%s", option.name or manifest.name, manifest.license
         )
     return loaded
-
-
-def exit_after(seconds: float) -> None:
-    """End the process after this time, even if the event loop or a thread hangs."""
-
-    def force_exit() -> None:
-        log.error("drain timeout exceeded, exiting")
-        logging.shutdown()
-        os._exit(EX_SOFTWARE)
-
-    timer = threading.Timer(seconds, force_exit)
-    timer.daemon = True
-    timer.start()
-
-
-@contextlib.contextmanager
-def background_task(work: Coroutine[None, None, None]) -> Iterator[None]:
-    """Run a task until the block exits."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-@contextlib.contextmanager
-def relaxed_gc() -> Iterator[None]:
-    """Collect garbage cycles less often until the block exits.
-
-    Thousands of queued requests create many objects but no garbage. With the default thresholds, collections took more
-    than half of the event loop's time under overload. A collection of the youngest generation takes a few milliseconds.
-    Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, and
-    some survive the first collection.
-    """
-    usual = gc.get_threshold()
-    gc.set_threshold(*COLLECTION_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-        gc.unfreeze()
-
-
-def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a daemon thread, so that a signal during loading can end the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as raised:  # noqa: BLE001  # the future raises it
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the future
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name=LOADING_THREAD, daemon=True).start()
-    return future

@@ -1,6 +1,5 @@
 """API keys and their callers, from the file that `ATTENDANT_API_KEYS_FILE` names. Changes of the file apply at once."""
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -12,12 +11,11 @@ from pathlib import Path
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
 from service.config import ConfigError
 from service.errors import Unauthenticated
+from service.file_watch import FileWatch
 from service.metrics import Metrics
 
 OPTION = "ATTENDANT_API_KEYS_FILE"
-CHECK_PERIOD_S = 2.0
-"""Time between two reads of the file. Reading finds every kind of change, also in a mounted Secret, which changes by a
-symbolic link to its directory."""
+SUBJECT = "api_keys"
 MAX_CALLERS = 256
 """Each caller has its own series in metrics."""
 MAX_WEIGHT = 100
@@ -56,13 +54,12 @@ class KeyTable:
 
 
 class ApiKeys:
-    """The accepted keys. `watch` replaces them when the file changes."""
+    """The accepted keys."""
 
     def __init__(self, table: KeyTable, path: Path | None = None, content: bytes = b"") -> None:
         self._table = table
         self._path = path
         self._content = content
-        self._failure = ""
 
     @classmethod
     def load(cls, path: Path | None) -> "ApiKeys | None":
@@ -92,33 +89,20 @@ class ApiKeys:
             )
         return caller
 
-    async def watch(self, metrics: Metrics) -> None:
-        """Apply changes of the file until cancelled. An invalid file keeps the previous keys."""
+    def watch(self, metrics: Metrics) -> FileWatch[bytes]:
+        """Return the watch that applies changes of the file."""
+        path = self._path
+        assert path is not None
         metrics.create_callers(self.callers)
-        while True:
-            await asyncio.sleep(CHECK_PERIOD_S)
-            await asyncio.to_thread(self.reload, metrics)
 
-    def reload(self, metrics: Metrics) -> None:
-        """Use the file if it has changed and is valid; otherwise keep the keys in use."""
-        assert self._path is not None
-        try:
-            content = read_file(self._path)
-            if content != self._content:
-                before = self.callers
-                table = parse_keys(self._path, content, before)
-                self._table, self._content = table, content
-                metrics.api_key_reloads.labels("success").inc()
-                metrics.remove_callers(before.keys() - table.callers.keys())
-                metrics.create_callers(table.callers)
-                log.info("API keys reloaded keys=%d callers=%d", len(table.entries), len(table.callers))
-            self._failure = ""
-        except ConfigError as error:
-            if str(error) != self._failure:  # a failed reload is repeated, but reported once
-                self._failure = str(error)
-                metrics.api_key_reloads.labels("error").inc()
-                log.error("API key reload failed, the previous keys stay in use error=%s", error)
-        metrics.api_key_reload_failing.set(bool(self._failure))
+        async def apply(content: bytes) -> None:
+            before = self.callers
+            self._table = table = parse_keys(path, content, before)
+            metrics.remove_callers(before.keys() - table.callers.keys())
+            metrics.create_callers(table.callers)
+            log.info("API keys reloaded keys=%d callers=%d", len(table.entries), len(table.callers))
+
+        return FileWatch(SUBJECT, metrics, self._content, lambda: read_file(path), apply)
 
 
 def read_file(path: Path) -> bytes:

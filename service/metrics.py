@@ -167,12 +167,16 @@ class Metrics:
         self.caller_tokens = Counter(
             "attendant_caller_tokens", "Tokens in requests by caller.", ["caller"], registry=registry
         )
-        self.api_key_reloads = Counter(
-            "attendant_api_key_reloads", "Reloads of the changed file of API keys.", ["result"], registry=registry
+        self.reloads = Counter(
+            "attendant_reloads",
+            "Reloads of changed files: api_keys, admin_keys, tls or models.",
+            ["subject", "result"],
+            registry=registry,
         )
-        self.api_key_reload_failing = Gauge(
-            "attendant_api_key_reload_failing",
-            "1 while the file of API keys is invalid and the previous keys are in use.",
+        self.reload_failing = Gauge(
+            "attendant_reload_failing",
+            "1 while changed files are invalid and the previous contents are in use.",
+            ["subject"],
             registry=registry,
         )
         self.dropped_log_lines = Counter(
@@ -184,14 +188,6 @@ class Metrics:
             "attendant_tls_certificate_expiry_timestamp_seconds",
             "Earliest expiry in a TLS file: server (the certificate and its intermediates) or client_ca.",
             ["certificate"],
-            registry=registry,
-        )
-        self.tls_reloads = Counter(
-            "attendant_tls_reloads", "Reloads of changed TLS files.", ["result"], registry=registry
-        )
-        self.tls_reload_failing = Gauge(
-            "attendant_tls_reload_failing",
-            "1 while the TLS files are invalid and the previous ones are in use.",
             registry=registry,
         )
         self.build_info = Gauge(
@@ -223,10 +219,11 @@ class Metrics:
         for model in self._models:
             self._create_endpoints(api, endpoints, model)
 
-    def create_tls(self) -> None:
-        """Create the label sets of a server with TLS."""
+    def create_reloads(self, subject: str) -> None:
+        """Create the label sets of files that may change."""
+        self.reload_failing.labels(subject)
         for result in ("success", "error"):
-            self.tls_reloads.labels(result)
+            self.reloads.labels(subject, result)
 
     def create_model(self, model: str) -> None:
         """Create the label sets of a model."""
@@ -258,8 +255,6 @@ class Metrics:
 
     def create_callers(self, names: Iterable[str]) -> None:
         """Create the label sets of callers."""
-        for result in ("success", "error"):
-            self.api_key_reloads.labels(result)
         for name in names:
             self.caller_tokens.labels(name)
             for outcome in CALLER_OUTCOMES:

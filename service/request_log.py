@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.callers import ANONYMOUS, Caller
+from service.config import Settings
 from service.errors import Cancelled, DeadlineExceeded, ServiceError
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
 from service.tracing import Tracing
@@ -134,6 +135,11 @@ class RequestLog:
         self._tracing = tracing
         self._slow_s = slow_log_ms / 1000 or math.inf
         self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
+
+    @classmethod
+    def of(cls, settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "RequestLog":
+        """Return the log that the options describe."""
+        return cls(metrics, settings.access_log, settings.slow_log_ms, tracing)
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""

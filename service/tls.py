@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from service.config import ConfigError, Settings
+from service.file_watch import FileWatch
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 CERT_OPTION = "ATTENDANT_TLS_CERT_FILE"
 KEY_OPTION = "ATTENDANT_TLS_KEY_FILE"
 CLIENT_CA_OPTION = "ATTENDANT_TLS_CLIENT_CA_FILE"
-CHECK_PERIOD_S = 1.0
-"""Time between two reads of the files. Reading finds every kind of change: a mounted Secret is replaced by changing a
-symbolic link to its directory, which a watch of the file would miss, and network file systems report no changes."""
+SUBJECT = "tls"
+Contents = tuple[bytes, bytes, bytes | None]
+"""The certificate, its key and the client CAs, if any."""
 ALPN_PROTOCOLS = ("http/1.1",)
 PEM_START = b"-----BEGIN CERTIFICATE-----"
 
@@ -50,7 +51,7 @@ class TlsFiles:
             raise ConfigError(f"{KEY_OPTION}: required by {CERT_OPTION}. Set it.")
         return cls(cert, key, client_ca)
 
-    def read(self) -> tuple[bytes, bytes, bytes | None]:
+    def read(self) -> Contents:
         """Return the contents of the three files. Raises `ConfigError`."""
         client_ca = None if self.client_ca is None else _read(CLIENT_CA_OPTION, self.client_ca)
         return _read(CERT_OPTION, self.cert), _read(KEY_OPTION, self.key), client_ca
@@ -110,7 +111,7 @@ class Credentials:
         return cls(cert, key, client_ca, expiry, client_cas, context, _make_context(files, frozenset()))
 
     @property
-    def contents(self) -> tuple[bytes, bytes, bytes | None]:
+    def contents(self) -> Contents:
         return self.cert, self.key, self.client_ca
 
 
@@ -151,49 +152,36 @@ class CurrentContext(ssl.SSLContext):
 
 
 class Tls:
-    """The credentials in use. `watch` replaces them when the files change; existing connections keep theirs."""
+    """The credentials in use. Existing connections keep theirs when the files change."""
 
     def __init__(self, files: TlsFiles, metrics: Metrics, max_handshakes: int) -> None:
         """Load the files; raises `ConfigError`. `max_handshakes`: limit of each port, except that of gRPC."""
         self._files = files
         self._metrics = metrics
-        self._failure: str | None = None
         self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
         self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.max_handshakes = self.admin_context.max_handshakes = max_handshakes
-        metrics.create_tls()
         self._use(Credentials.load(files))
 
     @property
     def requires_client_certificates(self) -> bool:
         return self._files.client_ca is not None
 
-    async def watch(self, on_removed_ca: Callable[[], None]) -> None:
-        """Reload changed files until cancelled. Call `on_removed_ca` when a client CA is no longer trusted."""
-        while True:
-            await asyncio.sleep(CHECK_PERIOD_S)
+    def watch(self, on_removed_ca: Callable[[], None]) -> FileWatch[Contents]:
+        """Return the watch that applies changes of the files.
+
+        It calls `on_removed_ca` when a client CA is no longer trusted.
+        """
+
+        async def apply(contents: Contents) -> None:
             trusted = self.credentials.client_cas
-            await asyncio.to_thread(self.reload)
-            if trusted - self.credentials.client_cas:
+            credentials = await asyncio.to_thread(Credentials.load, self._files)
+            self._use(credentials)
+            log.info("TLS files reloaded expires=%s", credentials.expiry["server"].isoformat())
+            if trusted - credentials.client_cas:
                 on_removed_ca()
 
-    def reload(self) -> None:
-        """Use the files if they have changed and are valid; otherwise keep the credentials in use."""
-        try:
-            if self._files.read() == self.credentials.contents:
-                self._set_failure(None)
-                return
-            credentials = Credentials.load(self._files)
-        except ConfigError as error:
-            if str(error) != self._failure:  # a failed reload is repeated, but reported once
-                self._set_failure(str(error))
-                self._metrics.tls_reloads.labels("error").inc()
-                log.error("TLS reload failed, the previous certificate stays in use error=%s", error)
-            return
-        self._use(credentials)
-        self._set_failure(None)
-        self._metrics.tls_reloads.labels("success").inc()
-        log.info("TLS files reloaded expires=%s", credentials.expiry["server"].isoformat())
+        return FileWatch(SUBJECT, self._metrics, self.credentials.contents, self._files.read, apply)
 
     def _use(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -203,10 +191,6 @@ class Tls:
         with contextlib.suppress(OSError):  # it has been replaced in the meantime
             if self._files.key.stat().st_mode & stat.S_IROTH:
                 log.warning("TLS key is readable by every user option=%s path=%s", KEY_OPTION, self._files.key)
-
-    def _set_failure(self, failure: str | None) -> None:
-        self._failure = failure
-        self._metrics.tls_reload_failing.set(failure is not None)
 
 
 def _read(option: str, path: Path) -> bytes:

@@ -46,7 +46,6 @@ from service.rest.routes import (
     vllm_bodies,
 )
 from service.rest.schemas import ErrorBody, OpenAIErrorBody
-from service.tracing import Tracing
 
 APIS = (
     native, explain, similarity, labels, entities, fill_mask,
@@ -60,9 +59,9 @@ def make_app(
     metrics: Metrics,
     keys: ApiKeys | None,
     budget: BodyBudget | None = None,
-    tracing: Tracing | None = None,
+    requests: RequestLog | None = None,
 ) -> ASGIApp:
-    """Return the application of the REST port. `budget` is shared with gRPC; None creates one."""
+    """Return the application of the REST port. `budget` and `requests` are shared with gRPC; None creates them."""
     app = FastAPI(
         title="Attendant",
         version=__version__,
@@ -122,7 +121,7 @@ def make_app(
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
-        app, routers, lifecycle, RequestLog(metrics, settings.access_log, settings.slow_log_ms, tracing), keys,
+        app, routers, lifecycle, requests or RequestLog.of(settings, metrics), keys,
         public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)

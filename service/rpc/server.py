@@ -25,7 +25,6 @@ from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
 from service.rpc.tei_messages import TEI_RPC
 from service.tei.description import API as TEI_API
-from service.tracing import Tracing
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
@@ -67,12 +66,12 @@ class RpcServer:
         metrics: Metrics,
         keys: ApiKeys | None,
         budget: BodyBudget | None = None,
-        tracing: Tracing | None = None,
+        requests: RequestLog | None = None,
     ) -> None:
         for method in METHODS:
             if not method.is_probe:
                 metrics.create_requests(method.api, [method.name])
-        requests = RequestLog(metrics, settings.access_log, settings.slow_log_ms, tracing)
+        requests = requests or RequestLog.of(settings, metrics)
         receiver = Receiver(settings, budget or BodyBudget(settings.max_pending_request_bytes))
         # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
         # calls in progress is unlimited.

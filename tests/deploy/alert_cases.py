@@ -233,18 +233,11 @@ SERVICE = (
         {f'attendant_tls_certificate_expiry_timestamp_seconds{{{POD}, certificate="server"}}': "900000x80"},
     ),
     Case(
-        "AttendantTlsReloadFailed",
-        one_namespace("ticket", pod="attendant-0"),
+        "AttendantReloadFailed",
+        one_namespace("ticket", pod="attendant-0", subject="tls"),
         10,
-        {f"attendant_tls_reload_failing{{{POD}}}": "1x60"},
-        {f"attendant_tls_reload_failing{{{POD}}}": "0x5 1x2 0x60"},
-    ),
-    Case(
-        "AttendantApiKeyReloadFailed",
-        one_namespace("ticket", pod="attendant-0"),
-        10,
-        {f"attendant_api_key_reload_failing{{{POD}}}": "1x60"},
-        {f"attendant_api_key_reload_failing{{{POD}}}": "0x5 1x2 0x60"},
+        {f'attendant_reload_failing{{{POD}, subject="tls"}}': "1x60"},
+        {f'attendant_reload_failing{{{POD}, subject="tls"}}': "0x5 1x2 0x60"},
     ),
     Case(
         "AttendantScrapeDown",

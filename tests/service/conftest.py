@@ -104,7 +104,7 @@ class ServiceHarness:
     @property
     def requests(self) -> RequestLog:
         """A request log like the server's."""
-        return RequestLog(self.metrics, self.settings.access_log, self.settings.slow_log_ms)
+        return RequestLog.of(self.settings, self.metrics)
 
     @property
     def batches_run(self) -> float:

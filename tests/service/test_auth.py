@@ -1,5 +1,6 @@
 """API keys: the key file's format, and the routes and methods that require a key."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -240,24 +241,22 @@ def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.
     path.symlink_to(versions[0])
     keys, metrics = ApiKeys.load(path), Metrics(CollectorRegistry())
     assert keys is not None
-    metrics.create_callers(keys.callers)
+    watch = keys.watch(metrics)
     before = keys.check(bearer("old"))
     path.unlink()
     for _ in range(2):
-        keys.reload(metrics)
+        asyncio.run(watch.check())
     assert keys.check(bearer("old")) is before
-    assert (sample(metrics, "attendant_api_key_reload_failing"), len(caplog.records)) == (1, 1)
+    assert (sample(metrics, "attendant_reload_failing", subject="api_keys"), len(caplog.records)) == (1, 1)
     path.symlink_to(versions[1])
-    keys.reload(metrics)
+    asyncio.run(watch.check())
     assert keys.check(bearer("old")) is keys.check(bearer("new")) is before  # with the state of its quota
     with pytest.raises(Unauthenticated):
         keys.check(bearer("gone"))
-    assert sample(metrics, "attendant_api_key_reload_failing") == 0
+    assert sample(metrics, "attendant_reload_failing", subject="api_keys") == 0
     assert sample(metrics, "attendant_caller_tokens_total", caller="gone") is None
-    assert [sample(metrics, "attendant_api_key_reloads_total", result=result) for result in ("success", "error")] == [
-        1,
-        1,
-    ]
+    for result in ("success", "error"):
+        assert sample(metrics, "attendant_reloads_total", subject="api_keys", result=result) == 1
 
 
 def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path: Path) -> None:

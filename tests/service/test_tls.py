@@ -161,16 +161,17 @@ def test_server_exits_with_one_line_for_a_mismatched_pair(tmp_path: Path) -> Non
 def test_reload_uses_the_new_folder_behind_a_link(tmp_path: Path, metrics: Metrics) -> None:
     secret, files = make_files(tmp_path)
     tls = Tls(files, metrics, 10)
+    watch = tls.watch(lambda: None)
     before = tls.context.current
-    tls.reload()
+    asyncio.run(watch.check())
     assert tls.context.current is before
     renewed = CA.issue("server", days=90)
     secret.write(**VALID | pair(renewed))
-    tls.reload()
+    asyncio.run(watch.check())
     assert tls.credentials.cert == renewed.pem
     assert tls.context.current is not before
-    assert sample(metrics, "attendant_tls_reloads_total", result="success") == 1
-    assert sample(metrics, "attendant_tls_reloads_total", result="error") == 0
+    assert sample(metrics, "attendant_reloads_total", subject="tls", result="success") == 1
+    assert sample(metrics, "attendant_reloads_total", subject="tls", result="error") == 0
 
 
 @pytest.mark.parametrize(
@@ -187,19 +188,20 @@ def test_invalid_reload_keeps_the_credentials_and_is_reported_once(
 ) -> None:
     secret, files = make_files(tmp_path)
     tls = Tls(files, metrics, 10)
+    watch = tls.watch(lambda: None)
     credentials, current = tls.credentials, tls.context.current
     secret.write(**VALID | contents)
     for _ in range(3):
-        tls.reload()
+        asyncio.run(watch.check())
     assert (tls.credentials, tls.context.current) == (credentials, current)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("TLS reload failed, the previous certificate stays in use error=ATTENDANT_")
-    assert sample(metrics, "attendant_tls_reloads_total", result="error") == 1
-    assert sample(metrics, "attendant_tls_reload_failing") == 1
+    assert record.getMessage().startswith("reload failed, nothing changes subject=tls error=ATTENDANT_")
+    assert sample(metrics, "attendant_reloads_total", subject="tls", result="error") == 1
+    assert sample(metrics, "attendant_reload_failing", subject="tls") == 1
     secret.write(**VALID)
-    tls.reload()
-    assert sample(metrics, "attendant_tls_reload_failing") == 0
+    asyncio.run(watch.check())
+    assert sample(metrics, "attendant_reload_failing", subject="tls") == 0
     assert tls.credentials is credentials
 
 
@@ -207,15 +209,15 @@ def test_missing_files_keep_the_credentials(tmp_path: Path, metrics: Metrics) ->
     """A Secret that is deleted and created again must not stop the server."""
     secret, files = make_files(tmp_path)
     tls = Tls(files, metrics, 10)
-    credentials = tls.credentials
+    watch, credentials = tls.watch(lambda: None), tls.credentials
     secret.write()
-    tls.reload()
+    asyncio.run(watch.check())
     assert tls.credentials is credentials
-    assert sample(metrics, "attendant_tls_reload_failing") == 1
+    assert sample(metrics, "attendant_reload_failing", subject="tls") == 1
     secret.write(**VALID | pair(CA.issue("server")))
-    tls.reload()
+    asyncio.run(watch.check())
     assert tls.credentials is not credentials
-    assert sample(metrics, "attendant_tls_reload_failing") == 0
+    assert sample(metrics, "attendant_reload_failing", subject="tls") == 0
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [(0o440, 0), (0o444, 1)])

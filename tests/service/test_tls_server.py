@@ -49,7 +49,10 @@ class TlsServer:
 
     @property
     def reloads(self) -> float:
-        return sum(self.metric(f'attendant_tls_reloads_total{{result="{result}"}}') for result in ("success", "error"))
+        return sum(
+            self.metric(f'attendant_reloads_total{{result="{result}",subject="tls"}}')
+            for result in ("success", "error")
+        )
 
     def metric(self, name: str) -> float:
         """Return a value of the admin port, which requires no client certificate."""
@@ -197,15 +200,15 @@ def test_added_ca_keeps_connections(server: TlsServer) -> None:
 
 @pytest.mark.parametrize("problem", ["mismatch", "expired"])
 def test_invalid_pair_keeps_the_old_one(server: TlsServer, problem: str) -> None:
-    serial, errors = peer_serial(server, "rest"), server.metric('attendant_tls_reloads_total{result="error"}')
+    serial, errors = peer_serial(server, "rest"), server.metric('attendant_reloads_total{result="error",subject="tls"}')
     new = SERVER_CA.issue("server", days=-1)
     server.replace(cert=new.pem, key=SERVER_CA.issue("other").key_pem if problem == "mismatch" else new.key_pem)
-    assert server.metric("attendant_tls_reload_failing") == 1
-    assert server.metric('attendant_tls_reloads_total{result="error"}') == errors + 1
+    assert server.metric('attendant_reload_failing{subject="tls"}') == 1
+    assert server.metric('attendant_reloads_total{result="error",subject="tls"}') == errors + 1
     assert [peer_serial(server, api) for api in ("rest", "grpc")] == [serial, serial]
     renewed = SERVER_CA.issue("server")
     server.replace(cert=renewed.pem, key=renewed.key_pem)
-    assert server.metric("attendant_tls_reload_failing") == 0
+    assert server.metric('attendant_reload_failing{subject="tls"}') == 0
     assert [peer_serial(server, api) for api in ("rest", "grpc")] == [renewed.serial] * 2
 
 

@@ -174,13 +174,13 @@ REPLICAS = Row(
             ],
         ),
         Panel(
-            "TLS reloads",
-            "Reloads of changed TLS files in an hour. After an error, the previous files stay in use.",
+            "Reloads",
+            "Reloads of changed keys, TLS files and models in an hour. After an error, the previous ones stay in use.",
             "none",
             [
                 Query(
-                    f"sum by (pod, result) (increase({metric('attendant_tls_reloads_total')}[1h]))",
-                    "{{pod}} {{result}}",
+                    f"sum by (pod, subject, result) (increase({metric('attendant_reloads_total')}[1h]))",
+                    "{{pod}} {{subject}} {{result}}",
                 )
             ],
         ),

@@ -110,17 +110,6 @@ TRAFFIC = Row(
             [Query(rate("attendant_caller_tokens_total", "caller"), "{{caller}}")],
         ),
         Panel(
-            "API key reloads",
-            "Reloads of the changed file of API keys in an hour. After an error, the previous keys stay in use.",
-            "none",
-            [
-                Query(
-                    f"sum by (pod, result) (increase({metric('attendant_api_key_reloads_total')}[1h]))",
-                    "{{pod}} {{result}}",
-                )
-            ],
-        ),
-        Panel(
             "Cancelled inputs",
             "Inputs per second discarded because their request was cancelled, expired or failed. Inputs discarded "
             "in a batch have already cost inference time.",

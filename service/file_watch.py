@@ -1,0 +1,92 @@
+"""Files that options name and that may change while the server runs: keys, certificates, the models to serve."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from service.config import ConfigError
+from service.metrics import Metrics
+
+PERIOD_S = 1.0
+"""Time between two reads. Reading finds every kind of change: a mounted Secret is replaced by changing a symbolic link
+to its directory, which a watch of the file would miss, and network file systems report no changes."""
+MAX_RETRY_S = 60.0
+"""Longest time between two attempts to apply the same content. It doubles from `PERIOD_S`."""
+
+log = logging.getLogger("attendant.reload")
+
+
+Content = TypeVar("Content")
+
+
+class FileWatch(Generic[Content]):
+    """Applies changes of files. An error keeps what is in use; it is counted and logged once, and retried."""
+
+    def __init__(
+        self,
+        subject: str,
+        metrics: Metrics,
+        content: Content,
+        read: Callable[[], Content],
+        apply: Callable[[Content], Awaitable[None]],
+    ) -> None:
+        """`subject`: the name in metrics and logs. `content` is in use.
+
+        `read` runs in a thread. `read` and `apply` raise `ConfigError` for content that cannot be used.
+        """
+        self._subject = subject
+        self._metrics = metrics
+        self._applied = content
+        self._read = read
+        self._apply = apply
+        self._requested = asyncio.Event()
+        self._failure = ""
+        self._failed: Content | None = None
+        self._retry_s = PERIOD_S
+        self._retry_at = 0.0
+        metrics.create_reloads(subject)
+
+    async def run(self) -> None:
+        """Apply changes until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._requested.wait()
+            if self._requested.is_set():
+                self._requested.clear()
+                self._retry_at = 0.0
+            await self.check()
+
+    def request(self) -> None:
+        """Check now, and retry what has failed."""
+        self._requested.set()
+
+    async def check(self) -> None:
+        """Apply the content if it has changed. What failed before is retried after `PERIOD_S`, then less often."""
+        content = None
+        try:
+            content = await asyncio.to_thread(self._read)
+            if content != self._applied:
+                if content == self._failed and time.monotonic() < self._retry_at:
+                    return
+                await self._apply(content)
+                self._applied = content
+                self._metrics.reloads.labels(self._subject, "success").inc()
+            self._set_failure("")
+        except ConfigError as error:
+            self._wait_before_retry(content)
+            if str(error) != self._failure:
+                self._set_failure(str(error))
+                self._metrics.reloads.labels(self._subject, "error").inc()
+                log.error("reload failed, nothing changes subject=%s error=%s", self._subject, error)
+
+    def _wait_before_retry(self, content: Content | None) -> None:
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if content == self._failed else PERIOD_S
+        self._failed, self._retry_at = content, time.monotonic() + self._retry_s
+
+    def _set_failure(self, failure: str) -> None:
+        self._failure = failure
+        self._metrics.reload_failing.labels(self._subject).set(bool(failure))
