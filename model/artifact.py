@@ -88,6 +88,17 @@ class Artifact:
         Raises:
             ArtifactError: a file is invalid, missing or unlisted, or the digest is not `expected_digest`.
         """
+        manifest, digest = cls.read_manifest(root, expected_digest)
+        artifact = cls(root.resolve(), manifest, digest)
+        artifact._reject_unlisted_files()
+        for name in artifact.manifest.files:
+            for _ in artifact._read_chunks(name):
+                pass
+        return artifact
+
+    @staticmethod
+    def read_manifest(root: Path, expected_digest: str | None = None) -> tuple[Manifest, str]:
+        """Return the manifest and its digest, without verifying the other files. Raises as `open` does."""
         if not root.is_dir():
             raise ArtifactError(f"{root}: no such directory. Create it with: attendant-model export SOURCE -o {root}")
         root = root.resolve()
@@ -100,12 +111,7 @@ class Artifact:
                 f"{root / MANIFEST}: not the pinned digest (sha256:{digest}, pinned {expected_digest}). "
                 "Change the pin or the artifact."
             )
-        artifact = cls(root, _parse(root, body), digest)
-        artifact._reject_unlisted_files()
-        for name in artifact.manifest.files:
-            for _ in artifact._read_chunks(name):
-                pass
-        return artifact
+        return _parse(root, body), digest
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a listed file after verifying its digest. Raises ArtifactError."""

@@ -18,16 +18,17 @@ from prometheus_client import (
 
 from model.artifact import ArtifactError
 from model.console import EX_CONFIG, EX_OK, EX_SOFTWARE
-from model.license import restricts_commercial_use
 from service import __version__, read_revision
-from service.auth import ApiKeys
+from service.auth import ADMIN_OPTION, Access, ApiKeys
 from service.config import ConfigError, Settings
-from service.engine.backends.cpu import lower_thread_priority
 from service.engine.model_loader import LoadedModel
+from service.engine.repository import ModelRepository
+from service.exporter import stop_exporters
+from service.file_watch import FileWatch
 from service.lifecycle import Lifecycle
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
-from service.model_options import ModelOption
+from service.models_file import ModelEntry
 from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread
 from service.request_log import RequestLog
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit
@@ -61,15 +62,19 @@ class App:
         # `_created` series are a third of all series, and Prometheus does not use them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._settings = settings
-        self._keys = ApiKeys.load(settings.api_keys_file)
+        self._access = Access(
+            ApiKeys.load(settings.api_keys_file), ApiKeys.load(settings.admin_keys_file, ADMIN_OPTION)
+        )
         self._tracing = Tracing.start()
         self._stop = asyncio.Event()
+        self._watches: list[FileWatch[Any]] = []
         self.metrics = Metrics(CollectorRegistry())
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
+        self._repository = ModelRepository(settings, self.metrics)
         files = TlsFiles.of(settings)
         self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
 
@@ -84,12 +89,14 @@ class App:
             bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
         with (
             background_task(self._monitor_event_loop()),
-            background_task(self._watch_keys()),
-            background_task(self._watch_tls()),
+            contextlib.ExitStack() as watches,
             relaxed_gc(),
         ):
-            loading = run_in_thread(self._load_models)
+            loading = run_in_thread(self._repository.load_all)
             self._rest, self._admin, self._rpc = self._make_servers()
+            self._watches = self._watch_files()
+            for watch in self._watches:
+                watches.enter_context(background_task(watch.run()))
             await self._admin.start(admin_socket)
             await self._rest.start(rest_socket)
             try:
@@ -99,11 +106,16 @@ class App:
             except OSError as error:
                 raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
             status = await self._finish_loading(loading)
+            del loading  # it refers to the first models, which may be replaced
             if status == EX_OK and not self._stop.is_set():
+                if (models_watch := self._repository.watch()) is not None:
+                    self._watches.append(models_watch)
+                    watches.enter_context(background_task(models_watch.run()))
                 await self._rpc.set_serving(True)
                 self._announce(rest_socket.getsockname()[1], grpc_port, admin_socket.getsockname()[1])
                 await self._stop.wait()
             await self._drain()
+            await asyncio.to_thread(stop_exporters)
         return status
 
     def _make_servers(self) -> "tuple[Server, Server, RpcServer]":
@@ -119,38 +131,37 @@ class App:
         from service.rest.server import Server
         from service.rpc.server import RpcServer
 
-        settings, lifecycle, metrics, keys = self._settings, self._lifecycle, self.metrics, self._keys
+        settings, lifecycle, metrics, access = self._settings, self._lifecycle, self.metrics, self._access
         budget = BodyBudget(settings.max_pending_request_bytes)
         header_timeout_s = settings.header_timeout_ms / 1000
         requests = RequestLog.of(settings, metrics, self._tracing)
         rest = Server(
-            make_app(lifecycle, settings, metrics, keys, budget, requests),
+            make_app(lifecycle, settings, metrics, access, budget, requests),
             ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
-            LoadShedder(lifecycle, requests, keys, Cors(settings.cors_origins)),
+            LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins)),
             self._tls.context if self._tls else None,
         )
         metrics.connections.set_function(lambda: rest.connections)
         admin = Server(
-            make_admin_app(lifecycle, settings, metrics),
+            make_admin_app(lifecycle, settings, metrics, access),
             ConnectionLimits(header_timeout_s),
             tls=self._tls.admin_context if self._tls else None,
         )
-        return rest, admin, RpcServer(lifecycle, settings, metrics, keys, budget, requests)
+        return rest, admin, RpcServer(lifecycle, settings, metrics, access, budget, requests)
 
-    async def _watch_keys(self) -> None:
-        if self._keys is not None:
-            await self._keys.watch(self.metrics).run()
+    def _watch_files(self) -> "list[FileWatch[Any]]":
+        """Return the watches of the files of keys and of TLS."""
+        watches: list[FileWatch[Any]] = [
+            keys.watch(self.metrics) for keys in (self._access.keys, self._access.admin_keys) if keys is not None
+        ]
+        return watches if self._tls is None else [*watches, self._tls.watch(self._rest.renew_connections)]
 
     def _grpc_credentials(self) -> "ServerCredentials | None":
         from service.rpc.credentials import make_server_credentials
 
         return None if self._tls is None else make_server_credentials(self._tls)
 
-    async def _watch_tls(self) -> None:
-        if self._tls is not None:
-            await self._tls.watch(self._rest.renew_connections).run()
-
-    async def _finish_loading(self, loading: "asyncio.Future[list[LoadedModel]]") -> int:
+    async def _finish_loading(self, loading: "asyncio.Future[list[tuple[ModelEntry, LoadedModel]]]") -> int:
         """Start the engines once the models are loaded; return at once when a signal arrives."""
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
@@ -168,21 +179,10 @@ class App:
             self._lifecycle.fail()
             log.exception("model load failed")
             return EX_SOFTWARE
-        from service.engine.models import Models
-
-        models = Models.start(loaded, self._settings, self.metrics)
-        for info in models.infos:
-            self.metrics.model_info.labels(info.name, info.digest, info.provider, info.precision).set(1)
+        models = self._repository.start(loaded)
         release_memory()
-        self._lifecycle.become_ready(models)
+        self._lifecycle.become_ready(models, self._repository)
         return EX_OK
-
-    def _load_models(self) -> list[LoadedModel]:
-        lower_thread_priority()  # inherited by the inference threads that the runtimes create
-        settings = self._settings
-        if settings.models and settings.model_fields_set & {"model_dir", "model_digest"}:
-            log.info("options ignored options=ATTENDANT_MODEL_DIR,ATTENDANT_MODEL_DIGEST reason=ATTENDANT_MODELS")
-        return [load_model(settings, option) for option in settings.served_models]
 
     async def _drain(self) -> None:
         """Report not ready, serve for `drain_delay_ms`, reject new requests, finish accepted ones, then close.
@@ -220,12 +220,12 @@ class App:
 
         host, admin_host = self._settings.host, self._settings.admin_host
         tls = self._tls
-        if self._keys is None and not (tls and tls.requires_client_certificates) and not is_loopback(host):
+        if self._access.keys is None and not (tls and tls.requires_client_certificates) and not is_loopback(host):
             log.warning("API keys disabled on a non-loopback address host=%s option=ATTENDANT_API_KEYS_FILE", host)
         scheme = "http" if tls is None else "https"
         rest = f"{scheme}://{format_address(host, rest_port)}"
         log.info("ready rest_port=%d grpc_port=%d admin_port=%d", rest_port, grpc_port, admin_port)
-        key = "" if self._keys is None else " -H 'authorization: Bearer KEY'"
+        key = "" if self._access.keys is None else " -H 'authorization: Bearer KEY'"
         if tls is not None:
             key += " --cacert CA.pem"
             key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
@@ -247,8 +247,14 @@ class App:
                 os._exit(EX_SOFTWARE)
             self._stop.set()
 
+        def on_hangup() -> None:
+            log.info("reload requested signal=SIGHUP")
+            for watch in self._watches:
+                watch.request()
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
     async def _monitor_event_loop(self) -> None:
         while True:
@@ -261,17 +267,3 @@ class App:
                 log.critical("engine failed")
                 self._lifecycle.fail()
                 await self._rpc.set_serving(False)
-
-
-def load_model(settings: Settings, option: ModelOption) -> LoadedModel:
-    """Load a model; errors name its entry in ATTENDANT_MODELS, if any."""
-    try:
-        loaded = LoadedModel.load(settings, option)
-    except ArtifactError as error:
-        raise ArtifactError(f'ATTENDANT_MODELS: "{option.name}": {error}' if option.name else str(error)) from None
-    manifest = loaded.artifact.manifest
-    if restricts_commercial_use(manifest.license):
-        log.warning(
-            "license restricts commercial use model=%s license=%s", option.name or manifest.name, manifest.license
-        )
-    return loaded

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
 from service.config import ConfigError
-from service.errors import Unauthenticated
+from service.errors import AdminKeyRequired, Unauthenticated
 from service.file_watch import FileWatch
 from service.metrics import Metrics
 
 OPTION = "ATTENDANT_API_KEYS_FILE"
-SUBJECT = "api_keys"
+ADMIN_OPTION = "ATTENDANT_ADMIN_KEYS_FILE"
+SUBJECTS = {OPTION: "api_keys", ADMIN_OPTION: "admin_keys"}
 MAX_CALLERS = 256
 """Each caller has its own series in metrics."""
 MAX_WEIGHT = 100
@@ -56,33 +57,35 @@ class KeyTable:
 class ApiKeys:
     """The accepted keys."""
 
-    def __init__(self, table: KeyTable, path: Path | None = None, content: bytes = b"") -> None:
+    def __init__(self, table: KeyTable, path: Path | None = None, content: bytes = b"", option: str = OPTION) -> None:
         self._table = table
         self._path = path
         self._content = content
+        self._option = option
 
     @classmethod
-    def load(cls, path: Path | None) -> "ApiKeys | None":
-        """Return the keys of a file; None without a file. Raises `ConfigError`."""
+    def load(cls, path: Path | None, option: str = OPTION) -> "ApiKeys | None":
+        """Return the keys of the file that an option names; None without a file. Raises `ConfigError`."""
         if path is None:
             return None
-        content = read_file(path)
-        return cls(parse_keys(path, content), path, content)
+        content = read_file(path, option)
+        return cls(parse_keys(path, content, option=option), path, content, option)
 
     @property
     def callers(self) -> dict[str, Caller]:
         """The callers by name."""
         return self._table.callers
 
-    def check(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller of a request. Its key is in `Authorization: Bearer KEY` or in `x-api-key`.
-
-        Raises `Unauthenticated` without an accepted key.
-        """
+    def find(self, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """Return the caller whose key a request has, in `Authorization: Bearer KEY` or in `x-api-key`."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             key = headers.get(API_KEY_HEADER.encode(), b"") if not scheme else b""
-        caller = self._table.find(key)
+        return self._table.find(key)
+
+    def check(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Return the caller of a request. Raises `Unauthenticated` without an accepted key."""
+        caller = self.find(headers)
         if caller is None:
             raise Unauthenticated(
                 "missing or invalid API key", "Send the header Authorization: Bearer KEY.", field="Authorization"
@@ -93,27 +96,62 @@ class ApiKeys:
         """Return the watch that applies changes of the file."""
         path = self._path
         assert path is not None
-        metrics.create_callers(self.callers)
+        subject = SUBJECTS[self._option]
+        has_metrics = self._option == OPTION  # requests with an admin key are not counted by caller
+        if has_metrics:
+            metrics.create_callers(self.callers)
 
         async def apply(content: bytes) -> None:
             before = self.callers
-            self._table = table = parse_keys(path, content, before)
-            metrics.remove_callers(before.keys() - table.callers.keys())
-            metrics.create_callers(table.callers)
-            log.info("API keys reloaded keys=%d callers=%d", len(table.entries), len(table.callers))
+            self._table = table = parse_keys(path, content, before, self._option)
+            if has_metrics:
+                metrics.remove_callers(before.keys() - table.callers.keys())
+                metrics.create_callers(table.callers)
+            log.info("%s reloaded keys=%d names=%d", subject, len(table.entries), len(table.callers))
 
-        return FileWatch(SUBJECT, metrics, self._content, lambda: read_file(path), apply)
+        return FileWatch(subject, metrics, self._content, lambda: read_file(path, self._option), apply)
 
 
-def read_file(path: Path) -> bytes:
-    """Return the content of a key file. Raises `ConfigError`."""
+@dataclass(frozen=True)
+class Access:
+    """Who may send requests.
+
+    Attributes:
+        keys: the keys of callers; None accepts every request.
+        admin_keys: keys for loading and unloading models and for listing callers; None rejects these operations.
+    """
+
+    keys: ApiKeys | None = None
+    admin_keys: ApiKeys | None = None
+
+    def check_admin(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the name of the admin who sent a request.
+
+        Raises `AdminKeyRequired` for a caller's key or without admin keys, and `Unauthenticated` for an unknown key.
+        """
+        if self.admin_keys is None:
+            if self.keys is not None:
+                self.keys.check(headers)
+            raise AdminKeyRequired("No admin key is configured", f"Set {ADMIN_OPTION} and restart the server.")
+        admin = self.admin_keys.find(headers)
+        if admin is None and self.keys is not None and self.keys.find(headers) is not None:
+            raise AdminKeyRequired("Not an admin key", f"Send a key of {ADMIN_OPTION}.")
+        return self.admin_keys.check(headers).name
+
+
+PUBLIC = Access()
+"""Accepts every request except those that need an admin key."""
+
+
+def read_file(path: Path, option: str = OPTION) -> bytes:
+    """Return the content of the key file that an option names. Raises `ConfigError`."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{OPTION}: cannot read {path} ({error.strerror}). Check the path.") from None
+        raise ConfigError(f"{option}: cannot read {path} ({error.strerror}). Check the path.") from None
 
 
-def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}) -> KeyTable:
+def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
     A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
@@ -122,16 +160,16 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}) 
     try:
         lines = [line.strip() for line in content.decode().splitlines()]
     except UnicodeDecodeError:
-        raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
+        raise ConfigError(f"{option}: {path} is not UTF-8. Check the file.") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line and not line.startswith("#")]
     if not numbered:
-        raise ConfigError(f"{OPTION}: no key in {path}. Add one per line.")
+        raise ConfigError(f"{option}: no key in {path}. Add one per line.")
     callers: dict[str, Caller] = {}
     entries: dict[bytes, Caller] = {}
     has_names = any(NAMED.fullmatch(line) for _, line in numbered)
     unnamed = previous.get(ANONYMOUS_NAME) or Caller(ANONYMOUS_NAME) if has_names else ANONYMOUS
     for number, line in numbered:
-        place = f"{OPTION}: line {number} of {path}"
+        place = f"{option}: line {number} of {path}"
         if (match := NAMED.fullmatch(line)) is not None:
             caller = _read_caller(match, place, previous)
             digest = bytes.fromhex(match["digest"])
@@ -147,7 +185,7 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}) 
         if entries.setdefault(digest, caller).name != caller.name:
             raise ConfigError(f"{place} repeats a key of another caller. Use another key.")
     if len(callers) > MAX_CALLERS:
-        raise ConfigError(f"{OPTION}: too many callers in {path} ({len(callers)}, limit {MAX_CALLERS}). Remove some.")
+        raise ConfigError(f"{option}: too many callers in {path} ({len(callers)}, limit {MAX_CALLERS}). Remove some.")
     return KeyTable(tuple(entries.items()))
 
 

@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         description="Models to serve, separated by commas: name=directory, or name=directory@sha256:digest to require "
         "a digest. The first one is the default. If set, ATTENDANT_MODEL_DIR and ATTENDANT_MODEL_DIGEST do not apply.",
     )
+    models_file: Path | None = Field(
+        None,
+        description="TOML file with the models to serve, their digests and aliases (docs/models-file.md). Changes of "
+        "the file and of the artifacts apply while the server runs. If set, no other option selects models.",
+    )
     model_aliases: str = Field(
         "",
         description="Other names of models in requests, separated by commas: alias for the default model, or "
@@ -86,6 +91,11 @@ class Settings(BaseSettings):
         None,
         description="File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a "
         "key. Changes of the file apply within seconds.",
+    )
+    admin_keys_file: Path | None = Field(
+        None,
+        description="File of keys, in the format of ATTENDANT_API_KEYS_FILE, that may load and unload models and list "
+        "callers. Unset disables these operations. Changes of the file apply within seconds.",
     )
     tls_cert_file: Path | None = Field(
         None,

@@ -3,10 +3,12 @@
 from typing import Literal
 
 Reason = Literal[
+    "ADMIN_KEY_REQUIRED",
     "BACKEND_FAILED",
     "CANCELLED",
     "CONFLICTING_FIELDS",
     "DEADLINE_EXCEEDED",
+    "DEFAULT_MODEL_REQUIRED",
     "DRAINING",
     "DTYPE_OVERFLOW",
     "DUPLICATE",
@@ -16,6 +18,7 @@ Reason = Literal[
     "INTERNAL",
     "INVALID_FORMAT",
     "INVALID_HEADER",
+    "LOAD_FAILED",
     "MALFORMED_REQUEST",
     "MASK_MISSING",
     "METHOD_NOT_ALLOWED",

@@ -25,9 +25,12 @@ ServiceError
 ├── RequestTimeout    408  DEADLINE_EXCEEDED     the body was not received in time
 ├── Unauthenticated   401  UNAUTHENTICATED
 ├── HostNotAllowed    403  PERMISSION_DENIED     the header Host names another server
+├── AdminKeyRequired  403  PERMISSION_DENIED     the operation needs an admin key
 ├── NotFound          404  NOT_FOUND             unknown route or model
 ├── MethodNotAllowed  405  UNIMPLEMENTED
 ├── MissingHead       424  FAILED_PRECONDITION   the model lacks the head of a method of TEI's API
+├── DefaultModelRequired  409  FAILED_PRECONDITION  the default model cannot be unloaded
+├── LoadFailed        409  FAILED_PRECONDITION   a model cannot be loaded; the previous one is still served
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
 │   └── QuotaExceeded                            the caller has used its quota
 ├── Unavailable       503  UNAVAILABLE
@@ -273,6 +276,10 @@ class HostNotAllowed(ServiceError):
     code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "HOST_NOT_ALLOWED"
 
 
+class AdminKeyRequired(ServiceError):
+    code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "ADMIN_KEY_REQUIRED"
+
+
 class NotFound(ServiceError):
     code, http_status, label, reason = "NOT_FOUND", 404, "invalid", "ROUTE_NOT_FOUND"
 
@@ -283,6 +290,14 @@ class MethodNotAllowed(ServiceError):
 
 class MissingHead(ServiceError):
     code, http_status, label, reason = "FAILED_PRECONDITION", 424, "invalid", "MISSING_HEAD"
+
+
+class DefaultModelRequired(ServiceError):
+    code, http_status, label, reason = "FAILED_PRECONDITION", 409, "invalid", "DEFAULT_MODEL_REQUIRED"
+
+
+class LoadFailed(ServiceError):
+    code, http_status, label, reason = "FAILED_PRECONDITION", 409, "invalid", "LOAD_FAILED"
 
 
 class QueueFull(ServiceError):

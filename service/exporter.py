@@ -28,6 +28,8 @@ KEPT_LINES = 50
 MEMINFO = Path("/proc/meminfo")
 CGROUP_MEMORY = Path("/sys/fs/cgroup")
 
+_running: "set[subprocess.Popen[str]]" = set()
+
 
 class ExportError(Exception):
     """An artifact that cannot be exported or stored. `status` is the exit status of the command."""
@@ -66,6 +68,7 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
         pass_fds=(lock,),
     )
     _limit_memory(process.pid, limit)
+    _running.add(process)
     try:
         lines = _relay_progress(process)
         status = process.wait()
@@ -73,10 +76,17 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
         _stop(process)
         raise
     finally:
+        _running.discard(process)
         if process.stderr is not None:
             process.stderr.close()
     if status != 0:
         raise _failure(source, out, status, lines, limit)
+
+
+def stop_exporters() -> None:
+    """End the exports of other threads: a signal ends a server while it exports a model, but not its child."""
+    for process in list(_running):
+        _stop(process)
 
 
 def available_memory() -> int | None:

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from model.console import Parser
 
-MODEL_SELECTION = ("model_dir", "models")
+MODEL_SELECTION = ("model_dir", "models", "models_file")
 """Options that select models, which a source on the command line replaces."""
 SERVE_EPILOG = """\
 Each option is also an environment variable, such as ATTENDANT_REST_PORT, and a line of .env.

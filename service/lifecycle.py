@@ -3,12 +3,13 @@
 import enum
 from typing import TYPE_CHECKING
 
-from service.errors import Draining, Starting
+from service.errors import Draining, Starting, Unsupported
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
     from service.engine.backlog import Backlog
     from service.engine.models import Models
+    from service.engine.repository import ModelRepository, ModelState
 
 RETRY_AFTER_S = 1
 
@@ -36,6 +37,7 @@ class Lifecycle:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._models: Models | None = None
+        self._repository: ModelRepository | None = None
         self.status = Status.STARTING
         self.draining = self.rejecting = False
         self.near_capacity: set[Backlog] = set()
@@ -50,6 +52,22 @@ class Lifecycle:
         return self._models
 
     @property
+    def repository(self) -> "ModelRepository":
+        """What loads and unloads models; raises as `models` does."""
+        _ = self.models
+        if self._repository is None:
+            raise Unsupported(
+                "Models cannot be loaded or unloaded", "Set ATTENDANT_MODELS_FILE and restart the server."
+            )
+        return self._repository
+
+    @property
+    def unserved(self) -> "list[ModelState]":
+        """The models of the models file that are not served."""
+        states = [] if self._repository is None else self._repository.states
+        return [state for state in states if not state.ready]
+
+    @property
     def loaded(self) -> bool:
         return self._models is not None
 
@@ -61,8 +79,9 @@ class Lifecycle:
     def ready(self) -> bool:
         return self.status is Status.READY
 
-    def become_ready(self, models: "Models") -> None:
-        """Accept requests."""
+    def become_ready(self, models: "Models", repository: "ModelRepository | None" = None) -> None:
+        """Accept requests. Without a repository, the models do not change."""
+        self._repository = repository
         models.watch_capacity(self.near_capacity)
         self._models = models
         self._set_status(Status.READY)

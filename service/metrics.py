@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 
 SERIES_PER_MODEL = 2000
 PROCESS_SERIES = 300
@@ -227,9 +228,25 @@ class Metrics:
 
     def create_model(self, model: str) -> None:
         """Create the label sets of a model."""
+        if model in self._models:  # it replaces one of this name
+            return
         self._models.append(model)
         for api, endpoints in self._endpoints.items():
             self._create_endpoints(api, endpoints, model)
+
+    def remove_model(self, model: str) -> None:
+        """Remove the label sets of a model that is no longer served."""
+        self._models.remove(model)
+        for metric in vars(self).values():
+            if isinstance(metric, MetricWrapperBase) and "model" in metric._labelnames:
+                metric.remove_by_labels({"model": model})
+        self._counters.cache_clear()
+        self._observers.cache_clear()
+
+    def describe_model(self, model: str, digest: str, provider: str, precision: str) -> None:
+        """Set the description of a model, which replaces the one of a previous artifact."""
+        self.model_info.remove_by_labels({"model": model})
+        self.model_info.labels(model, digest, provider, precision).set(1)
 
     def _create_endpoints(self, api: str, endpoints: Sequence[str], model: str) -> None:
         for endpoint in endpoints:
@@ -272,6 +289,12 @@ class Metrics:
         self.caller_requests.labels(caller, outcome).inc()
         if tokens:
             self.caller_tokens.labels(caller).inc(tokens)
+
+    def describe_caller(self, name: str) -> dict[str, int]:
+        """Return the numbers of requests of a caller by outcome, and of tokens, since the start of the server."""
+        totals = {f"{outcome}_requests": self.caller_requests.labels(name, outcome) for outcome in CALLER_OUTCOMES}
+        totals["tokens"] = self.caller_tokens.labels(name)
+        return {key: int(counter._value.get()) for key, counter in totals.items()}
 
     def count_rejection(self, reason: str, api: str, lane: str, model: str) -> None:
         """Count a rejection by the label of its error."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.artifact import MANIFEST, Artifact, ArtifactError
+from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
 from model.console import EX_CANTCREAT, EX_CONFIG
 from model.source_name import HubId, SourceError, is_commit, parse_hub_id
 from service.exporter import ExportError, run_exporter
@@ -76,6 +76,21 @@ def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None]
         source, manifest.source, manifest.revision, artifact.root,
     )  # fmt: skip
     return artifact.root
+
+
+def source_state(source: str) -> str:
+    """Return what changes when a source does: the digest of an artifact, or the state of published files.
+
+    A Hugging Face model never changes; nor does a source that cannot be read.
+    """
+    try:
+        return (Path(source) / MANIFEST_DIGEST).read_text()
+    except (OSError, UnicodeDecodeError):
+        pass
+    try:
+        return _cache_key(source).name
+    except SourceError:
+        return ""
 
 
 def cache_directory(option: Path | None) -> Path:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from service.callers import ANONYMOUS, Caller
 from service.config import Settings
@@ -58,6 +58,14 @@ def sampled_trace(value: str) -> str:
     return parts[1] if value and int(parts[3], 16) & SAMPLED else ""
 
 
+class Resource(Protocol):
+    """What requests use, and what can be removed once none does."""
+
+    def acquire(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """The facts about one request that operators see. They never contain input text.
@@ -91,6 +99,7 @@ class RequestRecord:
     pause_s: float = 0.0
     timeout_s: float | None = None
     caller: Caller = ANONYMOUS
+    resource: Resource | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
@@ -99,6 +108,19 @@ class RequestRecord:
         for name, seconds in zip(STAGES, self.stages_s or (), strict=False):
             yield name, start, start + seconds
             start += seconds
+
+    def use(self, resource: Resource) -> None:
+        """Acquire a resource until the request is finished, or until it uses another one."""
+        if resource is not self.resource:
+            self.release()
+            resource.acquire()
+            self.resource = resource
+
+    def release(self) -> None:
+        """Release the resource, if any."""
+        if self.resource is not None:
+            self.resource.release()
+            self.resource = None
 
     def fail(self, error: ServiceError) -> None:
         """Note the error that the client gets."""
@@ -157,6 +179,7 @@ class RequestLog:
             self._tracing.record(record, code, http_status, is_slow=is_slow)
         if record.rejection or is_slow or http_status >= self._lowest_status:
             self.reject(record, code, http_status, is_slow=is_slow)
+        record.release()
 
     def reject(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool = False) -> None:
         """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""

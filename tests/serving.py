@@ -51,8 +51,8 @@ class ServiceThread:
         lifecycle = Lifecycle(metrics)
         models = Models.start(self._models, settings, metrics)
         self._record_sizes(models.find())
-        rest = Server(make_app(lifecycle, settings, metrics, None), ConnectionLimits(settings.header_timeout_ms / 1000))
-        rpc = RpcServer(lifecycle, settings, metrics, None)
+        rest = Server(make_app(lifecycle, settings, metrics), ConnectionLimits(settings.header_timeout_ms / 1000))
+        rpc = RpcServer(lifecycle, settings, metrics)
         lifecycle.become_ready(models)
         with socket.create_server(("127.0.0.1", 0)) as bound:
             await rest.start(bound)

@@ -48,6 +48,11 @@ class Speed:
         self._seconds = SPEED_TIME_CONSTANT_S
         self._saturated_since: float | None = None
 
+    def scale(self, factor: float) -> None:
+        """Expect another speed: the machine is shared with more or fewer models."""
+        self.value *= factor
+        self._work *= factor
+
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are queued now."""
         now = time.perf_counter()
@@ -81,7 +86,7 @@ class Admission:
 
         self.task_cost = task_cost
         self.speed = Speed(speed)
-        self._streams = speed
+        self._streams = self._all_streams = speed
         self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
         self.quantum = max(1, round(max_batch_tokens * self._token_us))
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
@@ -92,6 +97,13 @@ class Admission:
         self.backlog.near_us = self._near_us * speed
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
+
+    def share(self, models: int) -> None:
+        """Estimate with a part of the streams: this many models share the machine."""
+        streams = self._all_streams / models
+        self.speed.scale(streams / self._streams)
+        self._streams = streams
+        self.backlog.near_us = self._near_us * self.speed.value
 
     @property
     def utilization(self) -> float:

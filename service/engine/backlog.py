@@ -125,6 +125,11 @@ class LaneBacklog(Backlog):
         if not own.us:
             del self._callers[name]
 
+    @property
+    def tokens_by_caller(self) -> dict[str, int]:
+        """The tokens of callers with a name."""
+        return {name: backlog.tokens for name, (_, backlog) in list(self._callers.items())}
+
     def held_by(self, caller: Caller) -> int:
         """Return how many tokens of a caller with a name count against the limit of the queue."""
         entry = self._callers.get(caller.name)

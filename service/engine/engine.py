@@ -1,13 +1,15 @@
 """The inference engine of one model: the model, its lanes, and the operations on them."""
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar
 
-from model.manifest import Role
+from model.manifest import Manifest, Role
 from service.callers import Caller
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
@@ -56,23 +58,14 @@ RequestT = TypeVar("RequestT", bound=Timed)
 ResponseT = TypeVar("ResponseT")
 
 
-@dataclass
-class EngineGroup:
-    """The engines of one process.
-
-    Attributes:
-        size: Their number. They share the machine.
-        fast_lanes: The fast lanes, to which the explain lanes yield.
-    """
-
-    size: int = 1
-    fast_lanes: list[FastLane] = field(default_factory=list)
+FastLanes = list[FastLane]
+"""The fast lanes of one process, to which the explain lanes yield."""
 
 
 class Engine:
     """A loaded model with its limits, its lanes, and threads for work outside of inference.
 
-    Construct it on the event loop that uses it. It joins `group`, or is alone in a group of its own.
+    Construct it on the event loop that uses it. Its fast lane joins `fast_lanes`.
 
     Each operation raises a `ServiceError` if it fails. Cancellation drops its queued tasks.
 
@@ -89,10 +82,10 @@ class Engine:
         settings: Settings,
         metrics: Metrics,
         option: ModelOption | None = None,
-        group: EngineGroup | None = None,
+        fast_lanes: FastLanes | None = None,
     ) -> None:
         option = option or settings.served_models[0]
-        group = group or EngineGroup()
+        self._fast_lanes = fast_lanes if fast_lanes is not None else []
         self.manifest = model.artifact.manifest
         self.name = option.name or self.manifest.name
         self.tokenizer = model.tokenizer
@@ -105,18 +98,18 @@ class Engine:
         observer = ModelObserver(metrics, self.name)
         fast = Admission(
             model.backend.seconds,
-            model.backend.choice.streams / group.size,
+            model.backend.choice.streams,
             settings.max_queue_ms,
             settings.max_queue_tokens,
             self.max_batch_tokens,
         )
         self.fast_lane: FastLane = Lane(FAST_LANE, model.backend, fast, observer)
-        group.fast_lanes.append(self.fast_lane)
+        self._fast_lanes.append(self.fast_lane)
         self.explain_lane: ExplainLane | None = None
         if model.explain is not None:
             explain = Admission(
                 model.explain.seconds,
-                1 / group.size,
+                1,
                 settings.max_explain_queue_ms,
                 settings.max_explain_queue_tokens,
                 model.explain.max_batch_tokens,
@@ -126,11 +119,14 @@ class Engine:
                 model.explain,
                 explain,
                 observer,
-                lambda: any(lane.has_queued_tasks for lane in group.fast_lanes),
+                lambda: any(lane.has_queued_tasks for lane in self._fast_lanes),
             )
         self._lanes = [lane for lane in (self.fast_lane, self.explain_lane) if lane is not None]
         self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)
         self.prompt_tokens: dict[str, int] = {}
+        self._requests = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
         self._max_timeout_s = self.limits.max_timeout_ms / 1000
         self._executor = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="attendant-prepare")
 
@@ -141,6 +137,32 @@ class Engine:
         A failed explain lane rejects its own requests only.
         """
         return self.fast_lane.healthy and not any(lane.stalled for lane in self._lanes)
+
+    def acquire(self) -> None:
+        """Count a request that uses this engine, until `release`."""
+        self._requests += 1
+        self._unused.clear()
+
+    def release(self) -> None:
+        """Count one request less."""
+        self._requests -= 1
+        if not self._requests:
+            self._unused.set()
+
+    def share(self, models: int) -> None:
+        """Expect a part of the machine: this many models share it."""
+        for lane in self._lanes:
+            lane.share(models)
+
+    def describe(self, manifest: Manifest, digest: str, aliases: tuple[str, ...]) -> None:
+        """Replace the description: the names, or measures in the manifest have changed, but not what is computed."""
+        self.manifest = manifest
+        evaluations = list(manifest.evaluations)
+        self.info = replace(self.info, digest=f"sha256:{digest}", evaluations=evaluations, aliases=list(aliases))
+
+    def queued_tokens_by_caller(self) -> Counter[str]:
+        """Return how many tokens of callers with a name are queued or in preparation."""
+        return sum((Counter(lane.admission.backlog.tokens_by_caller) for lane in self._lanes), Counter[str]())
 
     def watch(self, seconds: float) -> None:
         """Count `seconds` of run time for the running batches."""
@@ -264,7 +286,17 @@ class Engine:
         """Wait until every admitted request has finished."""
         await asyncio.gather(*(lane.drain() for lane in self._lanes), self.tokenizer_admission.drain())
 
+    async def retire(self) -> None:
+        """Close once every request that uses this engine has its response, at the latest after the maximum timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._max_timeout_s):
+                await self._unused.wait()
+                await self.drain()
+        await self.close()
+
     async def close(self) -> None:
         """Fail queued requests and stop the workers."""
+        if self.fast_lane in self._fast_lanes:
+            self._fast_lanes.remove(self.fast_lane)
         await asyncio.gather(*(lane.close() for lane in self._lanes))
         self._executor.shutdown(wait=False, cancel_futures=True)

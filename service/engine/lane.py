@@ -95,6 +95,11 @@ class Lane(Generic[TaskT, Result]):
         """True while a batch runs far beyond its expected time."""
         return self._workers.watchdog.stalled > 0
 
+    def share(self, models: int) -> None:
+        """Expect a part of the machine: this many models share it."""
+        with self._workers.lock:
+            self.admission.share(models)
+
     def watch(self, seconds: float) -> None:
         """Count `seconds` of run time for the running batches."""
         self._workers.watchdog.observe(seconds)

@@ -1,13 +1,14 @@
 """Descriptions of the server and its models, with the field names of the protocol in JSON and protobuf alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from service import __version__
 from service.engine.engine import Engine
 from service.engine.models import Models
+from service.engine.repository import ModelState
 from service.engine.schema.model import ModelInfo
-from service.errors import NotFound, Unsupported, echo
+from service.errors import NotFound, UnknownField, echo
 from service.metrics import Metrics
 from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
 from service.oip.outputs import describe_outputs
@@ -17,7 +18,9 @@ API = "oip"
 VERSION = "1"
 """The only version of every model."""
 PLATFORM = "attendant"
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "parameters", "statistics"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics"]
+UNLOAD_PARAMETERS = ("unload_dependents",)
+"""What clients of Triton send. No model depends on another one."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 FAILED = ("500", "504", "INTERNAL", "DEADLINE_EXCEEDED")
 """The codes of requests that failed on the server side."""
@@ -77,14 +80,28 @@ def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Seq
     return inputs, describe_outputs(info)
 
 
-def describe_repository(models: Models) -> list[Description]:
-    """Return the names and aliases of the served models. A served model is always ready."""
-    return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in models.names]
+def describe_repository(
+    models: Models, unserved: Sequence[ModelState] = (), *, only_ready: bool = False
+) -> list[Description]:
+    """Return the names and aliases of the served models and, unless `only_ready`, the names of the others."""
+    ready = [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in models.names]
+    others = [
+        {
+            "name": state.name,
+            "version": VERSION,
+            "state": "LOADING" if state.loading else "UNAVAILABLE",
+            "reason": state.error or ("" if state.loading else "unloaded"),
+        }
+        for state in unserved
+    ]
+    return ready if only_ready else ready + others
 
 
-def reject_load() -> Unsupported:
-    """Return the error of a request to load or unload a model."""
-    return Unsupported("Models cannot be loaded or unloaded", "Set ATTENDANT_MODELS and restart the server.")
+def check_parameters(names: Iterable[str], supported: Sequence[str]) -> None:
+    """Raise `UnknownField` for a parameter of a request to load or unload a model that is not supported."""
+    unknown = next((name for name in names if name not in supported), None)
+    if unknown is not None:
+        raise UnknownField("not supported", "Remove it.", field=f"parameters.{echo(unknown)}")
 
 
 def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> Description:

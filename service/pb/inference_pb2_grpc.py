@@ -170,21 +170,23 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """RepositoryIndex lists the served models.
+        """RepositoryIndex lists the served models, and the unloaded models of the models file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """RepositoryModelLoad always fails: options select the models when the server starts.
+        """RepositoryModelLoad serves a model of the models file (ATTENDANT_MODELS_FILE), with what the file and the artifact
+        contain now. It returns once requests get the model. It needs an admin key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelUnload(self, request, context):
-        """RepositoryModelUnload always fails, as RepositoryModelLoad does.
+        """RepositoryModelUnload stops serving a model of the models file, which cannot be the default model. Requests that
+        use it are finished. It needs an admin key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from service import __version__
-from service.auth import ApiKeys
+from service.auth import PUBLIC, Access
 from service.config import Settings
 from service.errors import Internal, NotFound, ServiceError
 from service.lifecycle import Lifecycle
@@ -24,6 +24,7 @@ from service.rest.middleware import RequestMiddleware, api_of, error_response, m
 from service.rest.openapi import complete_document
 from service.rest.requests import RequestReader
 from service.rest.routes import (
+    admin,
     cohere,
     docs,
     entities,
@@ -57,7 +58,7 @@ def make_app(
     lifecycle: Lifecycle,
     settings: Settings,
     metrics: Metrics,
-    keys: ApiKeys | None,
+    access: Access = PUBLIC,
     budget: BodyBudget | None = None,
     requests: RequestLog | None = None,
 ) -> ASGIApp:
@@ -77,7 +78,7 @@ def make_app(
     routers = (
         *(api.make_router(lifecycle, reader) for api in APIS),
         models.make_router(lifecycle),
-        oip.make_router(lifecycle, reader, metrics),
+        oip.make_router(lifecycle, reader, metrics, access),
         health.make_router(lifecycle),
         page.make_router(files),
         *([docs.make_router(app)] if settings.docs else ()),
@@ -121,16 +122,25 @@ def make_app(
     )
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
-        app, routers, lifecycle, requests or RequestLog.of(settings, metrics), keys,
+        app, routers, lifecycle, requests or RequestLog.of(settings, metrics), access.keys,
         public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)
 
 
-def make_admin_app(lifecycle: Lifecycle, settings: Settings, metrics: Metrics) -> ASGIApp:
-    """Return the application of the admin port: probes and metrics, without client data and without a key."""
+def make_admin_app(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    metrics: Metrics,
+    access: Access = PUBLIC,
+) -> ASGIApp:
+    """Return the application of the admin port: probes and metrics without a key, and the admin API."""
     app = FastAPI(openapi_url=None)
-    routers = (health.make_router(lifecycle), health.make_metrics_router(metrics))
+    routers = (
+        health.make_router(lifecycle),
+        health.make_metrics_router(metrics),
+        admin.make_router(lifecycle, metrics, access),
+    )
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)

@@ -250,6 +250,9 @@ REQUESTS: dict[str, Example] = {
     "tei_decode": {"ids": [101, 2769, 2924, 102]},
     **head_examples.REQUESTS,
     **compatible_examples.REQUESTS,
+    "oip_repository_index": {"ready": True},
+    "oip_load": {},
+    "oip_unload": {"parameters": {"unload_dependents": False}},
     "oip_model_infer": OIP_INFER_REQUEST,
     "oip_model_version_infer": OIP_INFER_REQUEST,
 }
@@ -280,6 +283,8 @@ RESPONSES: dict[str, Any] = {
     "oip_server_metadata": OIP_SERVER,
     "oip_statistics": OIP_STATISTICS,
     "oip_repository_index": [{"name": MODEL, "version": "1", "state": "READY", "reason": ""}],
+    "oip_load": {},
+    "oip_unload": {},
     **dict.fromkeys(("oip_model_infer", "oip_model_version_infer"), OIP_INFER_RESPONSE),
     **dict.fromkeys(("oip_model_metadata", "oip_model_version_metadata"), OIP_MODEL),
     **dict.fromkeys(("oip_model_ready", "oip_model_version_ready"), OIP_MODEL_READY),

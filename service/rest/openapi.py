@@ -28,6 +28,9 @@ EXAMPLES: dict[int, ServiceError] = {
     ),
     405: errors.MethodNotAllowed("Method not allowed for this path", "Use a method listed in the Allow header."),
     408: errors.RequestTimeout("Request body not received in time", "Retry the request.", maximum=15000, unit="ms"),
+    409: errors.DefaultModelRequired(
+        "default model, cannot be unloaded", "Put another model first in the models file.", field="name", actual="a"
+    ),
     413: errors.RequestTooLarge(
         "Request body too large", "Split the request.", actual=3145728, maximum=2097152, unit="bytes"
     ),

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from service.config import Settings
-from service.engine.models import Models
 from service.errors import (
     Cancelled,
     InvalidArgument,
@@ -55,7 +54,7 @@ class RequestReader:
         self._lifecycle = lifecycle
         self.settings = settings
         self.budget = budget or BodyBudget(settings.max_pending_request_bytes)
-        self._limits_of: Models | None = None
+        self._limits_of = 0
         self._limits: dict[str, int] = {}
         self._max_bytes = settings.max_request_bytes
 
@@ -76,6 +75,11 @@ class RequestReader:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
         return parse_json(body, model, self._limits | limits)
+
+    async def read_optional(self, request: Request, model: type[Body]) -> Body:
+        """Read and parse the body as `model`, or return one without values if it is empty. Its type may be missing."""
+        body = await self.read_bytes(request, (JSON,))
+        return parse_json(body, model, self._limits) if body else model()
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""
@@ -105,8 +109,8 @@ class RequestReader:
     def _update_limits(self) -> None:
         """Compute the limits of a body, which may name any model, once the models are loaded."""
         models = self._lifecycle.models
-        if models is not self._limits_of:
-            self._limits_of, self._limits = models, item_limits(models.infos)
+        if models.generation != self._limits_of:
+            self._limits_of, self._limits = models.generation, item_limits(models.infos)
             self._max_bytes = max(info.limits.max_request_bytes for info in models.infos)
 
     async def _receive(self, request: Request) -> bytes | bytearray:

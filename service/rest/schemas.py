@@ -304,6 +304,7 @@ TEI_ERRORS = ERRORS | {
 OIP_ERRORS = ERRORS | {
     400: "Malformed request, or invalid argument.",
     404: "Unknown model or version.",
+    409: "The model cannot be loaded, or is the default model.",
 }
 RETRIED = (429, 503)
 GET_ERRORS = (401, 403, 404, 500, 503)

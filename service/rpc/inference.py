@@ -13,14 +13,15 @@ from service.metrics import Metrics
 from service.oip.inference import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput, infer
 from service.oip.inputs import INPUT_DATATYPES
 from service.oip.models import (
+    UNLOAD_PARAMETERS,
     VERSION,
+    check_parameters,
     describe_config,
     describe_model,
     describe_repository,
     describe_server,
     describe_statistics,
     find_model,
-    reject_load,
 )
 from service.oip.tensors import InputTensor, Integers, OutputTensor
 from service.pb import inference_pb2 as pb
@@ -32,6 +33,7 @@ from service.rpc.stream import Failed, respond_in_order, run_in_stream
 
 SERVICE = "inference.GRPCInferenceService"
 PROBES = ("ServerLive", "ServerReady")
+ADMIN_METHODS = ("RepositoryModelLoad", "RepositoryModelUnload")
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents", "BOOL": "bool_contents"}
 FINAL_RESPONSE = "triton_final_response"
 FP32_CONTENTS_TAG = b"\x32"
@@ -91,17 +93,22 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, context: grpc.aio.ServicerContext
     ) -> pb.RepositoryIndexResponse:
-        return pb.RepositoryIndexResponse(models=describe_repository(self._lifecycle.models))
+        index = describe_repository(self._lifecycle.models, self._lifecycle.unserved, only_ready=request.ready)
+        return pb.RepositoryIndexResponse(models=index)
 
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: grpc.aio.ServicerContext
     ) -> pb.RepositoryModelLoadResponse:
-        raise reject_load()
+        check_parameters(request.parameters, ())
+        await self._lifecycle.repository.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, context: grpc.aio.ServicerContext
     ) -> pb.RepositoryModelUnloadResponse:
-        raise reject_load()
+        check_parameters(request.parameters, UNLOAD_PARAMETERS)
+        await self._lifecycle.repository.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext

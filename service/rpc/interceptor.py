@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import Message
 
-from service.auth import ApiKeys
+from service.auth import Access
 from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
 from service.request_log import (
     HEADER,
@@ -44,6 +44,7 @@ class Method:
     """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key.
 
     `spelling`: the names of its API in errors; None if its handler spells them.
+    `needs_admin`: whether it needs an admin key.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Method:
     layout: Layout = NO_LAYOUT
     is_probe: bool = False
     spelling: Spelling | None = None
+    needs_admin: bool = False
 
 
 OTHER_METHOD = Method(OTHER)
@@ -62,12 +64,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     All become handlers of a request stream: grpc would receive the message of a unary request before it calls them.
     """
 
-    def __init__(
-        self, requests: RequestLog, keys: ApiKeys | None, receiver: Receiver, methods: Sequence[Method]
-    ) -> None:
+    def __init__(self, requests: RequestLog, access: Access, receiver: Receiver, methods: Sequence[Method]) -> None:
+        self._access = access
         self._requests = requests
         self._metrics = requests.metrics
-        self._keys = keys
+        self._keys = access.keys
         self._receiver = receiver
         self._methods = {method.name: method for method in methods}
 
@@ -182,7 +183,9 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         error: ServiceError | None = Cancelled()
         try:
             context.set_trailing_metadata(identity(record))
-            if self._keys is not None:  # before anything else: nobody without a key learns which methods exist
+            if method.needs_admin:
+                self._access.check_admin(encoded(context.invocation_metadata()))
+            elif self._keys is not None:  # before anything else: nobody without a key learns which methods exist
                 record.caller = self._keys.check(encoded(context.invocation_metadata()))
             yield record
             error = None

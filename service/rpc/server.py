@@ -9,7 +9,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from service.auth import ApiKeys
+from service.auth import PUBLIC, Access
 from service.config import Settings
 from service.lifecycle import Lifecycle
 from service.limits import BodyBudget
@@ -40,7 +40,13 @@ ENCODER_METHODS = [
     for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
 ]
 INFERENCE_METHODS = [
-    Method(f"/{inference.SERVICE}/{method.name}", oip.API, INFER_LAYOUT, is_probe=method.name in inference.PROBES)
+    Method(
+        f"/{inference.SERVICE}/{method.name}",
+        oip.API,
+        INFER_LAYOUT,
+        is_probe=method.name in inference.PROBES,
+        needs_admin=method.name in inference.ADMIN_METHODS,
+    )
     for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 ]
 TEI_METHODS = [
@@ -64,7 +70,7 @@ class RpcServer:
         lifecycle: Lifecycle,
         settings: Settings,
         metrics: Metrics,
-        keys: ApiKeys | None,
+        access: Access = PUBLIC,
         budget: BodyBudget | None = None,
         requests: RequestLog | None = None,
     ) -> None:
@@ -77,7 +83,7 @@ class RpcServer:
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(requests, keys, receiver, METHODS)],
+            interceptors=[Interceptor(requests, access, receiver, METHODS)],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),

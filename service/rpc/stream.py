@@ -82,6 +82,7 @@ async def run_in_stream(
     finally:
         call.tokens += record.tokens
         call.model = record.model if call.model == NO_MODEL else call.model
+        record.release()
     log_internal(error, record)
     record.fail(error)
     requests.reject(record, error.code, error.http_status)

@@ -21,7 +21,7 @@ from model.export import Variants, export
 from model.manifest import Manifest
 from model.model_source import locate
 from model.tokenized_input import TokenizerInput
-from service.auth import ApiKeys
+from service.auth import Access, ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.lane import Lane
@@ -124,7 +124,7 @@ async def open_harness(
     lifecycle = Lifecycle(metrics)
     engine = Engine(model, settings, metrics)
     lifecycle.become_ready(Models([engine]))
-    transport = httpx.ASGITransport(make_app(lifecycle, settings, metrics, keys))
+    transport = httpx.ASGITransport(make_app(lifecycle, settings, metrics, Access(keys)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield ServiceHarness(engine, lifecycle, metrics, client, settings)
     await engine.drain()

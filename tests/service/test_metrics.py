@@ -149,7 +149,7 @@ async def test_timeout_of_the_client_is_noted(fresh: ServiceHarness) -> None:
 async def test_busy_model_stays_within_its_budget_of_series(fresh: ServiceHarness) -> None:
     """By then, every endpoint in every API has returned every code that a model request may get."""
     metrics, http = fresh.metrics, (200, 400, 404, 413, 422, 429, 499, 500, 501, 503, 504)
-    RpcServer(fresh.lifecycle, fresh.settings, metrics, None)
+    RpcServer(fresh.lifecycle, fresh.settings, metrics)
     rpc = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNIMPLEMENTED",
            "UNAVAILABLE", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION")  # fmt: skip
     idle = series(metrics)

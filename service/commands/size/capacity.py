@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Literal
 
 from model.manifest import Manifest
-from model.records import TensorRecord
+from service.engine.loading_memory import WEIGHT_COPIES, weight_bytes
 
 Precision = Literal["bfloat16", "float32", "int8"]
 Hardware = Literal["cpu", "gpu"]
@@ -37,8 +37,6 @@ REST_MIB = 419
 """Resident memory of an idle server with the default model."""
 LOAD_MIB = 353
 """Memory growth under load, up to the high-water mark of 772 MiB in `make soak`, an hour of mixed requests."""
-WEIGHT_COPIES = 3
-"""MiB of resident memory per MiB of weights: 2.9 for an idle server with a BERT-base-sized model."""
 MANIFEST_LIMIT_MIB = 2048
 """Container memory limit in deploy/overlays/cpu."""
 
@@ -55,15 +53,12 @@ class ModelShape:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ModelShape":
-        weights = sum(manifest.files[name].size for name in manifest.graphs["fast"].weights)
-        if isinstance(manifest.static, TensorRecord) and manifest.static.dtype != "float32":
-            weights *= 2  # backends compute in float32
         return cls(
             manifest.name,
             manifest.architecture.num_hidden_layers,
             manifest.architecture.hidden_size,
             manifest.max_input_tokens,
-            Fraction(weights, 2**20),
+            Fraction(weight_bytes(manifest), 2**20),
         )
 
     def flops_per_token(self, tokens: Fraction) -> Fraction:

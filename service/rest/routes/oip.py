@@ -1,7 +1,7 @@
 """The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.types import DecoratedCallable
 from starlette.exceptions import HTTPException
 
+from service.auth import Access
 from service.engine.engine import Engine
 from service.errors import NotFound, Unavailable
 from service.lifecycle import Lifecycle
@@ -16,26 +17,30 @@ from service.metrics import Metrics
 from service.oip import models as oip_models
 from service.oip.inference import infer
 from service.oip.models import (
+    UNLOAD_PARAMETERS,
     VERSION,
+    check_parameters,
     describe_config,
     describe_model,
     describe_repository,
     describe_server,
     describe_statistics,
     find_model,
-    reject_load,
 )
 from service.oip.outputs import ATTENTION
 from service.rest.codec import body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers
 from service.rest.routes.oip_bodies import (
+    IndexBody,
     InferBody,
+    LoadBody,
     OipConfigBody,
     OipErrorBody,
     OipIndexEntryBody,
     OipInferResponseBody,
     OipLiveBody,
+    OipLoadBody,
     OipModelBody,
     OipModelReadyBody,
     OipReadyBody,
@@ -64,7 +69,9 @@ INFER_PATH = re.compile(rf"/v2/models/(?P<name>.+?)(?P<version>{VERSION_SUFFIX})
 ATTENTION_NAME = f'"{ATTENTION}"'.encode()
 """The name of the output in JSON. Quotes within strings are escaped, so no text in JSON contains it."""
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
-LOAD_ERRORS = (401, 403, 501)
+LOAD_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 500, 501, 503)
+INDEX_ERRORS = (400, 401, 403, 408, 413, 415, 500, 503)
+LOAD_PATH = re.compile(r"/v2/repository/models/.+/(load|unload)")
 NAME_PARAMETER = {
     "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
     "schema": {"type": "string"},
@@ -83,11 +90,12 @@ LENGTH_PARAMETER = {
 Decorator = Callable[[DecoratedCallable], DecoratedCallable]
 
 
-def make_router(lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics) -> APIRouter:
+def make_router(lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics, access: Access) -> APIRouter:
     """Return the routes of this API. Of several matching routes the first one applies, so the longest come first."""
     router = APIRouter(tags=["oip"])
     add_probes(router, lifecycle)
-    add_server_routes(router, lifecycle, metrics)
+    add_server_routes(router, lifecycle, reader, metrics)
+    add_load(router, lifecycle, reader, access)
     add_infer(router, lifecycle, reader)
     add_model_routes(router, lifecycle, metrics)
     return router
@@ -134,8 +142,10 @@ def add_probes(router: APIRouter, lifecycle: Lifecycle) -> None:
         return response
 
 
-def add_server_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) -> None:
-    """Add the routes that name no model, and those that change the served models, which fail."""
+def add_server_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics) -> None:
+    """Add the routes that name no model."""
+    index_schema = body_schema(IndexBody)
+    index_schema["requestBody"]["required"] = False
 
     @router.get(
         ROOT_PATH,
@@ -158,26 +168,46 @@ def add_server_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics)
     @router.post(
         "/v2/repository/index",
         operation_id="oip_repository_index",
-        responses=responses(list[OipIndexEntryBody], OipErrorBody, GET_ERRORS, OIP_ERRORS),
+        responses=responses(list[OipIndexEntryBody], OipErrorBody, INDEX_ERRORS, OIP_ERRORS),
+        openapi_extra=index_schema,
     )
     async def repository_index(request: Request) -> Response:
-        """Return the names and aliases of the served models. A request body has no effect."""
-        return await json_response(request, describe_repository(lifecycle.models))
+        """Return the names and aliases of the served models, and the unloaded models of the models file."""
+        body = await reader.read_optional(request, IndexBody)
+        index = describe_repository(lifecycle.models, lifecycle.unserved, only_ready=bool(body.ready))
+        return await json_response(request, index)
 
-    for action in ("load", "unload"):
-        described = responses(None, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
-        del described[200]
 
-        @router.post(
-            f"/v2/repository/models/{{name:path}}/{action}",
-            status_code=501,
-            operation_id=f"oip_{action}",
-            responses=described,
-            openapi_extra={"parameters": [NAME_PARAMETER]},
-        )
-        async def load(request: Request) -> Response:
-            """Fail: options select the models when the server starts."""
-            raise reject_load()
+def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, access: Access) -> None:
+    """Add the routes that change the served models. They need an admin key."""
+
+    async def check(request: Request, parameters: Sequence[str] = ()) -> None:
+        access.check_admin(dict(request.scope["headers"]))
+        body = await reader.read_optional(request, LoadBody)
+        check_parameters(body.parameters or {}, parameters)
+
+    described = responses(OipLoadBody, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
+    schema = body_schema(LoadBody)
+    schema["requestBody"]["required"] = False
+    schema["parameters"] = [NAME_PARAMETER, *schema.get("parameters", [])]
+
+    @router.post(
+        "/v2/repository/models/{name:path}/load", operation_id="oip_load", responses=described, openapi_extra=schema
+    )
+    async def load(request: Request) -> Response:
+        """Serve a model of the models file, with what the file and the artifact contain now. Needs an admin key."""
+        await check(request)
+        await lifecycle.repository.load(request.path_params["name"])
+        return await json_response(request, {})
+
+    @router.post(
+        "/v2/repository/models/{name:path}/unload", operation_id="oip_unload", responses=described, openapi_extra=schema
+    )
+    async def unload(request: Request) -> Response:
+        """Stop serving a model of the models file, once its requests are finished. Needs an admin key."""
+        await check(request, UNLOAD_PARAMETERS)
+        await lifecycle.repository.unload(request.path_params["name"])
+        return await json_response(request, {})
 
 
 def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:

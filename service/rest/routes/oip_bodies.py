@@ -47,7 +47,21 @@ class InferBody(OipModel):
     )
 
 
-BODIES = (InferBody,)
+class IndexBody(OipModel):
+    """The optional body of POST /v2/repository/index."""
+
+    ready: bool | None = Field(None, description="Whether to return the models that are ready, and no others.")
+
+
+class LoadBody(OipModel):
+    """The optional body of a request to load or unload a model."""
+
+    parameters: dict[str, Any] | None = Field(
+        None, description="Only `unload_dependents`, which has no effect, is supported, for unloading."
+    )
+
+
+BODIES = (InferBody, IndexBody, LoadBody)
 
 
 class OipErrorBody(BaseModel):
@@ -171,12 +185,16 @@ class OipStatisticsBody(BaseModel):
 
 
 class OipIndexEntryBody(BaseModel):
-    """A served model."""
+    """A model."""
 
-    name: str = Field(description="Name or alias of the model.")
+    name: str = Field(description="Name of the model, or an alias of a served one.")
     version: str = Field(description="Always `1`.")
-    state: str = Field(description="Always `READY`.")
-    reason: str = Field(description="Always empty.")
+    state: Literal["READY", "LOADING", "UNAVAILABLE"] = Field(description="`READY` if requests are accepted.")
+    reason: str = Field(description="Why it is not ready.")
+
+
+class OipLoadBody(BaseModel):
+    """The response of a request to load or unload a model: an empty object."""
 
 
 class OipOutputBody(BaseModel):

@@ -177,7 +177,7 @@ async def test_server_under_load_that_stops_responds_with_503(
     """This includes a request whose head has already been read."""
     protocols = record_protocols(monkeypatch)
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         request = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         async with serving(app, load_shedder=shedder) as (reader, writer):

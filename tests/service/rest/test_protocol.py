@@ -220,7 +220,7 @@ async def test_rejection_of_head_has_no_body() -> None:
 async def test_head_and_options_are_answered_under_overload(model: LoadedModel, method: str) -> None:
     """The requests have a body. HEAD responses must not."""
     async with open_harness(model, max_queue_tokens=100) as harness:
-        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
         async with serving(app, load_shedder=shedder) as (reader, writer):
             with fast_lane(harness).reserve([100]):
@@ -303,7 +303,7 @@ async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
     )
     budget = BodyBudget(len(body) + 10)
     async with open_harness(model) as harness:
-        app = make_app(harness.lifecycle, Settings(), harness.metrics, None, budget)
+        app = make_app(harness.lifecycle, Settings(), harness.metrics, budget=budget)
         async with serving(app) as (reader, writer):
             second = await asyncio.open_connection(*writer.get_extra_info("peername"))
             writer.write(head % len(body) + body[:-1])

@@ -158,7 +158,7 @@ async def test_header_timer_ends_with_the_headers(monkeypatch: pytest.MonkeyPatc
 
 async def test_slow_body_is_rejected(model: LoadedModel) -> None:
     async with open_harness(model) as harness:
-        app = make_app(harness.lifecycle, Settings(body_timeout_ms=50), harness.metrics, None)
+        app = make_app(harness.lifecycle, Settings(body_timeout_ms=50), harness.metrics)
         async with serving(app, 10) as (reader, writer):
             writer.write(b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                          b"Content-Length: 100\r\n\r\n{")  # fmt: skip
@@ -170,7 +170,7 @@ async def test_slow_body_is_rejected(model: LoadedModel) -> None:
 
 async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None:
     async with open_harness(model) as harness:
-        app = make_app(harness.lifecycle, Settings(), harness.metrics, None)
+        app = make_app(harness.lifecycle, Settings(), harness.metrics)
         async with serving(app, 10) as (_, writer):
             writer.write(b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                          b"Content-Length: 100\r\n\r\n{")  # fmt: skip
@@ -198,7 +198,7 @@ async def test_work_is_cancelled_when_the_client_disconnects(
 
     async with open_harness(model) as harness:
         harness.engine.encode = never  # type: ignore[method-assign]
-        async with serving(make_app(harness.lifecycle, Settings(), harness.metrics, None), 10) as (_, writer):
+        async with serving(make_app(harness.lifecycle, Settings(), harness.metrics), 10) as (_, writer):
             request = post(b'{"inputs": "%s"}' % (b"b" * characters), b"Content-Type: application/json")
             writer.write(request.replace(b"/x", path.encode()))
             await writer.drain()
@@ -349,7 +349,7 @@ async def test_buffered_request_ends_with_the_header_timeout() -> None:
 async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
     """Objects must be freed without the garbage collector, which rarely runs. Some requests fail."""
     async with open_harness(model, max_queue_tokens=200) as harness:
-        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
 
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
 
@@ -377,7 +377,7 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
 async def test_kept_connection_is_served_and_closed_during_the_drain_delay(model: LoadedModel) -> None:
     """When the server stops, later requests on the connection would be lost."""
     async with open_harness(model) as harness:
-        app = make_app(harness.lifecycle, harness.settings, harness.metrics, None)
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
         request = b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n"
         async with serving(app) as (reader, writer):
             for draining in (False, True):

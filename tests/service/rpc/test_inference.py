@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from service.auth import Access
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
@@ -169,21 +170,21 @@ async def test_unknown_models_and_versions_are_not_found(inference: GRPCInferenc
             assert (await call_error(call(request(**fields)))).code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_models_cannot_be_loaded(inference: GRPCInferenceServiceStub) -> None:
+async def test_models_cannot_be_loaded_without_admin_keys(inference: GRPCInferenceServiceStub) -> None:
     for call in (
         inference.RepositoryModelLoad(pb.RepositoryModelLoadRequest()),
         inference.RepositoryModelUnload(pb.RepositoryModelUnloadRequest()),
     ):
         error = await call_error(call)
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert error.details() == "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert error.details() == "No admin key is configured. Set ATTENDANT_ADMIN_KEYS_FILE and restart the server."
 
 
 async def test_readiness_follows_the_lifecycle_and_needs_no_key(model: LoadedModel) -> None:
     """The states are starting, ready, draining, rejecting and failed."""
     settings, metrics = Settings(), Metrics(CollectorRegistry())
     lifecycle = Lifecycle(metrics)
-    server = RpcServer(lifecycle, settings, metrics, make_keys("secret"))
+    server = RpcServer(lifecycle, settings, metrics, Access(make_keys("secret")))
     port = await server.start("127.0.0.1:0")
     engine = Engine(model, settings, metrics)
     key = (("authorization", "Bearer secret"),)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from service.auth import Access
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.errors import MalformedRequest, Overloaded, RequestTimeout
@@ -102,7 +103,7 @@ async def test_idle_calls_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch)
 async def test_key_is_checked_before_the_message_arrives(model: LoadedModel, method: str) -> None:
     """The call never sends a message."""
     async with open_harness(model) as harness:
-        server = RpcServer(harness.lifecycle, Settings(), harness.metrics, make_keys("secret"))
+        server = RpcServer(harness.lifecycle, Settings(), harness.metrics, Access(make_keys("secret")))
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.stream_unary(method)
@@ -115,7 +116,7 @@ async def test_key_is_checked_before_the_message_arrives(model: LoadedModel, met
 
 async def test_unary_call_without_a_message_ends(model: LoadedModel) -> None:
     async with open_harness(model) as harness:
-        server = RpcServer(harness.lifecycle, Settings(body_timeout_ms=100), harness.metrics, None)
+        server = RpcServer(harness.lifecycle, Settings(body_timeout_ms=100), harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.stream_unary(ENCODE, request_serializer=pb.EncodeRequest.SerializeToString)
@@ -130,7 +131,7 @@ async def test_unary_call_without_a_message_ends(model: LoadedModel) -> None:
 
 async def test_connections_over_the_limit_are_not_accepted(model: LoadedModel) -> None:
     async with open_harness(model) as harness:
-        server = RpcServer(harness.lifecycle, Settings(max_connections=2), harness.metrics, None)
+        server = RpcServer(harness.lifecycle, Settings(max_connections=2), harness.metrics)
         port = await server.start("127.0.0.1:0")
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(3)]

@@ -109,7 +109,7 @@ async def test_reflection_returns_the_proto_of_the_open_inference_protocol(chann
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
     """After `set_not_serving`, the status remains NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, statuses = health_pb2_grpc.HealthStub(channel).Check, []
@@ -124,7 +124,7 @@ async def test_health_follows_the_lifecycle_of_the_server() -> None:
 async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> None:
     """An open Watch through a proxy would report one server's health for all of them."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics)
     port = await server.start("127.0.0.1:0")
     await server.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -146,11 +146,11 @@ async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> 
 async def test_start_raises_os_error_when_port_is_in_use() -> None:
     """grpc itself would raise RuntimeError."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Lifecycle(metrics), Settings(), metrics, None)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics)
     port = await server.start("127.0.0.1:0")
     other = Metrics(CollectorRegistry())
     with pytest.raises(OSError, match="in use"):
-        await RpcServer(Lifecycle(other), Settings(), other, None).start(f"127.0.0.1:{port}")
+        await RpcServer(Lifecycle(other), Settings(), other).start(f"127.0.0.1:{port}")
     await server.stop(1)
 
 
@@ -159,7 +159,7 @@ async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
     rejected.
     """
     async with open_harness(model, max_queue_tokens=200) as harness:
-        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ async def test_calls_create_no_reference_cycles(model: LoadedModel) -> None:
 async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel) -> None:
     """The limit is advertised over HTTP/2, so the client queues calls and the server never rejects any."""
     async with open_harness(model, max_grpc_streams=1) as harness:
-        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, None)
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]

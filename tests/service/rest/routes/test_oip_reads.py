@@ -107,10 +107,10 @@ async def test_other_methods_are_not_allowed(harness: ServiceHarness, method: st
     assert (options.status_code, options.headers["allow"]) == (204, allowed)
 
 
-async def test_models_cannot_be_loaded(harness: ServiceHarness) -> None:
+async def test_models_cannot_be_loaded_without_admin_keys(harness: ServiceHarness) -> None:
     for action in ("load", "unload"):
         response = await harness.client.post(f"/v2/repository/models/{MODEL}/{action}", json={})
-        assert response.status_code == 501
+        assert response.status_code == 403
         assert response.json() == {
-            "error": "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."
+            "error": "No admin key is configured. Set ATTENDANT_ADMIN_KEYS_FILE and restart the server."
         }

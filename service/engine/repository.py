@@ -1,0 +1,313 @@
+"""The models that the server is to serve: loaded at startup, and replaced while requests continue."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.artifact import Artifact, ArtifactError
+from model.license import restricts_commercial_use
+from model.manifest import Manifest
+from model.source_name import SourceError
+from service.config import PREFIX, ConfigError, Settings
+from service.engine.backends.cpu import lower_thread_priority
+from service.engine.engine import Engine
+from service.engine.loading_memory import check_memory
+from service.engine.model_loader import LoadedModel
+from service.engine.models import Models
+from service.errors import DefaultModelRequired, LoadFailed, NotFound, Unsupported, echo
+from service.exporter import ExportError
+from service.file_watch import FileWatch
+from service.metrics import Metrics
+from service.model_cache import cache_directory, prepare_artifact, source_state
+from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file, read_models_file
+from service.process import release_memory, run_in_thread
+from service.spelling import join
+
+SUBJECT = "models"
+
+FileState = tuple[bytes, tuple[str, ...]]
+"""The content of the models file, and the state of each source in it."""
+
+log = logging.getLogger("attendant.models")
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """A model of the models file, and whether it is served.
+
+    Attributes:
+        name: its served name.
+        aliases: its other names.
+        source: where it comes from.
+        default: whether requests that name no model get it.
+        ready: whether requests get it now.
+        loading: whether it, or what replaces it, is being loaded.
+        digest: the digest of the served artifact; empty unless `ready`.
+        error: why the latest attempt to load it has failed; empty if it has not.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    source: str
+    default: bool
+    ready: bool
+    loading: bool = False
+    digest: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The manifest of an artifact that computes the same as the served one."""
+
+    manifest: Manifest
+    digest: str
+
+
+class ModelRepository:
+    """Loads the configured models, and changes them while the server runs if a models file names them.
+
+    Construct it on the event loop. A change has no effect unless all of it can be applied.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._models: Models | None = None
+        self._state: FileState = b"", ()
+        self._entries: Mapping[str, ModelEntry] = {}
+        self._unloaded: set[str] = set()
+        self._errors: dict[str, str] = {}
+        self._loading = ""
+        self._lock = asyncio.Lock()
+        self._retirements: set[asyncio.Task[None]] = set()
+
+    def load_all(self) -> list[tuple[ModelEntry, LoadedModel]]:
+        """Load the configured models. Takes seconds per model, and minutes for one that is exported first.
+
+        Raises `ArtifactError`, `ConfigError`, `ExportError` or `SourceError`. Call it in a thread.
+        """
+        lower_thread_priority()  # inherited by the inference threads that the runtimes create
+        settings = self._settings
+        ignored = settings.model_fields_set & {"model_dir", "model_digest"}
+        option = "ATTENDANT_MODELS"
+        if settings.models_file is not None:
+            self._state = self._read_state()
+            ignored = settings.model_fields_set & {"model_dir", "model_digest", "models", "model_aliases"}
+            option = OPTION
+        elif not settings.models:
+            ignored = set()
+        if ignored:
+            names = ",".join(f"{PREFIX}{name.upper()}" for name in sorted(ignored))
+            log.info("options ignored options=%s reason=%s", names, option)
+        entries = configured_models(settings)
+
+        def load(entry: ModelEntry) -> LoadedModel:
+            try:
+                return self._load(entry, self._find_directory(entry))
+            except (ArtifactError, ExportError, SourceError) as error:
+                raise ArtifactError(f'{option}: "{entry.name}": {error}' if entry.name else str(error)) from None
+
+        return [(entry, load(entry)) for entry in entries]
+
+    def start(self, loaded: Sequence[tuple[ModelEntry, LoadedModel]]) -> Models:
+        """Start an engine for each model. Call it on the event loop."""
+        self._models = Models([])
+        self._entries = {entry.name: entry for entry, _ in loaded if entry.name is not None}
+        self._publish(loaded)
+        return self._models
+
+    def watch(self) -> FileWatch[FileState] | None:
+        """Return the watch that applies changes of the models file and of the artifacts; None without a file."""
+        path = self._settings.models_file
+        if path is None:
+            return None
+
+        async def apply(state: FileState) -> None:
+            await self._apply(parse_models_file(path, state[0]))
+
+        return FileWatch(SUBJECT, self._metrics, self._state, self._read_state, apply)
+
+    @property
+    def states(self) -> list[ModelState]:
+        """The models of the models file, or those that other options select. The default model is the first."""
+        served = {} if self._models is None else {engine.name: engine for engine in self._models}
+        entries = self._entries or {name: ModelEntry(source=engine.info.source) for name, engine in served.items()}
+        return [
+            ModelState(
+                name,
+                tuple(served[name].info.aliases) if name in served else entry.aliases,
+                entry.source,
+                default=name == next(iter(served), None),
+                ready=name in served,
+                loading=name == self._loading,
+                digest=served[name].info.digest if name in served else "",
+                error=self._errors.get(name, ""),
+            )
+            for name, entry in entries.items()
+        ]
+
+    def find(self, name: str) -> ModelState:
+        """Return the state of a model; raises `NotFound`."""
+        state = next((state for state in self.states if state.name == name), None)
+        if state is None:
+            names = join([f'"{known.name}"' for known in self.states])
+            raise NotFound(
+                "not found", f"The models are {names}.", field="name", actual=echo(name), reason="MODEL_NOT_FOUND"
+            )
+        return state
+
+    async def load(self, name: str) -> ModelState:
+        """Serve a model of the models file, with what the file and the artifact contain now. Return its new state.
+
+        Raises `NotFound`, `LoadFailed`, or `Unsupported` without a models file.
+        """
+        path = self._require_file()
+        was_unloaded = name in self._unloaded
+        try:
+            entries = parse_models_file(path, await asyncio.to_thread(read_models_file, path))
+            if name in {entry.name for entry in entries}:
+                self._unloaded.discard(name)
+            await self._apply(entries)
+        except ConfigError as error:
+            if was_unloaded:
+                self._unloaded.add(name)
+            raise LoadFailed("model not loaded", f"{error}", field="name", actual=echo(name)) from None
+        return self.find(name)
+
+    async def unload(self, name: str) -> ModelState:
+        """Stop serving a model, until it is loaded again or the server restarts. Return its new state.
+
+        Raises `NotFound`, `DefaultModelRequired`, or `Unsupported` without a models file.
+        """
+        self._require_file()
+        state = self.find(name)
+        if state.default:
+            raise DefaultModelRequired(
+                "default model, cannot be unloaded",
+                "Put another model first in the models file.",
+                field="name",
+                actual=echo(name),
+            )
+        self._unloaded.add(name)
+        async with self._lock:
+            await self._finish_retirements()
+            assert self._models is not None
+            kept = [engine for engine in self._models if engine.name != name]
+            self._retire(self._models.replace(kept))
+        log.info("model unloaded model=%s", name)
+        return self.find(name)
+
+    def _require_file(self) -> Path:
+        if self._settings.models_file is None:
+            raise Unsupported("Models cannot be loaded or unloaded", f"Set {OPTION}, and restart.")
+        return self._settings.models_file
+
+    def _read_state(self) -> FileState:
+        path = self._settings.models_file
+        assert path is not None
+        content = read_models_file(path)
+        return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
+
+    async def _apply(self, entries: Sequence[ModelEntry]) -> None:
+        """Serve these models, except unloaded ones. Raises `ConfigError` if one cannot be loaded."""
+        async with self._lock:
+            await self._finish_retirements()
+            assert self._models is not None
+            self._unloaded.discard(entries[0].name or "")  # the default model is always served
+            served = {engine.name: engine for engine in self._models}
+            wanted = [entry for entry in entries if entry.name not in self._unloaded]
+            opened = [(entry, await self._open(entry, served.get(entry.name or ""))) for entry in wanted]
+            self._entries = {entry.name: entry for entry in entries if entry.name is not None}
+            self._unloaded &= self._entries.keys()
+            self._errors.clear()
+            self._publish(opened)
+
+    async def _open(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
+        """Load the model of an entry unless it is what `engine` runs. Raises `ConfigError`."""
+        name = self._loading = entry.name or ""
+        try:
+            return await run_in_thread(lambda: self._open_changed(entry, engine))
+        except (ArtifactError, ConfigError, ExportError, SourceError) as error:
+            self._errors[name] = str(error)
+            raise ConfigError(f'{OPTION}: "{name}": {error}') from None
+        except Exception as error:
+            log.exception("model load failed model=%s", name)
+            self._errors[name] = f"{type(error).__name__}: {error}"
+            raise ConfigError(f'{OPTION}: "{name}": cannot be loaded ({type(error).__name__}). See the log.') from None
+        finally:
+            self._loading = ""
+
+    def _open_changed(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
+        lower_thread_priority()
+        directory = self._find_directory(entry)
+        manifest, digest = Artifact.read_manifest(directory, entry.digest)
+        if engine is not None and without_measures(manifest) == without_measures(engine.manifest):
+            return Kept(manifest, digest)
+        check_memory(manifest)
+        return self._load(entry, directory)
+
+    def _find_directory(self, entry: ModelEntry) -> Path:
+        """Return the directory of an entry's artifact. Sources of the models file are exported if need be."""
+        if self._settings.models_file is None:
+            return Path(entry.source)
+        return prepare_artifact(entry.source, cache_directory(self._settings.cache_dir))
+
+    def _load(self, entry: ModelEntry, directory: Path) -> LoadedModel:
+        loaded = LoadedModel.load(self._settings, entry.option(directory))
+        manifest = loaded.artifact.manifest
+        if restricts_commercial_use(manifest.license):
+            log.warning(
+                "license restricts commercial use model=%s license=%s", entry.name or manifest.name, manifest.license
+            )
+        return loaded
+
+    def _publish(self, opened: Sequence[tuple[ModelEntry, LoadedModel | Kept]]) -> None:
+        """Serve these models from now on, and retire the others."""
+        assert self._models is not None
+        served = {engine.name: engine for engine in self._models}
+        engines, loaded = [], []
+        for entry, model in opened:
+            if isinstance(model, LoadedModel):
+                option = entry.option(model.artifact.root)
+                engine = Engine(model, self._settings, self._metrics, option, self._models.fast_lanes)
+                loaded.append(engine.name)
+            else:
+                engine = served[entry.name or ""]
+                engine.describe(model.manifest, model.digest, entry.aliases)
+            engines.append(engine)
+            info = engine.info
+            self._metrics.describe_model(info.name, info.digest, info.provider, info.precision)
+        removed = self._models.replace(engines)
+        self._retire(removed)
+        if served and (loaded or removed):
+            gone = [engine.name for engine in removed if engine.name not in loaded]
+            log.info("models changed loaded=%s removed=%s", ",".join(loaded), ",".join(gone))
+
+    def _retire(self, engines: Sequence[Engine]) -> None:
+        for engine in engines:
+            task = asyncio.create_task(self._close(engine))
+            self._retirements.add(task)
+            task.add_done_callback(self._retirements.discard)
+
+    async def _close(self, engine: Engine) -> None:
+        """Close an engine once no request uses it, and free its memory."""
+        assert self._models is not None
+        await self._models.retire(engine)
+        name = engine.name
+        if all(name != other.name for other in self._models):
+            self._metrics.remove_model(name)
+        del engine
+        asyncio.get_running_loop().call_soon(release_memory)  # after this task, whose frame refers to the engine
+
+    async def _finish_retirements(self) -> None:
+        """Wait until replaced models are closed, so that at most two generations are in memory."""
+        if self._retirements:
+            await asyncio.wait(self._retirements)
+
+
+def without_measures(manifest: Manifest) -> Manifest:
+    """Return the part of a manifest that determines what is computed: `attendant evaluate --save` adds measures."""
+    return manifest.model_copy(update={"evaluations": ()})
