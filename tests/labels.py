@@ -3,12 +3,12 @@
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 from model.export import export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.tiny_tokenizers import BUILDERS
+from tests.scratch import make_directory
 
 CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER = "bert, one label", "bert", "tokens"
 CASES = {**CLASSIFIER_CASES, TOKEN_CLASSIFIER: TOKEN_CLASSIFIER_CASES["bert"]}
@@ -19,7 +19,7 @@ MAX_INPUT_TOKENS = 64
 def publish_classifier(kind: str) -> Path:
     """Write the published files of a case of `CASES`, once per process; return their directory."""
     case = CASES[kind]
-    directory = Path(mkdtemp(prefix="attendant-classifier-")) / "source"
+    directory = make_directory() / "source"
     directory.mkdir()
     case.publish(directory, BUILDERS[case.tokenizer]().to_str().encode())
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -38,6 +38,6 @@ def publish_classifier(kind: str) -> Path:
 def export_classifier(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
     """Return the directory of the artifact of a case, exported once per process and settings."""
     source = publish_classifier(kind)
-    out = Path(mkdtemp(prefix="attendant-classifier-")) / "artifact"
+    out = make_directory() / "artifact"
     export(str(source), out, revision=None, name="labels", progress=lambda step: None, settings=settings)
     return out

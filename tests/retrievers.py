@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 from model.export import Variants, export
 from model.sentence_transformers_config import FROM_FILES, SettingOptions
@@ -17,6 +16,7 @@ from tests.model.retriever_cases import (
     publish_splade,
 )
 from tests.model.tiny_tokenizers import BUILDERS
+from tests.scratch import make_directory
 
 SPLADE = "splade"
 INFERENCE_FREE = "inference-free splade"
@@ -37,7 +37,7 @@ MAX_INPUT_TOKENS = 64
 @cache
 def publish_retriever(kind: str) -> Path:
     """Write the published files of a retriever or masked language model, once per process; return their directory."""
-    directory = Path(mkdtemp(prefix="attendant-retriever-")) / "source"
+    directory = make_directory() / "source"
     directory.mkdir()
     if kind in COLBERT_CASES:
         COLBERT_CASES[kind].publish(directory)
@@ -68,7 +68,7 @@ def publish_retriever(kind: str) -> Path:
 @cache
 def export_retriever(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
     """Return the directory of the artifact of a model, exported once per process and settings."""
-    out = Path(mkdtemp(prefix="attendant-retriever-")) / "artifact"
+    out = make_directory() / "artifact"
     source = str(publish_retriever(kind))
     variants = Variants(explain=kind not in (*COLBERT_CASES, LOGIT_SCORE))  # their tests need no attention maps
     export(source, out, revision=None, name=kind, progress=lambda step: None, variants=variants, settings=settings)

@@ -149,7 +149,7 @@ def test_signal_writes_a_checkpoint_of_several_processes(document: Document, tmp
     """torchrun passes the signal on to both processes at different times. The run must be resumable."""
     document["run"] |= {"steps": 1_000_000, "checkpoint_steps": 1_000_000, "validation_steps": 1_000_000}
     (tmp_path / "config.toml").write_text(to_toml(document))
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "model"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path}", "-m", "model"]
     for _ in range(2):
         before = read_step(tmp_path)
         _, error = start_and_signal(launcher, tmp_path, signal.SIGTERM)

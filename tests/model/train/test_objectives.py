@@ -306,7 +306,7 @@ def test_spans_of_some_pairs_only_are_an_error(contrastive: Document, tmp_path: 
 def test_two_processes_equal_one_with_the_same_batches(any_document: Document, tmp_path: Path) -> None:
     """Runs torchrun with two CPU processes; losses agree within 1e-5."""
     command = ["-m", "model", "train", str(write(any_document, tmp_path)), "-o"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
     subprocess.run([sys.executable, *launcher, *command, str(tmp_path / "two")], check=True, capture_output=True)
     subprocess.run([sys.executable, *command, str(tmp_path / "one")], check=True, capture_output=True)
     one, two = ([float(row["loss"]) for row in read_metrics(tmp_path / name)] for name in ("one", "two"))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,14 @@ PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "client")))
 STUB = "tests.service.commands.embed_stub"
 TOLERANCE = 1e-5
 """Maximum float32 difference due to batch composition, for vectors of length 1."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_directory() -> Iterator[None]:
+    """Keep Ray's sessions until the last test, in a path short enough for its Unix sockets."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", directory)
+        yield
 
 
 @contextmanager
