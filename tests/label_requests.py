@@ -16,7 +16,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "raw_scores": optional(st.booleans()),
     "truncation": st.sampled_from([..., "error", "right", "left", "right"]),
     "effect": st.sampled_from([..., *get_args(LabelEffect)]),
-    "unit": st.sampled_from([..., *get_args(SimilarityUnit)]),
+    "unit": optional(st.sampled_from(get_args(SimilarityUnit))),
 }
 
 
@@ -33,7 +33,7 @@ def token_classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
 
 
 def rerank_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
-    """Draw rerank requests. A few have `explain_top` without `effect`, which is an error."""
+    """Draw rerank requests. A few have `explain_top` or `unit` without `effect`, which is an error."""
     del facts
     documents = st.lists(st.one_of(TEXTS, TEXTS, TEXTS.map(lambda text: {"text": text})), min_size=1, max_size=4)
     return body(

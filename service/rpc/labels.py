@@ -17,8 +17,8 @@ from service.pb import encoder_pb2 as pb
 from service.rpc.codec import TRUNCATIONS, check_count, enum_label, enum_value, to_inputs, unit_message
 from service.steps import Steps
 
-# The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
-UNITS = ("word", *get_args(SimilarityUnit))
+# The value of each number of an enum, in the order of the Literals after the default. None lets the engine select.
+UNITS = (None, *get_args(SimilarityUnit))
 EFFECTS = ("none", *get_args(Effect))
 
 

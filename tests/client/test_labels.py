@@ -175,6 +175,8 @@ def test_entities_match_the_rest_response(client: Client, service: ServiceThread
         (lambda client: client.rerank("a", []), "EMPTY", "documents", None),
         (lambda client: client.rerank("a", ["b"] * 1001), "TOO_MANY", "documents", 1001),
         (lambda client: client.rerank("a", ["b"], explain_top=1), "CONFLICTING_FIELDS", "explain_top", None),
+        (lambda client: client.rerank("a", ["b"], unit="word"), "CONFLICTING_FIELDS", "unit", None),
+        (lambda client: client.classify("a", model="labeler", unit="token"), "CONFLICTING_FIELDS", "unit", None),
         (lambda client: client.rerank("a", ["b", LONG], model="ranker"), "TOO_LONG", "documents[1]", 74),
         (lambda client: client.classify(["a", LONG], model="labeler"), "TOO_LONG", "inputs[1]", 72),
         (
@@ -190,6 +192,16 @@ def test_rejected_request_is_an_error_with_reason_and_field(
         call(client)
     error = raised.value
     assert (error.code, error.reason, error.field, error.actual) == ("INVALID_ARGUMENT", reason, field, actual)
+
+
+@pytest.mark.parametrize("field", ["unit", "explain_top"])
+def test_option_of_effects_without_effect_names_field_and_remedy(client: Client, field: str) -> None:
+    options: Any = {field: {"unit": "token", "explain_top": 1}[field]}
+    with pytest.raises(AttendantError) as raised:
+        client.rerank("a", ["b"], **options)
+    message = str(raised.value)
+    names = ("EFFECT_NONE", "EFFECT_OCCLUSION") if "EFFECT" in message else ('"none"', '"occlusion"')
+    assert f"{field}: set, but effect is {names[0]}. Set effect to {names[1]} or leave {field} out." in message
 
 
 def test_model_info_has_operations_labels_and_document_limit(client: Client) -> None:

@@ -248,6 +248,7 @@ async def test_unsupported_operations_name_the_supported_ones(
         ({"documents": [3]}, "documents[0]", "WRONG_TYPE"),
         ({"top_n": 0}, "top_n", "OUT_OF_RANGE"),
         ({"explain_top": 2}, "explain_top", "CONFLICTING_FIELDS"),
+        ({"unit": "word"}, "unit", "CONFLICTING_FIELDS"),
         ({"explain_top": 0, "effect": "occlusion"}, "explain_top", "OUT_OF_RANGE"),
         ({"effect": "leave_one_out"}, "effect", "UNKNOWN_VALUE"),
         (
@@ -269,6 +270,7 @@ async def test_invalid_rankings(ranking: ServiceHarness, changes: dict[str, Any]
         ({"inputs": [{"text": "a", "spans": [[0, 1]]}]}, "inputs[0].spans", "UNKNOWN_FIELD"),
         ({"top_k": 0}, "top_k", "OUT_OF_RANGE"),
         ({"inputs": [{"token_ids": [7]}], "effect": "occlusion"}, "unit", "CONFLICTING_FIELDS"),
+        ({"unit": "token"}, "unit", "CONFLICTING_FIELDS"),
         ({"inputs": ["bank " * 70]}, "inputs[0]", "TOO_LONG"),
     ],
 )

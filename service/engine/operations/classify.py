@@ -15,7 +15,7 @@ from service.engine.explain.similarity import ComparedText
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT, describe_cost
 from service.engine.operations.inputs import check_at_least_one, check_inputs, check_length, require_operation
-from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
+from service.engine.operations.occlusion import check_effect_options, check_occlusion, effect_unit, occlusion_tokens
 from service.engine.schema.encode import Array
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, ClassifyResult, LabelScore
 from service.engine.schema.tasks import TextVectors
@@ -57,8 +57,10 @@ def check_classify(engine: "Engine", request: ClassifyRequest) -> None:
     """Check all fields."""
     check_inputs(request.inputs, engine.limits, engine.manifest, request.max_inputs)
     check_at_least_one("top_k", request.top_k)
+    check_effect_options(request.effect, {"unit": request.unit})
+    unit = effect_unit(request)
     for index, item in enumerate(request.inputs):
-        if request.effect != "none" and request.unit == "word" and item.source.token_ids is not None:
+        if unit == "word" and item.source.token_ids is not None:
             raise ConflictingFields(
                 "{unit.word} is not supported for token_ids",
                 f"Use {{unit.token}} or send text in {{inputs}}[{index}].",
@@ -76,14 +78,14 @@ def classify_cost(request: ClassifyRequest, head: ClassificationHead) -> int:
 
 def prepare(engine: "Engine", request: ClassifyRequest, head: ClassificationHead) -> list[ComparedText]:
     """Tokenize the inputs and, for effects, find their units."""
-    explain = request.effect != "none"
+    unit = effect_unit(request)
     texts = []
-    tokenized = engine.tokenizer.encode([item.source for item in request.inputs], offsets=explain)
+    tokenized = engine.tokenizer.encode([item.source for item in request.inputs], offsets=unit is not None)
     for index, tokens in enumerate(tokenized):
         kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
-        texts.append(ComparedText.of(kept, engine.tokenizer, engine.manifest, request.unit if explain else None))
-    if explain:
-        remedy = "Send fewer or shorter texts" + (", or set unit to {unit.word}" if request.unit == "token" else "")
+        texts.append(ComparedText.of(kept, engine.tokenizer, engine.manifest, unit))
+    if unit is not None:
+        remedy = "Send fewer or shorter texts" + (", or set unit to {unit.word}" if unit == "token" else "")
         check_occlusion([size for text in texts for size in text.occluded_sizes], engine.limits, remedy)
     labels = min(request.top_k or len(head.labels), len(head.labels))
     longest = sorted(map(len, head.labels))[-labels:]

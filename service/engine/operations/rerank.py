@@ -30,12 +30,11 @@ from service.engine.operations.inputs import (
     find_prompt,
     require_operation,
 )
-from service.engine.operations.occlusion import check_occlusion, occlusion_tokens
+from service.engine.operations.occlusion import check_effect_options, check_occlusion, effect_unit, occlusion_tokens
 from service.engine.schema.encode import AppliedPrompt, Side
 from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse
 from service.engine.schema.model import Limits
 from service.engine.schema.tasks import TextVectors
-from service.errors import ConflictingFields
 from service.spelling import Remedy
 
 if TYPE_CHECKING:
@@ -89,12 +88,7 @@ def check_rerank(request: RerankRequest, limits: Limits) -> None:
         check_text(text, f"documents[{index}]", limits.max_input_characters, SPLIT_NOT_TRUNCATED)
     check_at_least_one("top_n", request.top_n)
     check_at_least_one("explain_top", request.explain_top)
-    if request.effect == "none" and request.explain_top is not None:
-        raise ConflictingFields(
-            "set, but effect is {effect.none}",
-            "Set effect to {effect.occlusion} or leave explain_top out.",
-            field="explain_top",
-        )
+    check_effect_options(request.effect, {"unit": request.unit, "explain_top": request.explain_top})
 
 
 def explained_count(request: RerankRequest) -> int:
@@ -147,11 +141,12 @@ def rerank_cost(request: RerankRequest, prompts: Prompts) -> int:
 def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranker:
     """Tokenize the query, once, and the documents; check the cost of explanations and the size of the response."""
     head, explained = engine.manifest.classification, explained_count(request)
+    unit = effect_unit(request)
 
     def compare(tokens: TokenizedInput, path: str, side: Side | None = None) -> ComparedText:
         kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
         kept = add_side(kept, engine.manifest, side, engine.tokenizer.leading_special_tokens)
-        return ComparedText.of(kept, engine.tokenizer, engine.manifest, request.unit if explained else None)
+        return ComparedText.of(kept, engine.tokenizer, engine.manifest, unit)
 
     ranker: Ranker
     if head is not None:

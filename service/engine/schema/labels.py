@@ -10,6 +10,8 @@ from service.engine.schema.similarity import SimilarityUnit
 LabelEffect = Literal["none", "occlusion"]
 EXPLAIN_TOP = 3
 """Documents whose score rerank explains unless the request says otherwise."""
+EFFECT_UNIT: SimilarityUnit = "word"
+"""Units of effects unless the request says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class ClassifyRequest:
         top_k: Number of labels to return per input; None returns all.
         raw_scores: Whether scores are logits.
         effect: How to measure the effect of each unit on the scores.
-        unit: Units of effects.
+        unit: Units of effects; None selects `EFFECT_UNIT`. Requires `effect`.
         max_inputs: See `EncodeRequest`, as for the other fields.
     """
 
@@ -29,7 +31,7 @@ class ClassifyRequest:
     raw_scores: bool = False
     truncation: Truncation = "error"
     effect: LabelEffect = "none"
-    unit: SimilarityUnit = "word"
+    unit: SimilarityUnit | None = None
     wire: Wire = "json"
     deadline: float | None = None
     max_inputs: int | None = None
@@ -72,7 +74,7 @@ class RerankRequest:
         top_n: Number of documents to return; None returns all.
         raw_scores: Whether scores of a cross-encoder are logits.
         effect: How to measure the effect of each unit on the score of a document.
-        explain_top: Number of documents with effects, best first; None selects `EXPLAIN_TOP`.
+        explain_top: Number of documents with effects, best first; None selects `EXPLAIN_TOP`. Requires `effect`.
         returned_bytes: The size of the documents that the adapter adds to the response.
 
     Other fields are as in `ClassifyRequest`.
@@ -84,7 +86,7 @@ class RerankRequest:
     raw_scores: bool = False
     truncation: Truncation = "error"
     effect: LabelEffect = "none"
-    unit: SimilarityUnit = "word"
+    unit: SimilarityUnit | None = None
     explain_top: int | None = None
     returned_bytes: int = 0
     wire: Wire = "json"

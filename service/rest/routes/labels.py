@@ -48,7 +48,7 @@ CLASSIFY_PATH, RERANK_PATH = PATHS = ("/v1/classify", "/v1/rerank")
 
 RAW_SCORES_DESCRIPTION = "Whether to return logits instead of scores."
 EFFECT_DESCRIPTION = "Whether to measure what each unit contributes to a score, by encoding the text without the unit."
-UNIT_DESCRIPTION = "Units of effects."
+UNIT_DESCRIPTION = "Units of effects. null is `word`. Requires `effect`."
 TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `right`."
 VERSION = "1"
 """Version of Cohere's API that shares /v1/rerank."""
@@ -65,7 +65,7 @@ class ClassifyBody(StrictModel):
     raw_scores: bool = Field(False, description=RAW_SCORES_DESCRIPTION)
     truncation: Truncation = Field("error", description=TRUNCATION_DESCRIPTION)
     effect: LabelEffect = Field("none", description=EFFECT_DESCRIPTION)
-    unit: SimilarityUnit = Field("word", description=UNIT_DESCRIPTION)
+    unit: SimilarityUnit | None = Field(None, description=UNIT_DESCRIPTION)
 
 
 class RerankBody(StrictModel):
@@ -86,7 +86,7 @@ class RerankBody(StrictModel):
     raw_scores: bool = Field(False, description=RAW_SCORES_DESCRIPTION)
     truncation: Truncation = Field("error", description=TRUNCATION_DESCRIPTION)
     effect: LabelEffect = Field("none", description=EFFECT_DESCRIPTION)
-    unit: SimilarityUnit = Field("word", description=UNIT_DESCRIPTION)
+    unit: SimilarityUnit | None = Field(None, description=UNIT_DESCRIPTION)
     explain_top: int | None = Field(
         None,
         description="Number of documents to return effects for, best first. null is 3. Requires `effect`.",
